@@ -160,8 +160,6 @@ class JetStreamSource:
         self._source = DurableSource(
             connection,
             consumer,
-            connection.next_subject(stream, durable),
-            stream=stream,
             key=key,
             acks=acks,
             out_of_range=out_of_range,

@@ -67,7 +67,9 @@ async def test_somebody_elses_consumer_on_a_work_queue_is_named(make_cohort_stre
     config = {"durable_name": "mine", "ack_policy": "explicit"}
     await stream.api(f"CONSUMER.CREATE.{stream.name}.mine", {"stream_name": stream.name, "config": config})
     with anyio.fail_after(20):
-        with pytest.raises(lanes.ConfigError, match=r"another one is there .*foreign consumers are 'mine'\): delete"):
+        with pytest.raises(
+            lanes.ConfigError, match=r"another one is in the way .*foreign consumers are 'mine'\); delete"
+        ):
             await lanes.run(stream.source("a"), Log().handler("a"), settings=FAST)
     # As it was: what was created for nothing would hold its messages back.
     assert await stream.durables() == ["mine"]

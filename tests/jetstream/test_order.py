@@ -207,7 +207,7 @@ async def test_a_lost_delivery_is_seen_by_its_number(stream: Stream, caplog: Any
                 return
             await receive(message)
 
-        subscription = pulls._subscription
+        subscription = pulls._subscription._subscription
         assert subscription is not None
         subscription._cb = drop_once
         await all_done(stream, recorder)

@@ -271,7 +271,8 @@ async def test_inbox_on_a_given_connection_has_no_limits(stream: Stream) -> None
     recorder = Recorder(lambda message: 0.0)
     async with running(lanes.Consumer(source, recorder, settings=ALONE)):
         await all_done(stream, recorder)
-        for subscription in (inner(source)._pulls._subscription, inner(source)._acks._subscription):
+        for opened in (inner(source)._pulls._subscription, inner(source)._acks._subscription):
+            subscription = opened._subscription
             assert subscription is not None
             assert (subscription._pending_msgs_limit, subscription._pending_bytes_limit) == (0, 0)
 

@@ -27,6 +27,7 @@ from lanes_jetstream.wire.connection import (
     Connection,
     NoAnswer,
     NotPermitted,
+    number,
     read_pages,
     unix_seconds,
 )
@@ -369,8 +370,7 @@ def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) ->
 
 def _lease_of(info: Mapping[str, Any]) -> int:
     """The lease time in seconds that a durable records; 0 = unknown."""
-    lease = _metadata(info, LEASE) or ""
-    return int(lease) if lease.isascii() and lease.isdecimal() and len(lease) <= 9 else 0
+    return number(_metadata(info, LEASE), digits=9) or 0
 
 
 def floor_of(info: Mapping[str, Any]) -> int:

@@ -14,10 +14,9 @@ from typing import Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from lanes.core.types import Room
-from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.wire.connection import Connection, UnboundedSubscription, number
 from lanes_jetstream.wire.pull_requests import PullRequests
 
 __all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
@@ -49,24 +48,18 @@ class Inbox:
         self.wake = asyncio.Event()
         self.client = client
         self.subject = client.new_inbox()
-        self._subscription: Subscription | None = None
+        self._subscription = UnboundedSubscription(client)
         self._numbers = 0
         self._by_subject: dict[str, ConsumerPulls] = {}
         self._by_consumer: dict[str, ConsumerPulls] = {}
 
     async def open(self) -> None:
         """Subscribe; the client subscribes again after a reconnect. Idempotent."""
-        if self._subscription is None:
-            # No pending limits: a limit makes the client drop messages silently. The room bounds the arrivals.
-            self._subscription = await self.client.subscribe(
-                f"{self.subject}.>", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-            )
+        await self._subscription.open(f"{self.subject}.>", self._receive)
 
     async def close(self) -> None:
         """Unsubscribe; the server drops the requests with it. Idempotent."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None and not self.client.is_closed:
-            await subscription.unsubscribe()
+        await self._subscription.close()
 
     def add(self, pulls: ConsumerPulls) -> str:
         """Register pulls; returns the subject of their statuses, without its last token."""
@@ -138,9 +131,9 @@ class ConsumerPulls(PullRequests):
         headers = message.headers or {}
         if message.subject != self.confirmation:
             super().on_status(message)
-            last = headers.get("Nats-Last-Consumer", "")
-            if self.caught_up and last.isascii() and last.isdigit() and len(last) <= 20:
-                self.last_delivery = int(last)
+            last = number(headers.get("Nats-Last-Consumer"))
+            if self.caught_up and last is not None:
+                self.last_delivery = last
         elif headers.get("Status") == "503":
             if self.interruption is None:
                 self.interrupt("unanswered", "no responders")

@@ -20,6 +20,7 @@ from lanes_jetstream.wire.connection import (
     ApiError,
     Connection,
     NoAnswer,
+    number,
 )
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
 from lanes_jetstream.wire.stream import Start, start_fields
@@ -176,17 +177,13 @@ async def _check_first_message(
         return  # It was removed in the meantime.
     tokens = str(answer["message"]["subject"]).split(".")
     places = {rule.partition_token for rule in partitioning.rules}
-    if not any(_is_partition(tokens, place, partitioning.partitions) for place in places):
+    found = [number(tokens[place], digits=10) for place in places if place < len(tokens)]
+    if not any(each is not None and each < partitioning.partitions for each in found):
         raise ConfigError(
             f"stream {stream!r}: the message at sequence {state['first_seq']} was stored before the transform, so no "
             "member would handle it; remove such messages, or pass create=CohortStream(…) for another stream that "
             "sources this one"
         )
-
-
-def _is_partition(tokens: list[str], place: int, partitions: int) -> bool:
-    token = tokens[place] if place < len(tokens) else ""
-    return token.isascii() and token.isdigit() and len(token) <= 10 and int(token) < partitions
 
 
 async def _first_sequence(connection: Connection, stream: str, start: Start, info: Mapping[str, Any]) -> int | None:

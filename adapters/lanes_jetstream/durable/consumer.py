@@ -150,7 +150,7 @@ class DurableConsumer:
         hold_back: bool,
     ) -> None:
         self._connection = connection
-        self._stream = stream
+        self.stream = stream
         self._name = name
         self._wanted: dict[str, Any] = {
             "durable_name": name,
@@ -173,17 +173,17 @@ class DurableConsumer:
         self._created: str | None = None
 
     def __str__(self) -> str:
-        return f"{self._stream}/{self._name}"
+        return f"{self.stream}/{self._name}"
 
     @property
     def tokens(self) -> str:
         """Stream and consumer as they appear in subjects."""
-        return f"{self._stream}.{self._name}"
+        return f"{self.stream}.{self._name}"
 
     @property
-    def incarnation(self) -> str:
-        """Creation time of the stream when the consumer was found."""
-        return self.stream_state.incarnation
+    def next_subject(self) -> str:
+        """The subject of pull requests."""
+        return self._connection.next_subject(self.stream, self._name)
 
     @property
     def ack_waits(self) -> tuple[float, float]:
@@ -235,7 +235,7 @@ class DurableConsumer:
 
     async def ensure(self) -> None:
         """Find or create the consumer, and check it. Raises ``ConfigError`` with each fault and its remedy."""
-        self.stream_state = await read_stream(self._connection, self._stream)
+        self.stream_state = await read_stream(self._connection, self.stream)
         try:
             await self.refresh()
         except ApiError as error:
@@ -273,24 +273,24 @@ class DurableConsumer:
         New messages would reuse those sequences and pass for settled ones.
         """
         try:
-            state = await read_stream(self._connection, self._stream)
+            state = await read_stream(self._connection, self.stream)
         except ConfigError:
             raise SourceError(self._stream_gone) from None
-        if state.incarnation != self.incarnation:
+        if state.incarnation != self.stream_state.incarnation:
             raise SourceError(
-                f"stream {self._stream!r} was deleted and created again, so its sequences mean other messages; start "
+                f"stream {self.stream!r} was deleted and created again, so its sequences mean other messages; start "
                 "again if this was intended"
             )
         if state.last < highest:
             raise SourceError(
-                f"stream {self._stream!r} ends at sequence {state.last} and was read up to {highest}, so the server "
+                f"stream {self.stream!r} ends at sequence {state.last} and was read up to {highest}, so the server "
                 "lost messages and reuses their sequences; check which messages are missing, then start again"
             )
         return state
 
     @property
     def _stream_gone(self) -> str:
-        return f"stream {self._stream!r} was deleted during the run; create it again, then start again"
+        return f"stream {self.stream!r} was deleted during the run; create it again, then start again"
 
     @property
     def second_puller(self) -> str:
@@ -342,10 +342,10 @@ class DurableConsumer:
         Messages that are acknowledged above the floor are redelivered too. Raises ``ApiError`` if the server cannot
         reset.
         """
-        await self._connection.api(f"CONSUMER.RESET.{self._stream}.{self._name}", {})
+        await self._connection.api(f"CONSUMER.RESET.{self.stream}.{self._name}", {})
 
     async def _info(self) -> tuple[dict[str, Any], ConsumerState]:
-        info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
+        info = await self._connection.api(f"CONSUMER.INFO.{self.stream}.{self._name}")
         self._created = self._created or str(info["created"])
         if self._created != str(info["created"]) and self._connection.server_version >= KEEPS_CREATED:
             raise SourceError(
@@ -368,8 +368,8 @@ class DurableConsumer:
     async def _update(self, config: Mapping[str, Any]) -> None:
         """Change ack_wait, BackOff and metadata together, and wait until the server shows the change."""
         await self._connection.api(
-            f"CONSUMER.CREATE.{self._stream}.{self._name}",
-            {"stream_name": self._stream, "config": config, "action": "update"},
+            f"CONSUMER.CREATE.{self.stream}.{self._name}",
+            {"stream_name": self.stream, "config": config, "action": "update"},
         )
         # The answer cannot be trusted: a server that just restarted returns the configuration before the update.
         deadline = asyncio.get_running_loop().time() + API_TIMEOUT
@@ -382,9 +382,9 @@ class DurableConsumer:
             await asyncio.sleep(_POLL_INTERVAL)
 
     async def _create(self) -> None:
-        request = {"stream_name": self._stream, "config": self._wanted, "action": "create"}
+        request = {"stream_name": self.stream, "config": self._wanted, "action": "create"}
         try:
-            answer = await self._connection.api(f"CONSUMER.CREATE.{self._stream}.{self._name}", request)
+            answer = await self._connection.api(f"CONSUMER.CREATE.{self.stream}.{self._name}", request)
         except ApiError as error:
             if error.temporary:
                 raise self._connection.failed(f"consumer {self}", error) from None

@@ -9,8 +9,8 @@ import asyncio
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
+from lanes_jetstream.wire.connection import UnboundedSubscription
 from lanes_jetstream.wire.pull_requests import PullRequests
 
 __all__ = ["DurablePulls"]
@@ -21,7 +21,7 @@ class DurablePulls(PullRequests):
 
     def __init__(self, client: Client, next_subject: str, name: str) -> None:
         super().__init__(client, next_subject, name, wake=asyncio.Event())
-        self._subscription: Subscription | None = None
+        self._subscription = UnboundedSubscription(client)
 
     @property
     def inbox(self) -> str:
@@ -37,18 +37,12 @@ class DurablePulls(PullRequests):
         """Drop all open requests and start on a fresh inbox. Nothing is requested yet."""
         await self.close()
         inbox = self._client.new_inbox()
-        # No pending limits: a limit makes the client drop messages silently, and they return out of order. The room
-        # bounds the arrivals.
-        self._subscription = await self._client.subscribe(
-            f"{inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        await self._subscription.open(f"{inbox}.*", self._receive)
         self.restart(inbox)
 
     async def close(self) -> None:
         """End the subscription; the server drops the pull requests with it. Idempotent."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None and not self._client.is_closed:
-            await subscription.unsubscribe()
+        await self._subscription.close()
 
     async def wait(self, timeout: float) -> None:
         """Wait until a message arrives or the requests are interrupted, at most ``timeout`` seconds. Cancel-safe."""

@@ -45,9 +45,7 @@ class DurableSource:
         self,
         connection: Connection,
         durable: DurableConsumer,
-        next_subject: str,
         *,
-        stream: str,
         key: KeyFunction | None,
         acks: AckMode,
         out_of_range: OutOfRange,
@@ -56,8 +54,6 @@ class DurableSource:
     ) -> None:
         self._connection = connection
         self._durable = durable
-        self._next_subject = next_subject
-        self._stream = stream
         self._name = f"jetstream {durable}"
         self._key = key
         self._ack_mode: AckMode = acks
@@ -87,7 +83,7 @@ class DurableSource:
         self._connection.check_server()
         await self._find_consumer()
         client = self._connection.client
-        self._pulls = DurablePulls(client, self._next_subject, self._name)
+        self._pulls = DurablePulls(client, self._durable.next_subject, self._name)
         self._acks = Acks(client, self._ack_mode, self._name, lambda: self._takeover.count)
         self._takeover = Takeover(
             self._connection,
@@ -98,7 +94,9 @@ class DurableSource:
             self._watch.check_dropped,
             shared=self._shared,
         )
-        self._partition = Partition(PartitionId(self._stream, 0), READER, self._durable.stream_state.incarnation)
+        self._partition = Partition(
+            PartitionId(self._durable.stream, 0), READER, self._durable.stream_state.incarnation
+        )
         self._opened.push_async_callback(self._close_inboxes)
         self._watch.start(self._reading, self._is_ours)
         self._opened.push_async_callback(self._watch.stop)
@@ -263,7 +261,7 @@ class DurableSource:
         if subject.startswith("$js.ack."):
             return f".{self._durable.tokens}.".casefold() in subject
         inbox = self._pulls.inbox.casefold()
-        return subject == self._next_subject.casefold() or (inbox != "" and subject.startswith(inbox))
+        return subject == self._durable.next_subject.casefold() or (inbox != "" and subject.startswith(inbox))
 
     # --- start
 

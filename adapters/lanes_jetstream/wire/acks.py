@@ -16,11 +16,10 @@ from typing import Final, Literal
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from lanes.clock import monotonic
 from lanes.errors import SourceError
-from lanes_jetstream.wire.connection import CLOSED
+from lanes_jetstream.wire.connection import CLOSED, UnboundedSubscription
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -97,7 +96,7 @@ class Acks:
         self._reconnects = client.stats["reconnects"]
         self._last_sent = 0.0
         self._inbox = ""
-        self._subscription: Subscription | None = None
+        self._subscription = UnboundedSubscription(client)
         self._number = 0
         self._unconfirmed: dict[str, str] = {}
         self._all_confirmed = asyncio.Event()
@@ -150,17 +149,11 @@ class Acks:
 
     async def close(self) -> None:
         """End the subscription of the confirmations. Idempotent."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None and not self._client.is_closed:
-            await subscription.unsubscribe()
+        await self._subscription.close()
 
     async def _send_confirmed(self, tokens: Sequence[str]) -> None:
-        if self._subscription is None:
-            self._inbox = self._client.new_inbox()
-            # No pending limits: the client would drop a confirmation silently, and the send would wait for it.
-            self._subscription = await self._client.subscribe(
-                f"{self._inbox}.*", cb=self._confirmed, pending_msgs_limit=0, pending_bytes_limit=0
-            )
+        self._inbox = self._inbox or self._client.new_inbox()
+        await self._subscription.open(f"{self._inbox}.*", self._confirmed)
         takeovers = self._takeovers()
         self._all_confirmed.clear()
         self._unconfirmed.clear()

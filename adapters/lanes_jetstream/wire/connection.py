@@ -14,6 +14,7 @@ from typing import Any, Final
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from lanes.errors import ConfigError, SourceError
@@ -364,6 +365,27 @@ class Connection:
         return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
 
 
+class UnboundedSubscription:
+    """One subscription without pending limits. With limits, the client drops messages silently."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._subscription: Subscription | None = None
+
+    async def open(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> None:
+        """Subscribe; the client subscribes again after a reconnect. Idempotent."""
+        if self._subscription is None:
+            self._subscription = await self._client.subscribe(
+                subject, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+
+    async def close(self) -> None:
+        """Unsubscribe. Idempotent."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self._client.is_closed:
+            await subscription.unsubscribe()
+
+
 def json_object(answer: Msg, what: str) -> dict[str, Any]:
     """The JSON object in an answer. Raises ``SourceError`` for anything else; ``what`` names the request."""
     try:
@@ -387,6 +409,11 @@ async def read_pages(
         if len(listed) == before or len(listed) >= int(page.get("total", 0)):
             break
     return listed
+
+
+def number(text: str | None, digits: int = 20) -> int | None:
+    """The number that a server wrote in at most so many digits; None = there is none."""
+    return int(text) if text and len(text) <= digits and text.isascii() and text.isdigit() else None
 
 
 def unix_seconds(stamp: object) -> float:

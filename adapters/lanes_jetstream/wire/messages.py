@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 
 from lanes.core.types import Message, Partition, key_bytes
 from lanes.errors import MessageError, SourceError
+from lanes_jetstream.wire.connection import number
 from lanes_jetstream.wire.keys import KeyFunction
 
 
@@ -87,6 +88,5 @@ def sequences(reply: str) -> tuple[int, int]:
 def pending(reply: str) -> int:
     """Number of messages that the consumer had still to deliver after this one, from its reply subject."""
     tokens = reply.split(".")
-    number = tokens[8] if len(tokens) == 9 else tokens[10]
-    # Without the number, no loss can be detected, which 0 expresses.
-    return int(number) if number.isascii() and number.isdigit() and len(number) <= 20 else 0
+    # Without a number, no loss can be detected, which 0 expresses.
+    return number(tokens[8] if len(tokens) == 9 else tokens[10]) or 0

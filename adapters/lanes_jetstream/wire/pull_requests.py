@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import SourceError
+from lanes_jetstream.wire.connection import number
 
 __all__ = ["PULL_EXPIRES", "Interruption", "PullRequests"]
 
@@ -187,7 +188,7 @@ class PullRequests:
             return
         # The request is over: release the messages that it did not bring.
         self._open = max(0, self._open - 1)
-        self._outstanding = max(0, self._outstanding - _count(headers.get("Nats-Pending-Messages")))
+        self._outstanding = max(0, self._outstanding - (number(headers.get("Nats-Pending-Messages")) or 0))
         if text.startswith("Message Size Exceeds MaxBytes"):
             self._oversized = True
             return
@@ -241,7 +242,3 @@ class PullRequests:
         elif self._outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:
             self.interruption = Interruption("silence", "no heartbeat from the server")
         self._last_look = now
-
-
-def _count(header: str | None) -> int:
-    return int(header) if header is not None and header.isascii() and header.isdigit() else 0
