@@ -1,9 +1,9 @@
-"""The contract suites: what every source, store and dead-letter topic promises, as functions a backend's tests run.
+"""The contract suites: the promises of sources, stores and dead letters, as functions that a backend's tests run.
 
-This package gives the suite for sources. The other suites are modules: ``dead_letters``, ``attempts``, ``leases``,
-``epochs`` and, for sources that commit positions, ``commits``.
+This package exports the suite of sources. The others are modules: ``dead_letters``, ``attempts``, ``leases`` and
+``epochs``. ``commits`` is the part for sources that commit positions.
 
-Reading order: ``harness``, ``source``, ``room``, ``commits``, ``dead_letter_harness``, ``dead_letters``,
+Reading order: ``harness``, ``source``, ``commits``, ``dead_letter_harness``, ``dead_letters``,
 ``attempts``, ``leases``, ``epochs``.
 """
 

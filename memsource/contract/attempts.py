@@ -1,7 +1,7 @@
-"""The contract suite of stores of attempts: what each promises, as functions that fail with ``ContractBroken``.
+"""The contract suite of stores of attempts: their promises, as functions that raise ``ContractBroken``.
 
-Whoever writes a ``lanes.Attempts`` runs every check of ``ATTEMPTS_CHECKS``, each with a function of its own that makes
-stores of one place with nothing in it: several of them are several processes.
+The author of a ``lanes.Attempts`` runs every check of ``ATTEMPTS_CHECKS``. Each check gets a function that opens stores
+of one empty place. Several stores stand for several processes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from memsource.contract.harness import expect
 __all__ = ["ATTEMPTS_CHECKS", "AttemptsCheck", "MakeAttempts"]
 
 MakeAttempts = Callable[[], Attempts]
-"""A new store of the same place."""
+"""Opens a new store of the same place."""
 
 AttemptsCheck = Callable[[MakeAttempts], Awaitable[None]]
-"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
+"""One promise of the contract, as a function that raises ``ContractBroken`` if the backend breaks it."""
 
 _FIRST: Final = Attempt(1, "held", "ValueError")
 _SECOND: Final = Attempt(2, "held", "KeyError")
@@ -30,7 +30,7 @@ _BLOCKED: Final = Attempt(2, "blocked", "KeyError")
 
 
 async def check_a_new_owner_finds_what_was_kept(make: MakeAttempts) -> None:
-    """The last word about each position, of that partition alone; whatever the state, and at any position."""
+    """``load`` returns the last attempt of each position, of that partition alone, in every state."""
     one, other = make(), make()
     await _expect(one, _partition(), {})
     for position, attempt in ((0, _FIRST), (7, Attempt(3, "parking", "Term")), (2**53, _BLOCKED)):
@@ -42,7 +42,7 @@ async def check_a_new_owner_finds_what_was_kept(make: MakeAttempts) -> None:
 
 
 async def check_every_call_may_be_repeated(make: MakeAttempts) -> None:
-    """As behind an answer that was lost."""
+    """A repeated call changes nothing, as after a lost answer."""
     store = make()
     for _ in range(2):
         await store.keep(_message(_partition(), 5), _FIRST)
@@ -54,7 +54,7 @@ async def check_every_call_may_be_repeated(make: MakeAttempts) -> None:
 
 
 async def check_attempts_do_not_count_down(make: MakeAttempts) -> None:
-    """A write that was on its way for long changes nothing; the state may change between two attempts."""
+    """A delayed write of fewer attempts changes nothing. The state may change at the same number."""
     store = make()
     for attempt, there in ((_FIRST, _FIRST), (_SECOND, _SECOND), (_FIRST, _SECOND), (_BLOCKED, _BLOCKED)):
         await store.keep(_message(_partition(), 5), attempt)
@@ -62,7 +62,7 @@ async def check_attempts_do_not_count_down(make: MakeAttempts) -> None:
 
 
 async def check_a_former_owner_changes_nothing(make: MakeAttempts) -> None:
-    """By the fencing token, where there is one: neither its attempts nor what it takes for finished."""
+    """A former owner, with a lower fencing token, neither keeps nor drops an attempt."""
     late, owner = make(), make()
     former, current = _partition(token=1_700_000_000_001), _partition(token=1_700_000_000_002)
     await late.keep(_message(former, 5), _FIRST)
@@ -76,7 +76,7 @@ async def check_a_former_owner_changes_nothing(make: MakeAttempts) -> None:
 
 
 async def check_an_owner_drops_what_a_former_one_kept(make: MakeAttempts) -> None:
-    """It was finished and settled meanwhile."""
+    """The message was finished and settled meanwhile."""
     store = make()
     await store.keep(_message(_partition(token=1), 5), _FIRST)
     await store.drop(_partition(token=2), [5])
@@ -84,7 +84,7 @@ async def check_an_owner_drops_what_a_former_one_kept(make: MakeAttempts) -> Non
 
 
 async def check_many_are_dropped_at_once(make: MakeAttempts) -> None:
-    """Some hundred, and those that are not there are in nobody's way; what is not named stays."""
+    """``drop`` accepts hundreds of positions, ignores unknown ones, and keeps all others."""
     store = make()
     for position in range(0, 40, 2):
         await store.keep(_message(_partition(), position), _FIRST)
@@ -93,7 +93,7 @@ async def check_many_are_dropped_at_once(make: MakeAttempts) -> None:
 
 
 async def check_calls_run_beside_each_other(make: MakeAttempts) -> None:
-    """Several at once, about different messages; some are cancelled, and have happened or not."""
+    """Concurrent calls for different messages are independent. A cancelled one may or may not have happened."""
     store = make()
     async with anyio.create_task_group() as tasks:
         for position in range(30):
@@ -104,17 +104,20 @@ async def check_calls_run_beside_each_other(make: MakeAttempts) -> None:
                 tasks.start_soon(store.keep, message, _FIRST)
     found = await store.load(_partition())
     lost = [position for position in range(30) if position % 3 != 1 and found.get(position) != _FIRST]
-    expect(not lost, f"positions {lost} were kept, and are not there: {dict(found)}")
-    expect(all(attempt == _FIRST for attempt in found.values()), f"{dict(found)} is there, {_FIRST} was kept")
+    expect(not lost, f"positions {lost} were kept, and load() returned {dict(found)}")
+    expect(all(attempt == _FIRST for attempt in found.values()), f"load() returned {dict(found)}, {_FIRST} was kept")
 
 
 async def check_any_error_has_a_name(make: MakeAttempts) -> None:
-    """A type is called as its author likes: what cannot be written as it is may be changed and cut, not refused."""
+    """A store accepts any error type. It may change or cut a name that it cannot write, and must not refuse it."""
     store = make()
     for position, name in enumerate(("é", "a\0b", "\ud800", "x" * 5_000)):
         await store.keep(_message(_partition(), position), Attempt(1, "held", name))
     found = await store.load(_partition())
-    expect(len(found) == 4 and all(found[position].attempts == 1 for position in found), f"{dict(found)} of 4 is there")
+    expect(
+        len(found) == 4 and all(found[position].attempts == 1 for position in found),
+        f"load() returned {dict(found)} of 4 attempts",
+    )
     expect(found[0].error_type == "é", f"an error type é came back as {found[0].error_type!r}")
 
 
@@ -128,7 +131,7 @@ ATTEMPTS_CHECKS: Final[tuple[AttemptsCheck, ...]] = (
     check_calls_run_beside_each_other,
     check_any_error_has_a_name,
 )
-"""In the order in which they are best run."""
+"""All checks, in the order to run them."""
 
 
 class _Reader:
@@ -152,7 +155,7 @@ def _message(partition: Partition, position: int) -> Message:
 
 async def _expect(store: Attempts, partition: Partition, attempts: Mapping[int, Attempt]) -> None:
     found = dict(await store.load(partition))
-    expect(found == attempts, f"{found} is there, {attempts} was kept")
+    expect(found == attempts, f"load() returned {found}, {attempts} was kept")
 
 
 async def _cut(store: Attempts, message: Message) -> None:

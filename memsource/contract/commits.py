@@ -1,4 +1,4 @@
-"""The part of the contract suite for sources that commit one position a partition; see ``memsource.contract``."""
+"""The contract suite of sources that commit one position a partition; see ``memsource.contract``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["COMMIT_CHECKS"]
 
 
 async def check_assigns_with_a_floor(harness: Harness) -> None:
-    """A partition nobody committed begins at a floor not above its first message, with nothing completed."""
+    """A partition without a commit begins at or below its first message, with nothing completed."""
     await harness.publish(numbered(10))
     async with opened(harness) as session:
         # The session compares each message with the floor of its partition.
@@ -26,7 +26,7 @@ async def check_assigns_with_a_floor(harness: Harness) -> None:
 
 
 async def check_starts_at_the_committed_floor(harness: Harness) -> None:
-    """The next owner begins at the position that was committed, and gets nothing below it."""
+    """The next owner begins at the committed position, and gets no message below it."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(20)
@@ -38,11 +38,13 @@ async def check_starts_at_the_committed_floor(harness: Harness) -> None:
             _begins_at(partition, committed)
         again = await session.take(10)
         values = [message.value for message in again]
-        expect(sorted(values) == sorted(m.value for m in messages[10:]), f"came {values}, not what was left")
+        expect(
+            sorted(values) == sorted(m.value for m in messages[10:]), f"{values} were delivered, not the unsettled ones"
+        )
 
 
 async def check_completed_is_handed_over(harness: Harness) -> None:
-    """What was completed above the floor comes to the next owner as it was committed, together with that floor."""
+    """The next owner gets the committed floor, and the positions completed above it, unchanged."""
     await harness.publish(numbered(30))
     async with opened(harness) as session:
         messages = await session.take(30)
@@ -55,12 +57,12 @@ async def check_completed_is_handed_over(harness: Harness) -> None:
             if settlement is not None:
                 before = settlement.floor, list(settlement.completed)
                 after = partition.floor, list(partition.completed)
-                expect(before == after, f"{partition!r} begins with {after}, committed was {before}")
+                expect(before == after, f"{partition!r} begins with {after}, {before} was committed")
     expect(any(each.completed for each in committed.values()), "nothing was completed above a floor")
 
 
 async def check_the_latest_commit_counts(harness: Harness) -> None:
-    """Commits of a partition take effect in the order in which they are made; each replaces all of the former one."""
+    """Commits of a partition take effect in their order. Each replaces the former one as a whole."""
     await harness.publish(numbered(12))
     async with opened(harness) as session:
         messages = await session.take(12)
@@ -88,7 +90,7 @@ async def check_partitions_commit_at_once(harness: Harness) -> None:
 
 
 async def check_release_commits_all(harness: Harness) -> None:
-    """What was settled before a ``release`` is what the next owner begins with, though nothing was closed yet."""
+    """The next owner begins with all that was settled before a ``release``, even before the source is closed."""
     await harness.publish(numbered(12))
     async with opened(harness) as session:
         messages = await session.take(12)
@@ -104,7 +106,7 @@ async def check_release_commits_all(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_revoking(harness: Harness) -> None:
-    """What was not delivered before ``Revoking`` comes to the next owner, and what is settled meanwhile does not."""
+    """After ``Revoking`` the rest comes to the next owner only; messages settled meanwhile do not come again."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(5)
@@ -123,7 +125,7 @@ async def check_nothing_more_after_revoking(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_loss(harness: Harness) -> None:
-    """What was not delivered before ``Lost`` is not delivered under the lost assignment any more."""
+    """After ``Lost`` the lost assignment delivers nothing more."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         await session.take(5)
@@ -138,7 +140,7 @@ async def check_nothing_more_after_loss(harness: Harness) -> None:
 def _begins_at(partition: Partition, committed: Mapping[PartitionId, Settlement]) -> None:
     if partition.id in committed:
         floor = committed[partition.id].floor
-        expect(partition.floor == floor, f"{partition!r} begins at {partition.floor}, committed was {floor}")
+        expect(partition.floor == floor, f"{partition!r} begins at {partition.floor}, {floor} was committed")
 
 
 COMMIT_CHECKS: Final[tuple[tuple[Callable[[Harness], Awaitable[None]], tuple[Ability, ...]], ...]] = (

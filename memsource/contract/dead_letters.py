@@ -332,7 +332,7 @@ async def check_an_unsendable_header_is_refused(harness: DeadLetterHarness) -> N
 
 @_check("box")
 async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
-    """``publish`` writes only to an existing place that may be written to, whatever origin a dead letter states."""
+    """``publish`` writes only to an existing place that permits it, also if a dead letter states another origin."""
     forged = harness.forged()
     sent = [dead_letter_from(harness, number, **origin._asdict()) for number, origin in enumerate(forged)]
     async with opened(harness.dead_letters()) as writer:

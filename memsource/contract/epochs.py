@@ -1,7 +1,7 @@
-"""The contract suite of a cohort's durables: what each promises, as functions that fail with ``ContractBroken``.
+"""The contract suite of a cohort's durables: their promises, as functions that raise ``ContractBroken``.
 
-Whoever writes a ``lanes.cohort.leases.EpochConsumers`` writes an ``EpochHarness`` for it and runs every check of
-``EPOCH_CHECKS`` with each retention its broker has, each with a harness of its own, whose stream is empty.
+The author of a ``lanes.cohort.leases.EpochConsumers`` writes an ``EpochHarness`` and runs every check of
+``EPOCH_CHECKS`` with each retention of the broker. Each run gets a harness of its own.
 """
 
 from __future__ import annotations
@@ -17,110 +17,133 @@ from memsource.jetstream.epoch_consumers import Durable, Retention
 __all__ = ["EPOCH_CHECKS", "EpochCheck", "EpochHarness"]
 
 MANY: Final = 100
-"""More than there is."""
+"""More messages than any check publishes."""
 
 
 class EpochHarness(Protocol):
-    """One stream of four cohort partitions with nothing in it, and clients of it. Used for one check."""
+    """One empty stream of four cohort partitions, and clients of it. Each check gets a harness of its own."""
 
     @property
     def retention(self) -> Retention:
-        """Of the stream: whether messages stay, or until when."""
+        """Retention of the stream."""
 
     def consumers(self, lease: int = 0) -> EpochConsumers:
-        """A new client, with a connection of its own, of a member whose leases are so many seconds."""
+        """Return a new client of a member, with a connection of its own.
+
+        Args:
+            lease: Seconds of the leases of the member.
+        """
 
     async def publish(self, *partitions: int) -> list[int]:
-        """Publish a message to each of these; their sequences."""
+        """Publish one message for each partition, and return their sequences.
+
+        Args:
+            *partitions: Numbers of cohort partitions, 0 to 3. They may repeat.
+        """
 
     async def pull(self, durable: Durable, count: int) -> list[int] | None:
-        """The sequences of so many messages at most, which are not acknowledged; None = there is no such durable."""
+        """Pull messages without acknowledging them. Returns their sequences, or None if the durable does not exist.
+
+        Args:
+            durable: The durable.
+            count: Maximum number of messages.
+        """
 
     async def ack(self, durable: Durable, sequence: int) -> bool:
-        """Acknowledge what was pulled from a durable; False = nobody took it."""
+        """Acknowledge a pulled message. Returns False if no durable accepted it.
+
+        Args:
+            durable: The durable that delivered it.
+            sequence: Its sequence.
+        """
 
     def fail(self, consumers: EpochConsumers, what: Literal["request", "reply"]) -> None:
-        """Have the next write of a client be lost: before the server has it, or behind, when it has it already."""
+        """Lose the next write of a client.
+
+        Args:
+            consumers: The client.
+            what: ``"request"``: the server never gets it. ``"reply"``: the server does it, and its answer is lost.
+        """
 
 
 EpochCheck = Callable[[EpochHarness], Awaitable[None]]
-"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
+"""One promise of the contract, as a function that raises ``ContractBroken`` if the backend breaks it."""
 
 
 def _start(harness: EpochHarness, sequence: int) -> int | None:
-    """Where a durable begins: on a work queue always with all that is left."""
+    """The first sequence of a durable. On a work queue it begins with all that is left."""
     return None if harness.retention == "workqueue" else sequence
 
 
 async def _there(consumers: EpochConsumers, partition: int, *expected: EpochConsumer) -> None:
     found, _ = await consumers.found(partition)
-    expect(list(found) == list(expected), f"{list(found)} is found of partition {partition}, {expected} is there")
+    expect(list(found) == list(expected), f"found({partition}) returned {list(found)}, {expected} exist")
 
 
 async def _refused(consumers: EpochConsumers, name: Durable, nonce: str, start: int | None, by: str | None) -> None:
-    """Create what must not be created; nothing may be changed by it."""
+    """Make a creation that must be refused and must change nothing."""
     before, _ = await consumers.found(name.partition)
     try:
         await consumers.create(*name, nonce=nonce, start=start)
     except ConsumerExists as there:
-        expect(there.nonce == by, f"{name} is in the way of {there.nonce!r}, it was made by {by!r}")
+        expect(there.nonce == by, f"create({name}) reported the nonce {there.nonce!r}, not {by!r}")
         await _there(consumers, name.partition, *before)
     else:
-        raise ContractBroken(f"{name} was created by {nonce!r}, and {list(before)} is there")
+        raise ContractBroken(f"{name} was created by {nonce!r} although {list(before)} exist")
 
 
 async def check_nothing_is_found_at_first(harness: EpochHarness) -> None:
-    """And the server's clock is one in milliseconds, which does not go back."""
+    """A new stream has no durables. The server's clock is in milliseconds and never goes back."""
     consumers = harness.consumers()
     await harness.publish(0, 1)
-    expect(not await consumers.names(), "there are names of durables that nobody has made")
+    expect(not await consumers.names(), "names() lists durables that were never created")
     clocks = [(await consumers.found(partition))[1] for partition in (0, 1, 3)]
     await _there(consumers, 0)
     expect(clocks == sorted(clocks), f"the server's clock goes back: {clocks}")
-    # Epochs rise above it: whoever gives seconds here begins far below an older cohort.
-    expect(all(isinstance(clock, int) and clock > 10**12 for clock in clocks), f"{clocks} are no milliseconds")
+    # Epochs begin at it: with a clock in seconds they would begin far below those of an older cohort.
+    expect(all(isinstance(clock, int) and clock > 10**12 for clock in clocks), f"{clocks} are not milliseconds")
 
 
 async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
-    """Seen by every client, and neither one of the durables nor in their way; what is made later delivers as before."""
+    """Every client sees the mark, also after the last durable was deleted. It hinders no durable."""
     one, other = harness.consumers(), harness.consumers()
-    expect(await one.marked() is None, "it is marked, and nobody has done so")
+    expect(await one.marked() is None, "marked() reports a mark that was never made")
     first, second = Durable(1, 1, 0), Durable(1, 2, 0)
     await one.create(*first, nonce="a", start=_start(harness, 1))
     for consumers in (one, other):
         await _mark(consumers)
         for each in (one, other):
-            expect(await each.marked() is not None, "it was marked, and somebody does not see it")
+            expect(await each.marked() is not None, "a client does not see the mark")
     names = list(await other.names())
-    expect(names == [tuple(first)], f"{names} is listed, and {first} is there")
+    expect(names == [tuple(first)], f"names() lists {names}, {first} exists")
     await one.delete(*first)
     await _there(other, 1)
-    expect(await other.marked() is not None, "it was marked, and is not behind the last durable")
+    expect(await other.marked() is not None, "the mark is gone after the last durable was deleted")
     await other.create(*second, nonce="b", start=_start(harness, 1))
     sequences = await harness.publish(1, 2, 1)
     wanted = [sequences[0], sequences[2]]
     pulled = await harness.pull(second, MANY)
-    expect(pulled == wanted, f"{pulled} is delivered, {wanted} was published")
+    expect(pulled == wanted, f"{pulled} were delivered, {wanted} were published")
 
 
 async def check_a_mark_tells_the_longest_lease(harness: EpochHarness) -> None:
-    """Whoever finds it behind the loss of a bucket has to wait so long."""
+    """A member that finds the mark after the loss of a bucket has to wait that long."""
     for lease, longest in ((5, 5), (7, 7), (3, 7)):
         consumers = harness.consumers(lease=lease)
         await _mark(consumers)
         found = await consumers.marked()
-        expect(found == longest, f"the mark tells a lease of {found} s, the longest one was of {longest} s")
+        expect(found == longest, f"marked() returned a lease of {found} s, the longest one was {longest} s")
 
 
 async def _mark(consumers: EpochConsumers) -> None:
     try:
         await consumers.mark()
     except ConsumerExists as there:
-        raise ContractBroken(f"it is refused to be marked again: {there}") from there
+        raise ContractBroken(f"a second mark() was refused: {there}") from there
 
 
 async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> None:
-    """With the nonce it was made by; each partition's by themselves, and all by one listing."""
+    """Every client finds each durable with its nonce, by partition, and all of them in one listing."""
     one, other = harness.consumers(), harness.consumers()
     made = [Durable(0, 7, 0), Durable(2, 1_700_000_000_123, 0), Durable(3, 1, 12)]
     for name in made:
@@ -130,11 +153,11 @@ async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> 
             await _there(consumers, name.partition, EpochConsumer(*name, f"n{name.partition}", 0))
         await _there(consumers, 1)
         names = list(await consumers.names())
-        expect(sorted(names) == sorted(map(tuple, made)), f"{names} is listed, {made} was made")
+        expect(sorted(names) == sorted(map(tuple, made)), f"names() lists {names}, {made} were created")
 
 
 async def check_each_tells_the_lease_of_who_made_it(harness: EpochHarness) -> None:
-    """Whoever finds it in a bucket that was lost has to wait so long, whatever leases are elsewhere."""
+    """Each durable reports the lease of its creator, for members that find it after the loss of a bucket."""
     one, other = harness.consumers(lease=7), harness.consumers(lease=3)
     await one.create(0, 1, 0, nonce="a", start=_start(harness, 1))
     await other.create(1, 1, 0, nonce="b", start=_start(harness, 1))
@@ -144,7 +167,7 @@ async def check_each_tells_the_lease_of_who_made_it(harness: EpochHarness) -> No
 
 
 async def check_they_rise_by_epoch_and_sub_number(harness: EpochHarness) -> None:
-    """As numbers, in whatever order they were made. On a work queue there is never more than one."""
+    """Durables are sorted by number, in any order of creation. A work queue has only one at a time."""
     if harness.retention == "workqueue":
         return
     consumers = harness.consumers()
@@ -155,7 +178,7 @@ async def check_they_rise_by_epoch_and_sub_number(harness: EpochHarness) -> None
 
 
 async def check_they_are_made_strictly(harness: EpochHarness) -> None:
-    """One of the same name is refused, with the nonce of who made it; who made it may hear of it twice."""
+    """A second durable of the same name is refused with the nonce of the first one. Its creator may be refused too."""
     one, other = harness.consumers(), harness.consumers()
     name = Durable(1, 5, 0)
     await one.create(*name, nonce="mine", start=_start(harness, 3))
@@ -169,7 +192,7 @@ async def check_they_are_made_strictly(harness: EpochHarness) -> None:
 
 
 async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarness) -> None:
-    """With no nonce to say: it is another name that is in the way. When that one is gone it may be made."""
+    """A work queue refuses a second durable without a nonce, until the first one is deleted."""
     consumers = harness.consumers()
     old, new = Durable(1, 5, 0), Durable(1, 6, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))
@@ -179,18 +202,18 @@ async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarne
         await consumers.delete(*old)
     await consumers.create(*new, nonce="new", start=_start(harness, 1))
     found, _ = await consumers.found(1)
-    expect(found[-1] == EpochConsumer(*new, "new", 0), f"{found} is found, and {new} was made last")
+    expect(found[-1] == EpochConsumer(*new, "new", 0), f"found(1) returned {found}, {new} was created last")
 
 
 async def check_it_delivers_what_it_begins_with(harness: EpochHarness) -> None:
-    """Of its partition alone, from the first sequence on, or all that is there; and what comes later."""
+    """A durable delivers its partition alone, from its first sequence on, and later messages too."""
     consumers = harness.consumers()
     first = Durable(0, 1, 0)
     await consumers.create(*first, nonce="n", start=_start(harness, 1))
     sequences = await harness.publish(0, 1, 0, 0, 2)
     came = await harness.pull(first, MANY)
     own = [sequences[0], sequences[2], sequences[3]]
-    expect(came == own, f"{came} was delivered, {own} is there")
+    expect(came == own, f"{came} were delivered, {own} exist")
     if harness.retention == "workqueue":
         return
     later = Durable(0, 2, 0)
@@ -200,11 +223,11 @@ async def check_it_delivers_what_it_begins_with(harness: EpochHarness) -> None:
     own += await harness.publish(0)
     for durable, expected in ((later, own[1:]), (all_of_it, own)):
         came = await harness.pull(durable, MANY)
-        expect(came == expected, f"{came} was delivered by {durable}, {expected} is there")
+        expect(came == expected, f"{came} were delivered by {durable}, {expected} exist")
 
 
 async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None:
-    """Everything of the partition up to it, without a gap; what it begins behind before anything is."""
+    """All messages up to the floor are acknowledged. At first it is just below the first sequence."""
     consumers = harness.consumers()
     name = Durable(3, 4, 0)
     await consumers.create(*name, nonce="n", start=_start(harness, 1))
@@ -212,12 +235,12 @@ async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None
     one, _, three, four = await harness.publish(3, 0, 3, 3)
     await harness.pull(name, MANY)
     for acknowledged, floor in ((three, 0), (one, three), (four, four)):
-        expect(await harness.ack(name, acknowledged), "an acknowledgement was not taken")
+        expect(await harness.ack(name, acknowledged), "an acknowledgement was not accepted")
         await _there(consumers, 3, EpochConsumer(*name, "n", floor))
 
 
 async def check_what_is_deleted_is_gone(harness: EpochHarness) -> None:
-    """It alone, and not twice: to delete it again does nothing, nor to delete what never was."""
+    """A deletion removes one durable only. A repeated one, or one of an unknown durable, does nothing."""
     consumers = harness.consumers()
     for partition in (0, 1):
         await consumers.create(partition, 3, 0, nonce="n", start=_start(harness, 1))
@@ -228,23 +251,23 @@ async def check_what_is_deleted_is_gone(harness: EpochHarness) -> None:
     await _there(consumers, 0)
     await _there(consumers, 1, EpochConsumer(1, 3, 0, "n", 0))
     names = list(await consumers.names())
-    expect(names == [(1, 3, 0)], f"{names} is listed, (1, 3, 0) is there")
+    expect(names == [(1, 3, 0)], f"names() lists {names}, (1, 3, 0) exists")
 
 
 async def check_what_is_deleted_answers_nobody(harness: EpochHarness) -> None:
-    """The fence of a cohort: who pulls from it is refused, and an acknowledgement to it is taken by nobody."""
+    """A deleted durable refuses pulls and acknowledgements: it is the fence of a cohort."""
     consumers = harness.consumers()
     name = Durable(2, 1, 0)
     await consumers.create(*name, nonce="n", start=_start(harness, 1))
     (sequence,) = await harness.publish(2)
     await harness.pull(name, 1)
     await consumers.delete(*name)
-    expect(await harness.pull(name, 1) is None, "a durable that was deleted has delivered")
-    expect(not await harness.ack(name, sequence), "a durable that was deleted has taken an acknowledgement")
+    expect(await harness.pull(name, 1) is None, "a deleted durable delivered")
+    expect(not await harness.ack(name, sequence), "a deleted durable accepted an acknowledgement")
 
 
 async def check_the_next_one_gets_what_is_not_acknowledged(harness: EpochHarness) -> None:
-    """By the order of a takeover: the next one first, and on a work queue the former one's end first."""
+    """The next durable delivers all unacknowledged messages. On a work queue the former one is deleted first."""
     consumers = harness.consumers()
     old, new = Durable(1, 1, 0), Durable(1, 2, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))
@@ -253,20 +276,20 @@ async def check_the_next_one_gets_what_is_not_acknowledged(harness: EpochHarness
     for number in (0, 2):
         await harness.ack(old, sequences[number])
     floor = (await consumers.found(1))[0][-1].floor
-    expect(floor == sequences[0], f"the floor is {floor}, {sequences[0]} is acknowledged, and what follows is not")
+    expect(floor == sequences[0], f"the floor is {floor}, only {sequences[0]} is acknowledged without a gap")
     if harness.retention == "workqueue":
         await consumers.delete(*old)
     await consumers.create(*new, nonce="new", start=_start(harness, floor + 1))
     if harness.retention != "workqueue":
         await consumers.delete(*old)
     came = await harness.pull(new, MANY)
-    # Where the stream keeps it, what was acknowledged above the floor comes again: who knows better passes it over.
+    # A stream that keeps it delivers again what was acknowledged above the floor. A cohort skips what it knows.
     left = [sequences[1], *([sequences[2]] if harness.retention == "limits" else []), sequences[3]]
-    expect(came == left, f"{came} was delivered to the next one, {left} is left")
+    expect(came == left, f"the next durable delivered {came}, {left} are left")
 
 
 async def check_a_lost_request_is_unknown(harness: EpochHarness) -> None:
-    """It raises ``UnknownResult``, nothing was done, and nothing is done later."""
+    """A call with a lost request raises ``UnknownResult``. It is not done, and is not sent later."""
     consumers = harness.consumers()
     harness.fail(consumers, "request")
     await _unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
@@ -278,7 +301,7 @@ async def check_a_lost_request_is_unknown(harness: EpochHarness) -> None:
 
 
 async def check_a_lost_reply_is_unknown(harness: EpochHarness) -> None:
-    """It raises ``UnknownResult``, and was done: the nonce says by whom."""
+    """A call with a lost answer raises ``UnknownResult``, and was done. The nonce names the creator."""
     consumers = harness.consumers()
     harness.fail(consumers, "reply")
     await _unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
@@ -313,4 +336,4 @@ EPOCH_CHECKS: Final[tuple[EpochCheck, ...]] = (
     check_a_lost_request_is_unknown,
     check_a_lost_reply_is_unknown,
 )
-"""In the order in which they are best run."""
+"""All checks, in the order to run them."""

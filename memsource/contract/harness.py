@@ -1,4 +1,4 @@
-"""What a contract check works with: a harness that the author of a source writes, and an open source under watch."""
+"""The tools of a check of a source: the harness that the author of a source writes, and an open source under watch."""
 
 from __future__ import annotations
 
@@ -27,26 +27,32 @@ __all__ = [
 ]
 
 Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over"]
-"""``ack wait``: the broker delivers again what is not settled in time. ``revoke``, ``lose``: the harness can have
-partitions taken away. ``finish``: the source may have an end. ``commits``: the source commits one position a
-partition; ``hands over``: and with it what is completed above."""
+"""``ack wait``: the broker redelivers unsettled messages after a time. ``revoke``, ``lose``: the harness can take
+partitions away. ``finish``: the source can have an end. ``commits``: the source commits one position a partition.
+``hands over``: it also hands over the positions completed above that one."""
 
 TIMEOUT: Final = 20.0
-"""Seconds within which a broker does what is expected of it."""
+"""Seconds within which a broker has to act."""
 
 BYTES: Final = 1 << 20
-"""Room for bytes where a check is not about bytes."""
+"""Room for bytes in checks that are not about bytes."""
 
 ROOM: Final = Room(10, BYTES)
-"""Room for more than what is expected to come."""
+"""Room for more messages than a check expects."""
 
 
 class ContractBroken(AssertionError):
-    """A source does not do what ``lanes.source`` says; names the promise and what was seen."""
+    """A backend breaks its contract. The text names the promise and the observation."""
 
 
 class Sample(NamedTuple):
-    """One message to publish."""
+    """One message to publish.
+
+    Attributes:
+        key: The key.
+        value: The payload.
+        headers: The headers, in order.
+    """
 
     key: bytes
     value: bytes
@@ -54,51 +60,67 @@ class Sample(NamedTuple):
 
 
 class Harness(Protocol):
-    """One broker with nothing in it, and sources on it. Used for one check."""
+    """One empty broker, and sources of it. Each check gets a harness of its own."""
 
     @property
     def can(self) -> Collection[Ability]:
-        """What the broker and the source are able to: see ``Ability``. What is left out is not checked."""
+        """The abilities of the broker and the source. Checks of other abilities do not run."""
 
     @property
     def patience(self) -> float:
-        """Seconds after which nothing comes any more when nothing has come until then. Many checks wait for so long."""
+        """Seconds without an event after which no more events come. Many checks wait that long."""
 
     async def publish(self, samples: Sequence[Sample]) -> None:
-        """Publish them in this order; the source must find ``Sample.key`` as the key."""
+        """Publish messages in this order.
+
+        Args:
+            samples: The messages. The source must find ``Sample.key`` as the key.
+        """
 
     def source(self) -> Source:
-        """A new source, not open. It goes on where the former one, closed by then, stopped.
+        """Return a new source, not open. It continues where the former one stopped, which is closed by then.
 
-        That one was closed without a ``release``, as after a crash. Where the broker keeps for it what it left, until
-        some time has passed, let that time pass here, or choose it well below 20 s.
+        The former one was closed without a ``release``, as after a crash. If the broker reserves its messages for some
+        time, let that time pass here, or keep it well below 20 s.
         """
 
     async def unsettled(self) -> int:
-        """How many messages the broker has delivered and not seen settled, as it knows now.
+        """Return the number of messages that the broker has delivered and not seen settled.
 
-        A check asks again until it is what is expected, for 20 s; behind ``release`` it asks once.
+        A check asks for up to 20 s until the number is right. After a ``release`` it asks once.
         """
 
     @property
     def ack_wait(self) -> float:
-        """Seconds after which the broker delivers again. Asked for only with ``ack wait``."""
+        """Seconds after which the broker redelivers. Needed with ``ack wait`` only."""
 
     async def elapse(self, seconds: float) -> None:
-        """Let time pass at the broker. Asked for only with ``ack wait``."""
+        """Let time pass at the broker. Needed with ``ack wait`` only.
+
+        Args:
+            seconds: The time to pass.
+        """
 
     async def revoke(self, partition: Partition) -> None:
-        """Have the newest source asked for a partition. Asked for only with ``revoke``."""
+        """Have the broker revoke a partition of the newest source. Needed with ``revoke`` only.
+
+        Args:
+            partition: The partition to revoke.
+        """
 
     async def lose(self, partition: Partition) -> None:
-        """Have a partition taken from the newest source. Asked for only with ``lose``."""
+        """Have the broker take a partition from the newest source. Needed with ``lose`` only.
+
+        Args:
+            partition: The partition to take.
+        """
 
     async def finish(self) -> None:
-        """Let the newest source end behind what is published. Asked for only with ``finish``."""
+        """Let the newest source end after all published messages. Needed with ``finish`` only."""
 
 
 class Committing:
-    """How far a partition of a source that commits is. Naive: it looks at everything for each answer."""
+    """The progress of a partition of a source that commits. Naive: each answer scans everything."""
 
     def __init__(self, floor: int, completed: Sequence[tuple[int, int]]) -> None:
         self.highest = floor - 1
@@ -112,7 +134,7 @@ class Committing:
         (self._finished if self.has_completed(position) else self._unfinished).add(position)
 
     def has_completed(self, position: int) -> bool:
-        """Whether a predecessor had handled it."""
+        """Whether a former owner had completed it."""
         return any(start <= position < end for start, end in self._completed)
 
     def settle(self, position: int) -> None:
@@ -121,15 +143,15 @@ class Committing:
         self._finished.add(position)
 
     def progress(self, position: int) -> None:
-        """There is nothing more below ``position``."""
+        """Below ``position`` come no more messages."""
         self.highest = position - 1
 
     def floor(self) -> int:
-        """Next to read: everything below it is finished or was never there."""
+        """The next position to read: all below it are finished or absent."""
         return min(self._unfinished, default=self.highest + 1)
 
     def completed(self) -> list[tuple[int, int]]:
-        """What is finished above the floor, as rising half-open runs; with what a predecessor left."""
+        """The positions finished above the floor, by a former owner too, as rising half-open runs."""
         runs: list[tuple[int, int]] = []
         for position in sorted(self._finished):
             if position >= self.floor():
@@ -142,10 +164,10 @@ class Committing:
 
 
 class Session:
-    """An open source, and what it has announced. Every event is looked at as it comes.
+    """An open source and its partitions. Each event is checked when it comes.
 
-    Of a source that commits it keeps what an engine keeps: ``ledgers`` say how far each partition is, ``committed``
-    is what was committed of it last. ``plans``: what the source has said of its group's plan.
+    For a source that commits it keeps the state of an engine: ``ledgers`` hold the progress of each partition,
+    ``committed`` its last commit. ``plans`` are the reports of the group's plan.
     """
 
     def __init__(self, harness: Harness, source: Source, traits: SourceTraits) -> None:
@@ -158,12 +180,12 @@ class Session:
         self._harness = harness
 
     async def receive(self, room: Room, *, otherwise: str = "") -> Sequence[SourceEvent]:
-        """The next events. Cancel-safe if the source is. ``otherwise``: what is to be said when there are none."""
+        """The next events. Cancel-safe if the source is. ``otherwise`` is added to the error when none come."""
         events: Sequence[SourceEvent] = ()
         with anyio.move_on_after(TIMEOUT):
             received: Sequence[SourceEvent] = [Generation(0, standby=False)]
             while received and not events:
-                # What the plan of a group is may be said at any time.
+                # A Generation may come at any time.
                 received = await self.source.receive(room)
                 self.plans += [event for event in received if isinstance(event, Generation)]
                 events = [event for event in received if not isinstance(event, Generation)]
@@ -210,7 +232,7 @@ class Session:
         ledger.progress(event.position)
 
     async def take(self, count: int, *, size: int = BYTES, otherwise: str = "") -> list[Message]:
-        """The next ``count`` messages a predecessor had not completed, with room for exactly them."""
+        """The next ``count`` messages that no former owner completed, with room for exactly them."""
         messages: list[Message] = []
         while len(messages) < count:
             messages += self._unfinished(await self.receive(Room(count - len(messages), size), otherwise=otherwise))
@@ -220,18 +242,18 @@ class Session:
         """The partitions that the source begins with."""
         while not self.partitions:
             await self.receive(Room(0, 0))
-        # There may be more, each in a call of its own.
+        # More may come, each from a call of its own.
         await self.expect_nothing(Room(0, 0))
         return list(self.partitions)
 
     async def expect_nothing(self, room: Room = ROOM) -> None:
-        """Nothing but assignments come; and what a predecessor had completed, and gaps."""
+        """Expect nothing but assignments, gaps, and messages that a former owner completed."""
         with anyio.move_on_after(self._harness.patience):
             while True:
                 for event in await self.receive(room):
                     known = isinstance(event, Delivered) and not self._unfinished([event])
                     nothing = known or isinstance(event, Assigned | Progressed)
-                    expect(nothing, f"{event!r} came, nothing was expected")
+                    expect(nothing, f"{event!r} came, no event was expected")
 
     async def settle(self, messages: Sequence[Message]) -> None:
         """Settle them, one settlement a partition."""
@@ -249,19 +271,19 @@ class Session:
         )
 
     def to_settle(self, messages: Sequence[Message], chosen: Sequence[int]) -> list[Message]:
-        """The ``chosen`` ones; as many from the beginning where what is finished behind a gap is not kept."""
+        """The ``chosen`` messages, or as many of the first ones for a source that keeps nothing above a gap."""
         keeps = self.traits.settles == "individual" or self.traits.hands_over
         return [messages[number] for number in (chosen if keeps else range(len(chosen)))]
 
     def commit_of(self, partition: Partition) -> Settlement:
-        """What is to be committed of a partition now; the caller does."""
+        """The settlement to commit of a partition now. The caller sends it."""
         ledger = self.ledgers[partition]
         settlement = Settlement(partition, [], ledger.floor(), ledger.completed())
         self.committed[partition.id] = settlement
         return settlement
 
     def _unfinished(self, events: Sequence[SourceEvent]) -> list[Message]:
-        """The messages of some events that no predecessor had completed."""
+        """The messages of some events that no former owner completed."""
         return [message for message in messages_of(events) if not self._known(message)]
 
     def _known(self, message: Message) -> bool:
@@ -269,7 +291,7 @@ class Session:
         return ledger is not None and ledger.has_completed(message.position)
 
     async def expect_unsettled(self, count: int) -> None:
-        """Settlements are sent, not always confirmed: the broker may learn of them a little later."""
+        """Wait for a number of unsettled messages: a settlement may reach the broker a little later."""
         unsettled = -1
         with anyio.move_on_after(TIMEOUT):
             while (unsettled := await self._harness.unsettled()) != count:
@@ -279,7 +301,7 @@ class Session:
 
 @asynccontextmanager
 async def opened(harness: Harness) -> AsyncIterator[Session]:
-    """A new source of the harness, open; closed at the end, also after a failure."""
+    """Open a new source of the harness, and close it at the end."""
     source = harness.source()
     try:
         yield Session(harness, source, await source.open())
@@ -303,7 +325,7 @@ def rising(messages: Sequence[Message]) -> None:
     highest: dict[Partition, int] = {}
     for message in messages:
         last = highest.get(message.partition, -1)
-        expect(message.position > last, f"position {message.position} came behind position {last}")
+        expect(message.position > last, f"position {message.position} came after position {last}")
         highest[message.partition] = message.position
 
 

@@ -1,8 +1,7 @@
-"""The contract suite of lease stores: what each promises, as functions that fail with ``ContractBroken``.
+"""The contract suite of lease stores: their promises, as functions that raise ``ContractBroken``.
 
-Whoever writes a ``lanes.cohort.leases.LeaseStore`` writes a ``LeaseHarness`` for it and runs every check of
-``LEASE_CHECKS``, each with a harness of its own, whose bucket is empty. Some wait for a time to live, which is one
-second.
+The author of a ``lanes.cohort.leases.LeaseStore`` writes a ``LeaseHarness`` and runs every check of ``LEASE_CHECKS``,
+each with a harness of its own. Some checks wait for a time to live of one second or more.
 """
 
 from __future__ import annotations
@@ -19,28 +18,37 @@ from memsource.contract.harness import ContractBroken, expect
 __all__ = ["LEASE_CHECKS", "LeaseCheck", "LeaseHarness"]
 
 LATE: Final = 0.5
-"""Seconds after its time to live by which a key is gone."""
+"""Seconds after its time to live within which a key has to expire."""
 
 
 class LeaseHarness(Protocol):
-    """One bucket with nothing in it, and clients of it. Used for one check."""
+    """One empty bucket, and clients of it. Each check gets a harness of its own."""
 
     def store(self) -> LeaseStore:
         """A new client of the bucket, with a connection of its own."""
 
     async def elapse(self, seconds: float) -> None:
-        """Let time pass at the server."""
+        """Let time pass at the server.
+
+        Args:
+            seconds: The time to pass.
+        """
 
     def fail(self, store: LeaseStore, what: Literal["request", "reply"]) -> None:
-        """Have the next write of a client be lost: before the server has it, or behind, when it has it already."""
+        """Lose the next write of a client.
+
+        Args:
+            store: The client.
+            what: ``"request"``: the server never gets it. ``"reply"``: the server does it, and its answer is lost.
+        """
 
 
 LeaseCheck = Callable[[LeaseHarness], Awaitable[None]]
-"""One promise of the contract, as a function that raises ``ContractBroken`` where it is not kept."""
+"""One promise of the contract, as a function that raises ``ContractBroken`` if the backend breaks it."""
 
 
 async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tuple[str, int] | None = None) -> None:
-    """Write what must be refused; nothing may be changed by it."""
+    """Make a write that must be refused and must change nothing."""
     before = await store.read(key)
     try:
         came = await store.write(key, b"refused", revision=revision, fence=fence)
@@ -53,21 +61,24 @@ async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tup
 async def check_a_key_that_was_never_written_is_empty(harness: LeaseHarness) -> None:
     """It has no value and the revision 0."""
     came = await harness.store().read("l.7")
-    expect(came == Entry(None, 0), f"{came} was read of a key that was never written")
+    expect(came == Entry(None, 0), f"read() returned {came} for a key that was never written")
 
 
 async def check_a_write_is_read_by_every_client(harness: LeaseHarness) -> None:
-    """At once, with the revision that the write has returned; any bytes come back as they were."""
+    """Every client reads a write at once, with the revision that it returned. Any bytes come back unchanged."""
     one, other = harness.store(), harness.store()
     for value in (b"first", b"", bytes(range(256))):
         revision = await one.write("config", value, revision=(await other.read("config")).revision)
         for store in (one, other):
             came = await store.read("config")
-            expect(came == Entry(value, revision), f"{came} was read, {value!r} with revision {revision} was written")
+            expect(
+                came == Entry(value, revision),
+                f"read() returned {came}, {value!r} was written with {revision}",
+            )
 
 
 async def check_revision_0_creates_once(harness: LeaseHarness) -> None:
-    """A key can be created while there is nothing, and not again."""
+    """A key can be created once."""
     one, other = harness.store(), harness.store()
     await one.write("plan", b"1", revision=0)
     await _refused(other, "plan", 0)
@@ -75,7 +86,7 @@ async def check_revision_0_creates_once(harness: LeaseHarness) -> None:
 
 
 async def check_a_write_expects_its_revision(harness: LeaseHarness) -> None:
-    """One that is too old, or none yet, is refused; revisions rise over all keys."""
+    """A write with another revision is refused. Revisions rise over all keys."""
     store = harness.store()
     await _refused(store, "a", 3)
     first = await store.write("a", b"1", revision=0)
@@ -87,7 +98,7 @@ async def check_a_write_expects_its_revision(harness: LeaseHarness) -> None:
 
 
 async def check_of_many_at_once_one_wins(harness: LeaseHarness) -> None:
-    """Of several clients that write on the same revision one succeeds, and its value stands."""
+    """One of several clients that write on the same revision succeeds, and its value stays."""
     won: list[bytes] = []
 
     async def race(store: LeaseStore, value: bytes, revision: int) -> None:
@@ -103,11 +114,11 @@ async def check_of_many_at_once_one_wins(harness: LeaseHarness) -> None:
             for number, store in enumerate(stores):
                 tasks.start_soon(race, store, b"%d" % number, revision)
         stands = (await stores[0].read("l.0")).value
-        expect(len(won) == 1 and stands == won[0], f"{won} have won, {stands!r} stands")
+        expect(len(won) == 1 and stands == won[0], f"{won} succeeded, and {stands!r} is the value")
 
 
 async def check_a_fence_is_the_revision_of_another_key(harness: LeaseHarness) -> None:
-    """A write behind a fence is done while the other key has that revision, and refused when it has another."""
+    """A write with a fence succeeds only while the other key has that revision."""
     store, rival = harness.store(), harness.store()
     lease = await store.write("l.1", b"mine", revision=0, ttl=5.0)
     await store.write("s.1", b"state", revision=None, fence=("l.1", lease))
@@ -118,8 +129,10 @@ async def check_a_fence_is_the_revision_of_another_key(harness: LeaseHarness) ->
 
 
 async def check_a_key_expires(harness: LeaseHarness) -> None:
-    """Not before its time to live, and soon after it; then it can be created again, on the revision that is read, and
-    what was fenced by it is refused."""
+    """A key expires soon after its time to live, not before. Then a write fenced by it is refused.
+
+    It can be created again, on the revision that ``read`` returns.
+    """
     store = harness.store()
     lease = await store.write("l.3", b"mine", revision=0, ttl=2.0)
     await store.write("s.3", b"stays", revision=0)
@@ -127,7 +140,7 @@ async def check_a_key_expires(harness: LeaseHarness) -> None:
     expect((await store.read("l.3")).value == b"mine", "a key has expired before its time to live")
     await harness.elapse(0.5 + LATE)
     left = await store.read("l.3")
-    expect(left.value is None, f"a key holds {left.value!r} behind its time to live")
+    expect(left.value is None, f"a key holds {left.value!r} after its time to live")
     expect(set(await store.entries("")) == {"s.3"}, "a key that has expired is among the entries")
     await _refused(store, "l.3", lease)
     await _refused(store, "s.3", None, ("l.3", lease))
@@ -137,7 +150,7 @@ async def check_a_key_expires(harness: LeaseHarness) -> None:
 
 
 async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) -> None:
-    """Each write replaces value and time to live."""
+    """Each write replaces the value and the time to live."""
     store = harness.store()
     revision = await store.write("m.a", b"1", revision=0, ttl=1.0)
     revision = await store.write("m.a", b"2", revision=revision, ttl=3.0)
@@ -149,19 +162,19 @@ async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) ->
 
 
 async def check_entries_are_those_with_the_prefix(harness: LeaseHarness) -> None:
-    """With values and revisions as ``read`` has them; "m." is not "mx.", and no wildcard."""
+    """``entries`` returns values and revisions as ``read`` does. A prefix "m." excludes "mx.", and is no wildcard."""
     store = harness.store()
     for key in ("m.a", "m.b-2", "mx.a", "l.1", "m.long_name-with_everything-1"):
         await store.write(key, key.encode(), revision=0)
     came = await harness.store().entries("m.")
-    expect(set(came) == {"m.a", "m.b-2", "m.long_name-with_everything-1"}, f"{sorted(came)} begin with 'm.'")
+    expect(set(came) == {"m.a", "m.b-2", "m.long_name-with_everything-1"}, f"entries('m.') returned {sorted(came)}")
     for key, entry in came.items():
-        expect(entry == await store.read(key), f"{entry} is in the entries, and not what is read of {key!r}")
-    expect(not await store.entries("drain."), "there are entries nobody wrote")
+        expect(entry == await store.read(key), f"entries() returned {entry} for {key!r}, read() another entry")
+    expect(not await store.entries("drain."), "entries() returned keys that were never written")
 
 
 async def check_a_lost_request_is_unknown(harness: LeaseHarness) -> None:
-    """A write that the server never had raises ``UnknownResult``, and is not sent later."""
+    """A write with a lost request raises ``UnknownResult``, and is not sent later."""
     store = harness.store()
     revision = await store.write("plan", b"1", revision=0)
     harness.fail(store, "request")
@@ -171,13 +184,15 @@ async def check_a_lost_request_is_unknown(harness: LeaseHarness) -> None:
 
 
 async def check_a_lost_reply_is_unknown(harness: LeaseHarness) -> None:
-    """A write whose answer is lost raises ``UnknownResult``, and was done: who reads finds it."""
+    """A write with a lost answer raises ``UnknownResult``, and a read finds it."""
     store = harness.store()
     revision = await store.write("plan", b"1", revision=0)
     harness.fail(store, "reply")
     await _unknown(store, "plan", b"2", revision)
     came = await store.read("plan")
-    expect(came.value == b"2" and came.revision > revision, f"{came} is read behind a write whose answer was lost")
+    expect(
+        came.value == b"2" and came.revision > revision, f"read() returned {came} after a write whose answer was lost"
+    )
     await _refused(store, "plan", revision)
 
 
@@ -202,4 +217,4 @@ LEASE_CHECKS: Final[tuple[LeaseCheck, ...]] = (
     check_a_lost_request_is_unknown,
     check_a_lost_reply_is_unknown,
 )
-"""In the order in which they are best run."""
+"""All checks, in the order to run them."""

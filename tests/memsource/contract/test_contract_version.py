@@ -1,4 +1,4 @@
-"""What the contract of a source asks, written down beside its version: neither changes without the other."""
+"""The checks, methods and traits of the source contract change only together with its version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 import lanes.source
 import memsource.contract.commits
 import memsource.contract.harness
-import memsource.contract.room
 import memsource.contract.source
 from lanes.core.types import Room
 from lanes.source import CONTRACT_VERSION, Source, SourceEvent, SourceTraits
@@ -73,14 +72,14 @@ ASKED: Final = {
         ],
     }
 }
-"""By version; an older one is not kept."""
+"""By version; only the newest is kept."""
 
 
 def name_of(check: Check) -> str:
     return check.__name__.removeprefix("check_")
 
 
-def test_the_version_rises_with_what_is_asked_of_a_source() -> None:
+def test_the_source_contract_has_the_checks_of_its_version() -> None:
     methods = {
         name: tuple(inspect.signature(method).parameters)[1:]
         for name, method in vars(Source).items()
@@ -93,25 +92,25 @@ def test_the_version_rises_with_what_is_asked_of_a_source() -> None:
         "checks": sorted(name_of(check) for check in checks(get_args(Ability))),
     }
     assert asked == ASKED[CONTRACT_VERSION], (
-        "The contract has changed. If a source that kept it may not keep it now, raise lanes.source.CONTRACT_VERSION "
-        "and say so in docs/guides/writing-a-source.md and CHANGELOG.md. In any case write down here what it asks now."
+        "The contract has changed. If a source that kept it may break it now, raise lanes.source.CONTRACT_VERSION "
+        "and say so in docs/guides/writing-a-source.md and CHANGELOG.md. In any case update ASKED."
     )
 
 
-def test_the_page_and_the_constant_tell_the_same_version() -> None:
+def test_the_page_and_the_constant_state_the_same_version() -> None:
     page = (ROOT / "docs" / "guides" / "writing-a-source.md").read_text()
     assert re.findall(r"`lanes\.source\.CONTRACT_VERSION` is (\d+)", page) == [str(CONTRACT_VERSION)]
     assert "CONTRACT_VERSION" in lanes.source.__all__
 
 
 @pytest.mark.parametrize("can", [["ack_wait"], ["finish", "Revoke"]])
-def test_an_ability_that_is_none_is_refused(can: list[str]) -> None:
+def test_an_unknown_ability_is_refused(can: list[str]) -> None:
     with pytest.raises(ValueError, match=rf"'{can[-1]}' in can=.* must be one of 'ack wait', 'revoke'"):
         checks(cast(Sequence[Ability], can))
 
 
 @pytest.mark.anyio
-async def test_a_source_with_a_timer_has_to_be_checked_for_it() -> None:
+async def test_a_source_with_an_extend_interval_needs_the_ability_ack_wait() -> None:
     (check,) = (check for check in checks(()) if name_of(check) == "traits_can_be_kept")
     harness = MemoryHarness()
     await check(harness)
@@ -120,13 +119,12 @@ async def test_a_source_with_a_timer_has_to_be_checked_for_it() -> None:
         await check(harness)
 
 
-def test_every_trait_is_checked_or_it_is_said_why_not() -> None:
+def test_every_trait_has_a_check_or_a_reason_without_one() -> None:
     read = {
         node.attr
         for module in (
             memsource.contract.source,
             memsource.contract.commits,
-            memsource.contract.room,
             memsource.contract.harness,
         )
         for node in ast.walk(ast.parse(inspect.getsource(module)))
@@ -160,9 +158,7 @@ class SaysOtherHarness(MemoryHarness):
         ({"system": ""}, "no system"),
     ],
 )
-async def test_a_trait_that_is_not_so_is_found(
-    said: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_wrong_trait_is_found(said: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SaysOther, "said", said)
     (check,) = (check for check in checks(()) if name_of(check) == "traits_can_be_kept")
     with pytest.raises(ContractBroken, match=found):
@@ -171,9 +167,7 @@ async def test_a_trait_that_is_not_so_is_found(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_revocation_that_gives_more_time_than_the_broker_does_is_found(
-    kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_revocation_timeout_above_revoke_limit_is_found(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SaysOther, "said", {"revoke_limit": 30.0 if kept else 29.0})
     (check,) = (check for check in checks(["revoke"]) if name_of(check) == "revoke_is_told_without_room")
     if kept:
@@ -183,8 +177,8 @@ async def test_a_revocation_that_gives_more_time_than_the_broker_does_is_found(
             await check(SaysOtherHarness())
 
 
-class KeepsForTheDead(MemoryHarness):
-    """What a source left is kept for it until time has passed, and nobody lets it pass."""
+class ReservesForClosed(MemoryHarness):
+    """A broker that reserves the messages of a closed source, in a harness that lets no time pass."""
 
     sources = 0
 
@@ -200,8 +194,8 @@ class Silent(MemorySource):
 
 
 @pytest.mark.anyio
-async def test_the_suite_says_what_to_do_where_nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_without_redelivery_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memsource.contract.harness.TIMEOUT", 0.05)
     (check,) = (check for check in checks(()) if name_of(check) == "unsettled_comes_back")
     with pytest.raises(ContractBroken, match=r"no event within .* see Harness\.source"):
-        await check(KeepsForTheDead())
+        await check(ReservesForClosed())
