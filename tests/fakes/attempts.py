@@ -13,7 +13,7 @@ HERE = PartitionId("memory", 0)
 
 
 class Later(Nak):
-    """The next attempt is not to be seen in this test."""
+    """A failure whose next attempt comes long after the test."""
 
     def __init__(self, why: str) -> None:
         super().__init__(delay=3600.0)
@@ -37,7 +37,7 @@ class Failing:
 
 
 def place(store: MemoryAttempts) -> dict[int, Attempt]:
-    """What is kept of the one partition."""
+    """The entries of the only partition."""
     (rows,) = store.kept().values() or [{}]
     return rows
 

@@ -14,7 +14,7 @@ AT_ONCE = Retry(attempts=3, backoff=0.0)
 
 
 class Batches:
-    """A handler of batches that ends when the test says so, and returns what it was told to.
+    """A handler of batches that ends on demand and returns ``returns``.
 
     ``calls`` are the positions of each call, ``cancelled`` those of the calls that were cancelled.
     """

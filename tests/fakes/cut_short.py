@@ -1,4 +1,4 @@
-"""A call that waits, cancelled behind what it does before that; on any event loop and at any load."""
+"""Cancels a call while it waits, on any event loop and at any load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TURNS: Final = 50
 
 
 async def cut_short(call: Callable[P, Awaitable[object]], /, *arguments: P.args, **options: P.kwargs) -> None:
-    """Begin it, let everything run that can, and cancel it. Fails when it has returned by then."""
+    """Begin a call, let every task run, and cancel it. Fails if the call has returned by then."""
     returned: list[object] = []
 
     async def run() -> None:

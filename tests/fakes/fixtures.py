@@ -15,7 +15,7 @@ from tests.fakes.threaded import Options, threads
 
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
-    """No test leaves a thread to the next one."""
+    """Fail a test that leaves a thread behind."""
     assert threads() == []
     yield
     for thread in threads():
@@ -25,7 +25,7 @@ def none_left() -> Iterator[None]:
 
 @pytest.fixture
 def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
-    """An OpenTelemetry SDK, which is the process's own for this test."""
+    """An OpenTelemetry SDK that is global for this test."""
     made = Sdk()
     use(monkeypatch, made.tracers, made.meters)
     yield made
@@ -34,13 +34,13 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be settled in a drain is given up almost at once."""
+    """A drain gives up its last settlement almost at once."""
     monkeypatch.setattr("lanes.runtime.handover.SETTLE_WITHIN", 0.02)
 
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> tuple[Options, list[ThreadWorkers]]:
-    """What else the threads of the consumers of this test are made with, and what was made."""
+    """Extra arguments for the thread workers of this test, and the workers that were made."""
     options: Options = {}
     made: list[ThreadWorkers] = []
 

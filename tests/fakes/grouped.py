@@ -27,12 +27,12 @@ def commits(source: GroupSource) -> list[int]:
 
 
 def epochs(run: Run) -> list[int]:
-    """The assignments it has."""
+    """The epochs of a consumer's partitions."""
     return [partition.epoch for partition in run.consumer.status().partitions.values()]
 
 
 class HandClock:
-    """A clock that the test moves. ``asked``: how often; where nothing happens, only timers ask that wake up."""
+    """A clock that the test moves. ``asked``: number of reads; in an idle run only timers read it."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -43,14 +43,14 @@ class HandClock:
         return self.now
 
     async def asked_again(self, times: int = 3) -> None:
-        """Wait until timers have woken up, and have found that their time has not come."""
+        """Wait until timers have woken and found that they are not due."""
         await turns()
         before = self.asked
         await until(lambda: self.asked >= before + times)
 
 
 class Knowing(GroupSource):
-    """A source that can tell how far behind it is, of its first partition, and how many partitions there are."""
+    """A source that knows the lag of its first partition, and its number of partitions."""
 
     partitions: int | None = None
 

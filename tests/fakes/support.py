@@ -1,4 +1,4 @@
-"""A consumer beside its test: start it, wait for conditions, see how it ended."""
+"""Runs a consumer beside its test: start it, wait for a condition, read how it ended."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def turns(count: int = 50) -> None:
-    """Let everything that could happen now happen."""
+    """Let every task that is ready run."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
 
@@ -98,7 +98,7 @@ def living() -> int:
         import trio
 
         tasks = trio.lowlevel.current_statistics().tasks_living
-    # A test on trio is its guest, which waits in a thread for what its loop waits for.
+    # Under trio's guest mode, a thread of trio waits for I/O.
     return tasks + sum(not thread.name.startswith("Trio thread") for thread in threading.enumerate())
 
 
@@ -153,7 +153,7 @@ def publish(broker: MemoryBroker, keys: Iterable[PartitionKey | None], *, partit
 
 
 class Gated:
-    """A handler that lets a message end when the test says so.
+    """A handler whose messages end on demand.
 
     ``started`` and ``ended`` are positions, in order; ``cancelled`` those whose handler was cancelled. A message
     whose key is in ``free`` ends by itself.
@@ -185,7 +185,7 @@ class Gated:
         return len(self.started) - len(self.ended) - len(self.cancelled)
 
     def let(self, *positions: int) -> None:
-        """Let these end, now or when they start."""
+        """Let the handlers of these positions end, now or when they start."""
         for position in positions:
             self._gate(position).set()
 
@@ -199,7 +199,7 @@ def settled(source: MemorySource) -> list[int]:
 
 
 def starts_by_write(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many started rows each write to a history has had, from now on; those that have one."""
+    """Number of ``started`` rows in each later write to a history that has one."""
     writes: list[int] = []
     write = os.write
 
@@ -213,7 +213,7 @@ def starts_by_write(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def deliver_beside_the_assignment(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have its first messages come by the call of ``receive`` that tells of their partition."""
+    """Return the first messages by the call of ``receive`` that returns their assignment."""
     receive = source.receive
 
     async def at_once(room: Room) -> list[SourceEvent]:
@@ -227,7 +227,7 @@ def deliver_beside_the_assignment(source: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def break_positions(source: MemorySource, positions: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a source say that it could not read these."""
+    """Have a source deliver these positions as unreadable."""
     receive = source.receive
 
     async def broken(room: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK of one test, and messages and a status to tell it about."""
+"""The OpenTelemetry SDK of one test, with messages and a status for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lanes.observe.status import PartitionStatus
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = ("traceparent", f"00-{TRACE}-{PARENT}-01".encode())
 CANARY = "canary-7f3a"
-# Written down: the history has the same hash for this key.
+# A constant, because the history must have the same hash for this key.
 KEY, KEY_HASH = b"customer-42", "579d61fca72136d2"
 LABELS = {
     "messaging.system": "kafka",
@@ -40,7 +40,7 @@ OLDEST = Oldest(partition="ORDERS/EU/5", position=950, attempt=7, age=12.5, key=
 
 
 class Reader:
-    """Raw messages are their headers, or the exception that reading them raises."""
+    """A reader of raw messages that are headers, or the exception of reading them."""
 
     def value(self, raw: object) -> bytes:
         return CANARY.encode()
@@ -102,7 +102,7 @@ def count_everything(telemetry: Telemetry, one: Message) -> None:
 
 
 class Sdk:
-    """The SDK of one test: what was exported so far."""
+    """The SDK of one test, with everything that it has exported."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -146,7 +146,7 @@ class Sdk:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, tracers: object = None, meters: object = None) -> None:
-    """Make these the providers of the process: the API lets it be done only once."""
+    """Replace the global providers, which the API sets only once."""
     if tracers is not None:
         monkeypatch.setattr(trace, "get_tracer_provider", lambda: tracers)
     if meters is not None:

@@ -15,7 +15,7 @@ Options = dict[str, Any]
 
 
 class Gates:
-    """A handler that lets a message end when the test says so; ``free`` keys end by themselves.
+    """A handler whose messages end on demand; those of ``free`` keys end by themselves.
 
     ``started`` and ``ended`` are positions, in order; ``peak`` is how many ran at once at most.
     """
@@ -41,7 +41,7 @@ class Gates:
 
     @property
     def running(self) -> int:
-        """How many have started and not ended."""
+        """Number of handlers that run."""
         return len(self.started) - len(self.ended)
 
     def let(self, *positions: int) -> None:
@@ -50,7 +50,7 @@ class Gates:
             self._gate(position).set()
 
     def shut(self, position: int) -> None:
-        """Have it wait again, when it starts once more."""
+        """Let the handler of a position wait again at its next start."""
         with self._lock:
             del self._gates[position]
 
@@ -81,7 +81,7 @@ def threads() -> list[threading.Thread]:
 
 
 def assert_kept(directory: Path, *, left: bool = False) -> None:
-    """Every promise was kept; with ``left`` messages may be left at the broker."""
+    """Assert every promise; with ``left``, messages may be left at the broker."""
     for verdict in check(read([directory])):
         assert verdict.violations == 0, verdict
         if verdict.status != "passed":

@@ -1,4 +1,4 @@
-"""Attempts in a store: what is written first, what at once, and what a changed policy makes of it."""
+"""Attempts in a store: the order of writes, drops by the hundred, and a changed policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELD = Attempt(1, "held", "E")
 
 
 class Told(MemoryAttempts):
-    """One that tells its writes when they begin; they end while ``open`` is set, or raise what ``fails`` says."""
+    """A store that records its writes. They end while ``open`` is set, or raise the error in ``fails``."""
 
     def __init__(self, known: int = 0) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ async def test_a_failed_drop_is_repeated(caplog: pytest.LogCaptureFixture) -> No
         await until(lambda: group.unfinished == 0)
         await run.stop()
     store.fails = {"drop": OSError("the store is gone")}
-    # Of a process that died between its commit and the drop.
+    # A process died between its commit and the drop.
     async with started(keeping(GroupSource(group, "a"), Failing(), store)) as run:
         await until(lambda: store.writes == [("drop", [0, 1, 2])])
         await turns()
@@ -135,13 +135,15 @@ def test_an_entry_is_queued_once() -> None:
 
 @pytest.mark.anyio
 async def test_a_blocked_message_has_no_dead_letter_until_it_is_parked() -> None:
-    """Also where it was blocked under ``block``, and the policy archives what it blocks now."""
+    """The message was blocked under ``block``, and the policy is ``block_and_dlq`` now."""
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
     async with started(keeping(MemorySource(broker), handler, store, attempts=1, poison="block")) as run:
         await until(lambda: place(store) == {0: Attempt(1, "blocked", "ValueError")})
         await run.stop()
-    letters = MemoryDeadLetters(broker)
-    consumer = keeping(MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters)
+    dead_letters = MemoryDeadLetters(broker)
+    consumer = keeping(
+        MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=dead_letters
+    )
     async with started(consumer) as run:
         await until(lambda: consumer.ready and consumer.status().blocked == 1)
         await turns()
@@ -149,4 +151,4 @@ async def test_a_blocked_message_has_no_dead_letter_until_it_is_parked() -> None
         assert consumer.park("a") == 1
         await until(lambda: broker.acked() == [0, 1] and store.kept() == {})
         await run.stop()
-    assert [letter.position for letter in broker.dead_letters] == [0]
+    assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]

@@ -1,4 +1,4 @@
-"""Attempts in a store: the next owner of a partition goes on with them."""
+"""Attempts in a store: the next owner of a partition continues them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Store(MemoryAttempts):
-    """One whose calls wait while ``open`` is not set, and raise what ``fails`` says instead of their job."""
+    """A store whose calls wait until ``open`` is set, or raise the error in ``fails``."""
 
     def __init__(self) -> None:
         super().__init__(self._wait)
@@ -41,7 +41,7 @@ class Store(MemoryAttempts):
 
 @pytest.fixture(params=["acks", "commits"])
 def broker(request: pytest.FixtureRequest) -> Any:
-    """Messages 0, 1, 2 of the keys a, b, a: where each is acknowledged, and where a position is committed."""
+    """Messages 0, 1, 2 of the keys a, b, a, on a source that acknowledges and on one that commits."""
     keys = ("a", "b", "a")
     return published(*keys) if request.param == "acks" else group_of(keys)
 
@@ -69,10 +69,10 @@ async def test_a_handover_continues_the_attempts(broker: Any, tmp_path: Path) ->
 async def test_the_attempts_of_all_owners_together_are_bounded(broker: Any, tmp_path: Path) -> None:
     store = MemoryAttempts()
     handler = Failing(0, error=Later)
-    letters = MemoryDeadLetters(broker if isinstance(broker, MemoryBroker) else MemoryBroker())
+    dead_letters = MemoryDeadLetters(broker if isinstance(broker, MemoryBroker) else MemoryBroker())
     for number in (1, 2, 3):
         history = History(tmp_path)
-        consumer = keeping(source_of(broker), handler, store, dead_letters=letters, history=history)
+        consumer = keeping(source_of(broker), handler, store, dead_letters=dead_letters, history=history)
         async with started(consumer) as run:
             if number < 3:
                 await until(lambda n=number: place(store) == {0: Attempt(n, "held", "Later")})  # type: ignore[misc]
@@ -80,8 +80,8 @@ async def test_the_attempts_of_all_owners_together_are_bounded(broker: Any, tmp_
                 await until(lambda: handler.calls[-1] == (2, 1) and store.kept() == {})
             assert await run.stop() is None
     assert handler.attempts(0) == [1, 2, 3]
-    (letter,) = letters.broker.dead_letters
-    assert (letter.position, letter.attempts, letter.error_type) == (0, 3, "Later")
+    (dead_letter,) = dead_letters.broker.dead_letters
+    assert (dead_letter.position, dead_letter.attempts, dead_letter.error_type) == (0, 3, "Later")
     assert_kept(tmp_path)
 
 
@@ -107,43 +107,45 @@ async def test_the_next_owner_blocks_a_blocked_head_again_without_a_call(broker:
 
 async def test_the_next_owner_may_park_a_blocked_head(tmp_path: Path) -> None:
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0)
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     for _ in range(2):
         consumer = keeping(
-            MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters
+            MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=dead_letters
         )
         async with started(consumer) as run:
             await until(lambda c=consumer: c.ready and c.status().blocked == 1)  # type: ignore[misc]
             await until(lambda: place(store) == {0: Attempt(1, "blocked", "ValueError")})
             await run.stop()
-    # Its letter was written by its first owner, and not again.
-    assert len(letters.called("put")) == 1
-    consumer = keeping(MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=letters)
+    # Its first owner wrote the dead letter, and the next one did not.
+    assert len(dead_letters.called("put")) == 1
+    consumer = keeping(
+        MemorySource(broker), handler, store, attempts=1, poison="block_and_dlq", dead_letters=dead_letters
+    )
     async with started(consumer) as run:
         await until(lambda: consumer.ready and consumer.status().blocked == 1)
         assert consumer.park("a") == 1
         await until(lambda: broker.acked() == [0, 1] and store.kept() == {})
         await run.stop()
     assert handler.calls == [(0, 1), (1, 1)]
-    assert letters.broker.dead_letters[-1].error_type == "ValueError"
+    assert dead_letters.broker.dead_letters[-1].error_type == "ValueError"
 
 
 async def test_the_next_owner_writes_an_unconfirmed_dead_letter() -> None:
     broker, store, handler = published("a", "a"), MemoryAttempts(), Failing(0, error=Term)
-    letters = MemoryDeadLetters(broker)
-    letters.block("put")
-    consumer = keeping(MemorySource(broker), handler, store, dead_letters=letters)
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.block("put")
+    consumer = keeping(MemorySource(broker), handler, store, dead_letters=dead_letters)
     async with started(consumer) as run:
         await until(lambda: place(store) == {0: Attempt(1, "parking", "Term")})
         await run.stop()
-    letters.unblock("put")
+    dead_letters.unblock("put")
     assert broker.dead_letters == []
-    async with started(keeping(MemorySource(broker), handler, store, dead_letters=letters)) as run:
+    async with started(keeping(MemorySource(broker), handler, store, dead_letters=dead_letters)) as run:
         await until(lambda: broker.acked() == [0, 1] and store.kept() == {})
         await run.stop()
     assert handler.calls == [(0, 1), (1, 1)]
-    (letter,) = broker.dead_letters
-    assert (letter.attempts, letter.error_type) == (1, "Term")
+    (dead_letter,) = broker.dead_letters
+    assert (dead_letter.attempts, dead_letter.error_type) == (1, "Term")
 
 
 async def test_each_start_gives_one_more_attempt_under_exit() -> None:
@@ -191,7 +193,7 @@ async def test_a_failure_during_a_drain_is_an_attempt(tmp_path: Path) -> None:
 async def test_no_handler_starts_before_the_attempts_are_loaded(
     broker: Any, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is put aside meanwhile is in flight, is not lost, and keeps its order."""
+    """Messages put aside meanwhile are in flight and keep their order."""
     store, handler, source = Store(), Failing(), source_of(broker)
     store.open = anyio.Event()
     if beside:
@@ -290,7 +292,7 @@ async def test_a_store_that_refuses_for_good_stops_the_consumer_in_order(call: s
 
 
 async def test_entries_of_finished_messages_are_dropped_without_a_call() -> None:
-    """Of a process that died between its commit and the drop."""
+    """A process died between its commit and the drop."""
     group = group_of(["a", "b", "a"])
     store = MemoryAttempts()
     async with started(keeping(GroupSource(group, "a"), Failing(), MemoryAttempts())) as run:

@@ -39,7 +39,7 @@ async def test_in_flight_is_bounded_in_messages(count: int, bound: int, batch: i
         nonlocal highest
         for _ in range(pauses[message.position % len(pauses)]):
             await anyio.lowlevel.checkpoint()
-            # The broker's own count: nothing is hidden between the source and the engine.
+            # By the broker's count, which includes messages between the source and the engine.
             highest = max(highest, len(broker.unacked()))
 
     consumer = consumer_of(source, handler, concurrency=min(3, bound), max_in_flight=bound)
@@ -74,8 +74,8 @@ async def test_in_flight_is_bounded_in_bytes(sizes: list[int], bound: int, batch
     with anyio.fail_after(20):
         await consumer.run()
     assert broker.unfinished == 0
-    largest = max((size + 16 for size in sizes), default=0)  # with its key
-    # Overshot by the message that crosses the bound, which may be larger than the bound itself.
+    largest = max((size + 16 for size in sizes), default=0)  # including its key
+    # The message that crosses the bound may be larger than the bound.
     assert consumer.status().peak_in_flight_bytes < bound + largest or not sizes
 
 
@@ -87,7 +87,7 @@ async def test_intake_stops_at_the_bound_and_resumes_at_the_low_water_mark() -> 
     async with started(consumer_of(source, handler, concurrency=2, max_in_flight=8)) as run:
         await until(lambda: handler.running == 2)
         await until(lambda: rooms(source)[-1][:2] == (0, 0))
-        # Half of what is beyond the two that run: 5.
+        # The low-water mark: half of the bound beyond the two running handlers, 5.
         for position, left in ((0, 7), (1, 6)):
             handler.let(position)
             await until(lambda: len(broker.acked()) == position + 1)  # noqa: B023 - awaited before it changes
@@ -104,7 +104,7 @@ async def test_intake_stops_at_the_bound_and_resumes_at_the_low_water_mark() -> 
         assert await run.stop() is None
     with_room = [room.messages > 0 for room in rooms(source)]
     switches = sum(before != after for before, after in itertools.pairwise(with_room))
-    # 8, then 3 or more at a time: each time the bound is reached once and left once.
+    # 8, then 3 or more at a time: each time, the bound is reached and left once.
     assert switches <= 2 * (1 + (30 - 8) // 3)
 
 
@@ -119,7 +119,7 @@ async def test_a_message_larger_than_the_bound_runs_alone() -> None:
     async with started(consumer_of(source, handler, max_in_flight_bytes=100)) as run:
         await until(lambda: handler.running)
         await turns()
-        # The first leaves room for bytes, so the large one may cross the bound; then there is room for nothing.
+        # The first message leaves room, so the large one may cross the bound; then no room is left.
         assert handler.started == [0, 1]
         assert not run.consumer.status().taking
         handler.let(0)

@@ -1,4 +1,4 @@
-"""A commit on its way when its partition goes never lands on top of what the next owner has committed."""
+"""A commit under way never overwrites a commit of the next owner."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_hanging_commit_is_cancelled_before_the_release() -> None:
     source.block("settle")
     async with started(consumer_of(source, Gated(free=[b"a"]), drain_timeout=0.02, grace=0.02)) as run:
         await until(lambda: sum(len(call.commits) for call in source.called("settle")) == 2)
-        # One of the two is asked for.
+        # One of the two partitions is revoked.
         group.join("m-2")
         await until(lambda: "m-2" in [group.owner(0), group.owner(1)])
         moved = 0 if group.owner(0) == "m-2" else 1
@@ -70,7 +70,7 @@ async def test_commits_of_the_same_call_are_repeated() -> None:
     async with started(Consumer(source, handler, settings=settings)) as run:
         await until(lambda: len(running) == 2)
         gate.set()
-        # Both finished in the same interval: one call tells of both.
+        # Both finished in the same interval, so one call commits both.
         await until(lambda: [len(call.commits) for call in source.called("settle")] == [2])
         group.join("m-2")
         group.lose("m-1", 0)
@@ -92,5 +92,5 @@ async def test_a_commit_cancelled_with_the_run_does_not_start_again() -> None:
         sent = len(commits(source))
         run.scope.cancel()
         await run.end()
-        # Once more when everything has ended, bounded, in case the broker answers.
+        # One more bounded attempt at the end, in case the broker answers.
         assert len(commits(source)) <= sent + 1

@@ -1,4 +1,4 @@
-"""When a consumer commits, and what a failing broker changes."""
+"""When a consumer commits, also on a failing broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_commit_waits_for_its_interval() -> None:
     settings = Settings(concurrency=4, retry=ONCE, commit_interval=0.05)
     async with started(Consumer(source, handler, settings=settings, clock=clock)) as run:
         await until(lambda: handler.ended == [0, 1] and run.consumer.status().settled == 2)
-        # Its time passes for the loop, and not for the clock that decides.
+        # The interval passes for the loop, but not for the consumer's clock.
         await clock.asked_again()
         assert commits(source) == []
         clock.now += 0.05
@@ -232,7 +232,7 @@ async def test_messages_finished_during_a_commit_are_committed_before_the_releas
         await until(lambda: commits(source) == [1])
         run.consumer.stop()
         await turns()
-        # Neither is due yet: it is the drains that commit them, beside the commit that hangs.
+        # Neither is due yet: the drains commit them, beside the hanging commit.
         gate.set()
         await turns()
         source.unblock("settle")
@@ -257,7 +257,7 @@ async def test_messages_finished_during_a_drains_commit_are_committed_when_due()
     async with started(Consumer(source, handler, settings=settings, clock=clock)) as run:
         await until(lambda: len(handler.ended) == 2 and run.consumer.status().settled == 2)
         group.revoke(1)
-        # The drain of the one partition sends what there is of the other one, too.
+        # The drain of one partition also sends the commit of the other.
         await until(lambda: sorted(commits(source)) == [1, 1])
         handler.let(1)
         await until(lambda: run.consumer.status().settled == 3)
@@ -277,7 +277,7 @@ async def test_a_hanging_commit_does_not_prevent_the_release() -> None:
         await until(lambda: source.called("settle"))
         group.revoke(0)
         await until(lambda: [call.partition for call in source.called("release")] == [0])
-        # Nobody else is there: it comes back, with what was not committed.
+        # The only member gets the partition again, with the uncommitted messages.
         await until(lambda: epochs(run) == [2])
         source.unblock("settle")
         await until(lambda: group.unfinished == 0)

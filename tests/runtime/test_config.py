@@ -1,4 +1,4 @@
-"""Settings: what is wrong is refused when they are made, with the setting, the value and the remedy."""
+"""Settings refuse wrong values in their constructor, with setting, value and remedy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lanes import ConfigError, Retry, Settings
 
 NO_WHOLE_NUMBERS: list[Any] = ["5", 5.0, None, True, [5], math.nan]
 NO_SECONDS: list[Any] = ["5", None, True, [5], math.nan, math.inf, -math.inf, -0.001]
-NO_SECONDS.append(pytest.param(10**400, id="beyond float"))  # no clock can add it to a time
+NO_SECONDS.append(pytest.param(10**400, id="beyond float"))  # too large to be added to a time
 
 
 def refusal(kind: type[Retry] | type[Settings], **settings: Any) -> str:
-    """What is said when these settings are refused."""
+    """The text of the refusal of these settings."""
     with pytest.raises(ConfigError) as refused:
         kind(**settings)
     return str(refused.value)

@@ -1,4 +1,4 @@
-"""What a user asks a consumer and orders it: readiness, health, status, pause, drain, and running beside a block."""
+"""Questions and commands of a consumer: readiness, health, status, pause, drain, unblock, park."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.support import Gated, acknowledge, consumer_of, fail, published
 
 
 def state(consumer: Consumer) -> tuple[bool, bool, bool]:
-    """What a probe asks."""
+    """Readiness, activity and health, as probes read them."""
     return consumer.ready, consumer.active, consumer.healthy
 
 
@@ -37,7 +37,7 @@ async def test_a_consumer_is_ready_once_open_and_active_while_it_owns_a_partitio
         async with started(consumer_of(GroupSource(group, "other"), acknowledge)) as other:
             await until(lambda: other.consumer.active or not consumer.active)
             await turns()
-            # One partition for two: a hot standby is ready and healthy.
+            # Two members share one partition: the hot standby is ready and healthy.
             states = sorted([state(consumer), state(other.consumer)])
             assert states == [(True, False, True), (True, True, True)]
             assert await other.stop() is None
@@ -86,30 +86,30 @@ async def test_blocked_lanes_make_the_consumer_unhealthy() -> None:
 @pytest.mark.parametrize("poison", ["skip", "block_and_dlq"])
 async def test_unwritten_dead_letters_make_the_consumer_unhealthy(poison: Any) -> None:
     broker = published("a")
-    letters = MemoryDeadLetters(broker)
-    letters.block("put")
-    consumer = consumer_of(MemorySource(broker), fail, dead_letters=letters, poison=poison)
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.block("put")
+    consumer = consumer_of(MemorySource(broker), fail, dead_letters=dead_letters, poison=poison)
     async with started(consumer) as run:
-        await until(lambda: letters.called("put"))
+        await until(lambda: dead_letters.called("put"))
         assert consumer.status().parking == 1
         (reason,) = consumer.health().reasons
         assert reason.startswith("1 lanes parking, the first: memory/0 position 0, key ")
-        letters.unblock("put")
+        dead_letters.unblock("put")
         await until(lambda: consumer.status().parking == 0)
         assert consumer.healthy == (poison == "skip")
         assert await run.stop() is None
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("failing", ["handler", "open", "letters"])
+@pytest.mark.parametrize("failing", ["handler", "open", "dead_letters"])
 async def test_health_names_the_error_that_stopped_the_consumer(failing: str) -> None:
     broker = published("a")
-    source, letters = MemorySource(broker), MemoryDeadLetters(broker)
+    source, dead_letters = MemorySource(broker), MemoryDeadLetters(broker)
     if failing == "open":
         source.fail("open", SourceError("no server"))
-    elif failing == "letters":
-        letters.fail("open", SourceError("no server"))
-    consumer = consumer_of(source, fail, dead_letters=letters, poison="exit")
+    elif failing == "dead_letters":
+        dead_letters.fail("open", SourceError("no server"))
+    consumer = consumer_of(source, fail, dead_letters=dead_letters, poison="exit")
     error = HandlerHalted if failing == "handler" else SourceError
     with pytest.raises(error):
         await consumer.run()
@@ -260,7 +260,7 @@ async def test_drain_waits_until_everything_has_ended() -> None:
         with anyio.move_on_after(0.01) as waited:
             await consumer.drain()
         assert waited.cancelled_caught
-        # It goes on although nobody waits for it.
+        # The drain continues without a caller that waits.
         assert consumer.status().partitions["memory/0"].draining
         handler.let(0)
         await consumer.drain()
@@ -313,7 +313,7 @@ async def test_a_question_from_another_thread_survives_the_end_of_the_run(
 ) -> None:
     async with started(Consumer(MemorySource(MemoryBroker(1)), Gated())) as run:
         await until(lambda: run.consumer.active)
-        # It is there at the first look, and has ended by the next one.
+        # The run is there at the first read, and has ended by the second.
         looks = iter([run.consumer._run])
         with monkeypatch.context() as patch:
             patch.setattr(Consumer, "_active_run", property(lambda consumer: next(looks, None)))
@@ -334,7 +334,7 @@ async def test_unblock_and_park_need_a_running_consumer() -> None:
         with pytest.raises(TypeError, match="a key must be"):
             consumer.unblock(1.5)  # type: ignore[arg-type]
         assert (consumer.unblock("b"), consumer.park("b"), consumer.park(None)) == (0, 0, 0)
-        # At once: the lanes are still there, and nobody works for them any more.
+        # A cancelled run leaves its lanes, but no worker for them.
         run.scope.cancel()
         await run.end()
     with pytest.raises(LanesError, match="has stopped: unblock a key while it runs"):

@@ -1,4 +1,4 @@
-"""A consumer as an async context manager: it runs while the block does, and errors come out as they are."""
+"""A consumer as an async context manager: it runs beside the block and raises errors unwrapped."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ async def block(consumer: Consumer, body: Callable[[Consumer], Awaitable[None]])
 
 
 async def wait(consumer: Consumer) -> None:
-    """For ever."""
+    """Wait until cancelled."""
     await anyio.sleep_forever()
 
 
 class Failing(Gated):
-    """A handler that fails when the test lets a message end."""
+    """A handler that fails on demand."""
 
     async def __call__(self, message: Message) -> None:
         await super().__call__(message)
@@ -84,7 +84,7 @@ async def test_an_error_of_the_block_is_raised_unwrapped() -> None:
         await block(beside(source, handler), body)
     assert caught.value is error
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
-    # At once, and yet in order.
+    # The stop comes at once, and is orderly.
     assert handler.cancelled == [1]
     assert broker.acked() == [0]
     assert source.called("aclose")

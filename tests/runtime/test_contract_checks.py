@@ -1,4 +1,4 @@
-"""What a source must not tell, and which sources are refused."""
+"""A source that breaks its contract stops the consumer with a ``ContractError``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_fencing_token_beyond_63_bits_is_refused(token: int) -> None:
 
 
 class Saying(MemorySource):
-    """Tells what a source must not tell: ``also``, behind the first partition that it assigns."""
+    """A source that returns ``also``, a forbidden event, after its first assignment."""
 
     def __init__(self, also: Callable[[Assigned], SourceEvent], *, partitions: int = 1) -> None:
         super().__init__(published("a", partitions=partitions, partition=0), assigned=[0])
@@ -75,7 +75,7 @@ class Saying(MemorySource):
 
 
 def unheard_of(assigned: Assigned) -> Delivered:
-    """A run of another assignment than that one."""
+    """A run of another assignment."""
     other = Partition(assigned.partition.id, assigned.partition.reader)
     return Delivered(other, [Message(other, 0, b"a", 1, None, None)], 1)
 

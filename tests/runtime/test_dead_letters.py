@@ -1,4 +1,4 @@
-"""A message that is given up is written to the dead letters, confirmed there, and only then settled."""
+"""A message that is given up is settled only after its dead letter is confirmed."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ async def refuse_a(message: Message) -> None:
 async def test_a_dead_letter_is_confirmed_before_its_message_is_settled() -> None:
     broker = published("a", "b", "a", "b")
     source = MemorySource(broker)
-    letters = MemoryDeadLetters(broker)
-    letters.block("put")
-    async with started(consumer_of(source, refuse_a, dead_letters=letters)) as run:
-        await until(lambda: letters.called("put") and broker.acked() == [1, 3])
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.block("put")
+    async with started(consumer_of(source, refuse_a, dead_letters=dead_letters)) as run:
+        await until(lambda: dead_letters.called("put") and broker.acked() == [1, 3])
         await turns()
         status = run.consumer.status()
-        # The message is not settled and its successor has not started: the other lane was not held up.
+        # The message is unsettled and its successor waits, but the other lane continues.
         assert (status.parking, status.held, status.in_flight, status.dead_lettered) == (1, 0, 2, 0)
         assert broker.acked() == [1, 3]
-        letters.unblock("put")
+        dead_letters.unblock("put")
         await until(lambda: broker.unfinished == 0)
         assert run.consumer.status().dead_lettered == 1
         assert await run.stop() is None
-    assert [letter.position for letter in broker.dead_letters] == [0]
+    assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]
 
 
 @pytest.mark.anyio
@@ -47,8 +47,8 @@ async def test_a_failed_write_is_repeated_without_calling_the_handler() -> None:
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     source.finish()
-    letters = MemoryDeadLetters(broker)
-    letters.fail("put", OSError("not now"), times=5)
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.fail("put", OSError("not now"), times=5)
     handled: list[int] = []
 
     async def handler(message: Message) -> None:
@@ -56,11 +56,11 @@ async def test_a_failed_write_is_repeated_without_calling_the_handler() -> None:
         await refuse_a(message)
 
     with anyio.fail_after(20):
-        await consumer_of(source, handler, dead_letters=letters, attempts=2).run()
+        await consumer_of(source, handler, dead_letters=dead_letters, attempts=2).run()
     assert handled.count(0) == 2
     assert handled.count(1) == handled.count(2) == 1
-    assert len(letters.called("put")) == 6
-    assert len({call.letter.id for call in letters.called("put") if call.letter}) == 1
+    assert len(dead_letters.called("put")) == 6
+    assert len({call.letter.id for call in dead_letters.called("put") if call.letter}) == 1
     assert len(broker.dead_letters) == 1
     assert broker.unfinished == 0
 
@@ -69,10 +69,10 @@ async def test_a_failed_write_is_repeated_without_calling_the_handler() -> None:
 @pytest.mark.parametrize("error", [ConfigError("no such topic"), SourceError("may not be written")])
 async def test_a_dead_letter_that_can_never_be_written_stops_the_consumer(error: Exception) -> None:
     broker = published("a", "b")
-    letters = MemoryDeadLetters(broker)
-    letters.fail("put", error, times=1_000_000)
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.fail("put", error, times=1_000_000)
     with anyio.fail_after(20), pytest.raises(type(error), match=str(error)):
-        await consumer_of(MemorySource(broker), refuse_a, dead_letters=letters).run()
+        await consumer_of(MemorySource(broker), refuse_a, dead_letters=dead_letters).run()
     assert (broker.acked(), broker.unacked()) == ([1], [0])
 
 
@@ -88,22 +88,27 @@ async def test_a_dead_letter_has_its_origin_and_its_error() -> None:
         raise KeyError("x" * 2000)
 
     await consumer_of(source, handler, dead_letters=MemoryDeadLetters(broker), attempts=3).run()
-    (letter,) = broker.dead_letters
-    assert letter.id == dead_letter_id("orders", "", 1, 41)
-    assert (letter.source, letter.partition, letter.position, letter.subject) == ("orders", 1, 41, "s")
-    assert (letter.key, letter.value) == (b"\xff\x00", b"payload")
-    assert list(letter.headers) == [("trace", b"1"), ("trace", b"2")]
-    assert (letter.attempts, letter.error_type, letter.epoch) == (3, "KeyError", 2)
-    assert len(letter.error_text) == 500
+    (dead_letter,) = broker.dead_letters
+    assert dead_letter.id == dead_letter_id("orders", "", 1, 41)
+    assert (dead_letter.source, dead_letter.partition, dead_letter.position, dead_letter.subject) == (
+        "orders",
+        1,
+        41,
+        "s",
+    )
+    assert (dead_letter.key, dead_letter.value) == (b"\xff\x00", b"payload")
+    assert list(dead_letter.headers) == [("trace", b"1"), ("trace", b"2")]
+    assert (dead_letter.attempts, dead_letter.error_type, dead_letter.epoch) == (3, "KeyError", 2)
+    assert len(dead_letter.error_text) == 500
 
 
 @pytest.mark.anyio
 async def test_a_stop_abandons_unconfirmed_dead_letters() -> None:
     broker = published("a", "a")
-    letters = MemoryDeadLetters(broker)
-    letters.block("put")
-    async with started(consumer_of(MemorySource(broker), refuse_a, dead_letters=letters)) as run:
-        await until(lambda: letters.called("put"))
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.block("put")
+    async with started(consumer_of(MemorySource(broker), refuse_a, dead_letters=dead_letters)) as run:
+        await until(lambda: dead_letters.called("put"))
         assert await run.stop() is None
     assert broker.unacked() == [0, 1]
     assert broker.dead_letters == []
@@ -112,11 +117,11 @@ async def test_a_stop_abandons_unconfirmed_dead_letters() -> None:
 @pytest.mark.anyio
 async def test_no_dead_letter_is_written_under_exit() -> None:
     broker = published("a")
-    letters = MemoryDeadLetters(broker)
-    consumer = consumer_of(MemorySource(broker), refuse_a, dead_letters=letters, poison="exit")
+    dead_letters = MemoryDeadLetters(broker)
+    consumer = consumer_of(MemorySource(broker), refuse_a, dead_letters=dead_letters, poison="exit")
     with pytest.raises(HandlerHalted):
         await consumer.run()
-    assert letters.called("put") == []
+    assert dead_letters.called("put") == []
     assert broker.unacked() == [0]
 
 
@@ -124,13 +129,13 @@ async def test_no_dead_letter_is_written_under_exit() -> None:
 async def test_an_unreachable_target_of_dead_letters_stops_the_start() -> None:
     broker = published("a")
     source = MemorySource(broker)
-    letters = MemoryDeadLetters(broker)
-    letters.fail("open", SourceError("no such subject"))
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.fail("open", SourceError("no such subject"))
     with pytest.raises(SourceError, match="no such subject"):
-        await consumer_of(source, refuse_a, dead_letters=letters).run()
+        await consumer_of(source, refuse_a, dead_letters=dead_letters).run()
     assert broker.deliveries(0) == 0
     assert settled(source) == []
-    assert letters.called("aclose")
+    assert dead_letters.called("aclose")
 
 
 def test_skip_without_dead_letters_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""One number names an assignment wherever a user meets it, and leads to its rows in the history."""
+"""The epoch names an assignment in messages, events, spans, dead letters and the history."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOKENS = 1 << 50, (1 << 50) + 7
 
 @pytest.mark.anyio
 async def test_an_epoch_leads_to_the_rows_of_its_assignment(tmp_path: Path, sdk: Sdk) -> None:
-    """Three assignments of two partitions, of which one has no fencing token."""
+    """Three assignments of two partitions; one has no fencing token."""
     broker, events, seen = MemoryBroker(2), list[GroupEvent](), list[Message]()
-    source, letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
+    source, dead_letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
     history = History(tmp_path, member="m-1")
 
     async def handler(message: Message) -> None:
@@ -29,7 +29,7 @@ async def test_an_epoch_leads_to_the_rows_of_its_assignment(tmp_path: Path, sdk:
         source,
         handler,
         settings=Settings(retry=Retry(attempts=1)),
-        dead_letters=letters,
+        dead_letters=dead_letters,
         history=history,
         on_event=events.append,
     )

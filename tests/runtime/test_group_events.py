@@ -1,4 +1,4 @@
-"""What a user hears of ownership: the fencing token with every message, and an event for whatever changes."""
+"""Events about ownership, and the fencing token in every message."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ONE, OTHER = PartitionId("memory", 0), PartitionId("memory", 1)
 @pytest.mark.anyio
 async def test_the_fencing_token_is_the_epoch_that_handlers_get() -> None:
     broker, epochs = MemoryBroker(2), list[int]()
-    source, letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
+    source, dead_letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
 
     async def handler(message: Message) -> None:
         epochs.append(message.epoch)
         raise Nak
 
-    async with started(consumer_of(source, handler, dead_letters=letters)) as run:
+    async with started(consumer_of(source, handler, dead_letters=dead_letters)) as run:
         await until(lambda: run.consumer.ready)
         publish(broker, ["a"], partition=1)
         await until(lambda: len(epochs) == 1)
@@ -32,7 +32,7 @@ async def test_the_fencing_token_is_the_epoch_that_handlers_get() -> None:
         assert run.consumer.status().partitions["memory/0"].epoch == 1 << 50
         assert await run.stop() is None
     assert epochs == [1, 1 << 50]
-    assert [letter.epoch for letter in broker.dead_letters] == epochs
+    assert [dead_letter.epoch for dead_letter in broker.dead_letters] == epochs
 
 
 @pytest.mark.anyio
@@ -41,7 +41,7 @@ async def test_events_report_every_change_of_ownership() -> None:
     source = MemorySource(broker, assigned=[], plans=True)
     async with started(Consumer(source, Gated(), on_event=told.append)) as run:
         await until(lambda: source.called("receive"))
-        # Joined, but nobody knows for what.
+        # The member has joined, but has no plan yet.
         assert not run.consumer.ready
         source.plan(7, standby=True)
         await until(lambda: run.consumer.ready)
@@ -91,7 +91,7 @@ async def test_lanes_run_reports_events() -> None:
 
 @pytest.mark.anyio
 async def test_a_failed_release_is_a_loss_even_during_a_lease() -> None:
-    """The source knows of a loss before the deadline; only its word makes it a hand-over."""
+    """A hand-over needs the confirmation of the source, which may know of a loss before the deadline."""
     source, told = MemorySource(MemoryBroker(), assigned=[]), list[str]()
     async with started(Consumer(source, Gated(), on_event=lambda event: told.append(event.name))) as run:
         await until(lambda: run.consumer.ready)

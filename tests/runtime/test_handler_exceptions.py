@@ -1,4 +1,4 @@
-"""What is not a handler's to decide stops everything in order: settled is what finished, lost is nothing."""
+"""Exceptions that are no failed attempt stop the consumer in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.support import Gated, consumer_of, published, settled, started,
 
 
 class OwnBase(BaseException):
-    """Derived from nothing that means anything to lanes."""
+    """A base exception that lanes does not know."""
 
 
 FATAL: list[Callable[[], BaseException]] = [
@@ -43,7 +43,7 @@ async def assert_stopped_in_order(broker: MemoryBroker, make: Callable[[], BaseE
         await until(lambda: gated.running == 4)
         gated.let(0)
         await until(lambda: 0 in gated.ended)
-        # The others may end, and what they did counts.
+        # The other handlers may end, and their results count.
         gated.let(1, 2, 3)
         error = await run.end()
     assert sorted(gated.ended) == [0, 1, 2, 3]
@@ -54,7 +54,7 @@ async def assert_stopped_in_order(broker: MemoryBroker, make: Callable[[], BaseE
 
 
 async def assert_nothing_is_lost(broker: MemoryBroker) -> None:
-    """The next start handles what is left, in order."""
+    """Assert that the next start handles the other messages in order."""
     source = MemorySource(broker)
     source.finish()
     handler = Gated(free=[b"a", b"b", b"c", b"d"])
@@ -81,7 +81,7 @@ async def test_a_base_exception_stops_in_order_and_is_raised(
 async def test_an_unexpected_cancellation_stops_in_order() -> None:
     broker = published("a", "b", "c", "d", "a")
     error = await assert_stopped_in_order(broker, lambda: asyncio.CancelledError("from somewhere"))
-    # A task group drops a CancelledError of its tasks: raised as it is, nobody would hear of it.
+    # A task group drops a CancelledError of its tasks, so it must not be raised unwrapped.
     assert isinstance(error, Exception)
     assert "CancelledError" in str(error)
     assert isinstance(error.__cause__, asyncio.CancelledError)
@@ -142,7 +142,7 @@ async def test_a_failing_task_group_in_the_handler_is_a_failed_attempt() -> None
 
 @pytest.mark.anyio
 async def test_a_cancelled_handler_with_tasks_of_its_own_is_only_cancelled() -> None:
-    """trio wraps the cancellation of a nursery into a group: it is a cancellation all the same."""
+    """trio wraps the cancellation of a nursery into a group, which is still a cancellation."""
     broker = published("a", "b")
     source = MemorySource(broker)
     handled = Gated(free=[b"b"])
@@ -193,14 +193,14 @@ async def test_the_worst_member_of_a_group_decides(worst: Exception) -> None:
     broker = published("a")
     source = MemorySource(broker)
     source.finish()
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     attempts: list[int] = []
 
     async def handler(message: Message) -> None:
         attempts.append(message.attempt)
         raise ExceptionGroup("all of it", [ValueError("no"), worst])
 
-    consumer = consumer_of(source, handler, dead_letters=letters, attempts=3, backoff=0.001)
+    consumer = consumer_of(source, handler, dead_letters=dead_letters, attempts=3, backoff=0.001)
     if isinstance(worst, Term):
         await consumer.run()
         assert len(broker.dead_letters) == 1

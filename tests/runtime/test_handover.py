@@ -1,4 +1,4 @@
-"""What the next owner of a partition repeats, and when members come and go."""
+"""The hand-over of partitions: what the next owner repeats, and how a drain ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_drain_without_a_completed_set_closes_the_prefix() -> None:
         run.consumer.stop()
         await turns()
         handler.let(0, 2)
-        # 1 and 3 had not started, and 4 above them had finished.
+        # 1 and 3 had not started; 4 above them had finished.
         await until(lambda: sorted(handler.started) == [0, 1, 2, 3, 4, 5])
         handler.let(1, 3, 5)
         assert await run.end() is None
@@ -77,7 +77,7 @@ async def test_no_handler_starts_after_the_deadline_of_a_drain(tmp_path: Path) -
     handler = Gated(free=[b"a"])
     history = History(tmp_path, member="first")
     async with started(consumer_of(source, handler, history=history, concurrency=2, drain_timeout=0.02)) as run:
-        # 1 is below 3, which has started, and waits for a worker: the first that is free has been cancelled.
+        # 3 has started, and 1 below it waits for a worker; the first free worker is cancelled.
         await until(lambda: sorted(handler.started) == [0, 2, 3])
         assert await run.stop() is None
     assert sorted(handler.started) == [0, 2, 3]
@@ -98,7 +98,7 @@ async def test_an_open_prefix_does_not_delay_the_drain() -> None:
     async with started(consumer_of(source, handler, concurrency=1, drain_timeout=0.02, grace=3600.0)) as run:
         await until(lambda: run.consumer.active and run.consumer.status().in_flight == 4)
         handler.let(0)
-        # The only worker is with the other partition now, and 1 of this one waits for it.
+        # The only worker handles the other partition, and position 1 of this one waits for it.
         await until(lambda: handler.started == [0, 2, 7])
         group.revoke(0)
         await until(lambda: source.called("release"))
@@ -173,7 +173,7 @@ async def test_the_successor_of_a_crashed_member_repeats_uncommitted_messages(tm
         await until(lambda: group.committed(0).completed[-1:] == ((36, 38),))
         group.crash("m-1")
         group.publish(key="a")
-        # It finds out by its next commit or receive, and joins again.
+        # The member learns it from its next commit or receive, and joins again.
         await until(lambda: epochs(run) == [2])
         await until(lambda: sorted(handler.cancelled) == [2, 3])
         handler.let(*range(50))
@@ -214,14 +214,14 @@ async def test_a_loss_during_a_commit_delays_no_partition() -> None:
         before = living()
         group.revoke(0)
         await until(lambda: run.consumer.status().partitions["memory/0"].draining)
-        # There is more to commit behind the commit that hangs.
+        # One more message finishes during the hanging commit.
         handler.let(2)
         await until(lambda: run.consumer.status().settled == 3)
         await turns()
         group.lose("m-1", 0)
         await until(lambda: epochs(run) == [2])
         source.unblock("settle")
-        # The commit has ended, and the drain with it, long before its time is over.
+        # Commit and drain have ended, long before the timeout.
         await until(lambda: living() < before)
         assert await run.stop() is None
 
@@ -238,7 +238,7 @@ async def test_a_partition_assigned_during_a_stop_is_given_back_once() -> None:
         await until(lambda: sorted(handler.started) == [0, 1, 2])
         run.consumer.stop()
         await turns()
-        # The only member of the group is assigned again what it gives back, as long as it is one.
+        # The only member of a group is assigned each partition again that it gives back.
         handler.let(0)
         await until(lambda: group.generation > 3)
         await turns(200)
@@ -271,7 +271,7 @@ async def test_a_loss_during_a_failing_commit_delays_no_partition(monkeypatch: p
         before = len(source.called("settle"))
         await until(lambda: len(source.called("settle")) > before + 1)
         await turns(5)
-        # In the pause between two attempts there is something to commit, and nothing under way; nor comes anything new.
+        # Between two attempts a commit is due, none is under way, and no message arrives.
         run.consumer.pause()
         ended = pauses
         group.lose("m-1", 0)

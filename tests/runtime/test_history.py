@@ -1,4 +1,4 @@
-"""With a history: rows are in the file before what they announce, and the checkers find every promise kept."""
+"""A history has each row in its file before the event happens, and the checkers pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.fakes.threaded import assert_kept
 
 
 def rows(history: History) -> list[dict[str, Any]]:
-    """What is in the file now."""
+    """The rows in the file."""
     assert history.path is not None
     return [json.loads(line) for line in history.path.read_text().splitlines()]
 
@@ -41,7 +41,7 @@ def names(history: History, position: int) -> list[str]:
 
 
 async def finish_what_is_left(broker: MemoryBroker, directory: Path) -> None:
-    """A second process that handles the rest; then all promises hold over both."""
+    """Handle the rest in a second process, and assert every promise over both."""
     source = MemorySource(broker)
     source.finish()
 
@@ -89,13 +89,13 @@ async def test_handlers_that_start_together_share_one_write(tmp_path: Path, monk
         await until(lambda: broker.unfinished == 0)
         assert await run.stop() is None
     assert sum(writes) == 60
-    # Those that become free together start together again.
+    # Lanes that become free together start together.
     assert len(writes) <= 6
     assert_kept(tmp_path)
 
 
 class ReadsAtSettle(MemorySource):
-    """Looks into the file whenever it is told to settle."""
+    """A source that reads the file at each settlement."""
 
     history: History
     unannounced: list[int]
@@ -115,15 +115,15 @@ async def test_an_ack_row_is_in_the_file_before_the_source_is_called(tmp_path: P
     source.unannounced = []
     source.finish()
     source.fail("settle", SourceError("not now", retryable=True), times=2)
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
 
     async def handler(message: Message) -> None:
         if message.position == 3:
             raise Term("never")
 
-    await consumer_of(source, handler, history=source.history, dead_letters=letters).run()
+    await consumer_of(source, handler, history=source.history, dead_letters=dead_letters).run()
     assert source.unannounced == []
-    # Once more for every settlement that failed.
+    # Once more for every failed settlement.
     assert [name for name in names(source.history, 3) if name != "ack"][-2:] == ["dlq_sent", "dlq_confirmed"]
     assert names(source.history, 3)[-1] == "ack"
     assert_kept(tmp_path)
@@ -140,8 +140,8 @@ async def test_retries_dead_letters_and_a_full_bound_keep_the_promises(
     broker = published(*[number % 5 for number in range(80)], partitions=2)
     source = MemorySource(broker)
     source.finish()
-    letters = MemoryDeadLetters(broker)
-    letters.fail("put", OSError("not now"), times=3)
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.fail("put", OSError("not now"), times=3)
 
     async def handler(message: Message) -> None:
         await anyio.lowlevel.checkpoint()
@@ -152,7 +152,7 @@ async def test_retries_dead_letters_and_a_full_bound_keep_the_promises(
 
     history = History(tmp_path)
     consumer = consumer_of(
-        source, handler, history=history, dead_letters=letters, attempts=3, backoff=0.001, max_in_flight=9
+        source, handler, history=history, dead_letters=dead_letters, attempts=3, backoff=0.001, max_in_flight=9
     )
     await consumer.run()
     assert broker.unfinished == 0
@@ -236,10 +236,10 @@ async def test_a_second_process_after_a_fatal_error_keeps_the_promises(tmp_path:
         await until(lambda: gated.running == 3)
         gated.let(0)
         await until(lambda: 0 in gated.ended)
-        # Not before the drain has begun, or the successor of one of them may start.
+        # Only after the drain has begun, or the successor of one of them may start.
         gated.let(2, 4)
         assert await run.end() is error
-    # Nothing in flight goes without a row that says what became of it.
+    # Every message in flight gets a row with its outcome.
     assert names(history, 0)[-1] == "ended"
     assert names(history, 1)[-1] == "abandoned"
     assert_kept(tmp_path, left=True)

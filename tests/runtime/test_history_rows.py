@@ -1,4 +1,4 @@
-"""With a history: the rows of what happens now and then, from which the checkers know what a run had to keep."""
+"""Rows of rare events in a history, from which the checkers learn the duties of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fakes.support import Gated, consumer_of, published, started, turns, u
 
 
 def rows(history: History, *events: str) -> list[dict[str, Any]]:
-    """Those of these events, as far as they are in the file."""
+    """The rows of these events in the file."""
     if history.path is None:
         return []
     recorder_of(history).flush()
@@ -135,7 +135,7 @@ async def test_a_shortened_drain_has_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_messages_completed_by_a_former_owner_are_committed_in_time(tmp_path: Path) -> None:
-    """Also when nothing else finishes: nothing but that wakes the settling."""
+    """Nothing else finishes that could wake the settler."""
     group = group_of("ab")
     first = Gated(free=[b"b"])
     async with started(consumer_of(GroupSource(group, "m-1"), first, drain_timeout=0.0, grace=0.01)) as run:
@@ -149,7 +149,7 @@ async def test_messages_completed_by_a_former_owner_are_committed_in_time(tmp_pa
 
 @pytest.mark.anyio
 async def test_a_commit_cancelled_with_its_run_has_a_failed_row(tmp_path: Path) -> None:
-    """A second one may follow it: of one that has neither failed nor been confirmed it would seem to cross it."""
+    """A second commit may follow. It would seem to overtake one without an end."""
     history = History(tmp_path)
     source = GroupSource(group_of("a"), "m-1")
     source.block("settle")
@@ -193,7 +193,7 @@ async def test_a_batch_that_outlives_its_partition_is_a_zombie_at_the_end(tmp_pa
 
 
 class AsksAndDelivers(MemorySource):
-    """Behind the demand for a partition comes what was already on its way: its first run, again."""
+    """After the revoke comes a run that was already on its way: the first one, again."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)

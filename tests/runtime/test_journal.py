@@ -1,4 +1,4 @@
-"""With a journal: a run is in it when it returns, and nobody has waited for it."""
+"""A journal has every row of a run when it returns, and no handler waits for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.memsource.checkers.journals import WAIT, files, held_disk, reach, row
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A disk that takes nothing until this is set."""
+    """A disk that blocks until the event is set."""
     with held_disk(monkeypatch) as opens:
         yield opens
 
@@ -64,10 +64,10 @@ async def test_a_run_is_in_the_journal_when_it_returns(
     broker = published(*[number % 7 for number in range(40)])
     source = MemorySource(broker)
     source.finish()
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     history = History(tmp_path / "history") if beside else None
     directory = tmp_path / "journal"
-    await run(source, handler, settings=settings, dead_letters=letters, history=history, journal=directory)
+    await run(source, handler, settings=settings, dead_letters=dead_letters, history=history, journal=directory)
     assert not list(directory.glob(".*"))
     assert_kept(directory)
     made = rows(directory)
@@ -85,7 +85,7 @@ async def test_no_handler_waits_for_the_disk(tmp_path: Path, gate: threading.Eve
     journal = Journal(tmp_path)
     async with started(Consumer(MemorySource(broker), in_batches, settings=Settings(batch=2), journal=journal)) as one:
         await until(lambda: broker.unfinished == 0)
-        # What waits is text: no message, and with it no payload, is kept.
+        # Queued rows are text, so no message and no payload is kept alive.
         assert {type(row) for row in files_of(journal).buffer.rows} == {str}
         assert journal.files == 0
         gate.set()

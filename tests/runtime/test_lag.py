@@ -1,4 +1,4 @@
-"""How far behind each partition is, what is its oldest unfinished message, and how many there may be."""
+"""The lag of each partition, and its oldest unfinished message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_source_without_lag_has_none_in_the_status() -> None:
 @pytest.mark.anyio
 async def test_each_partition_has_its_oldest_unfinished_message() -> None:
     group = group_of((), partitions=3)
-    # In the first partition position 0 is finished and 1 is not, the second has nothing, in the third nothing is.
+    # Partition 0: 0 is finished, 1 is not. Partition 1 is empty. Partition 2: no message is finished.
     for number, keys in {0: ("quick", "slow"), 2: ("slow", "quick", "slow")}.items():
         for key in keys:
             group.publish(key, key=key, partition=number)

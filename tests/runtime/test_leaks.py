@@ -1,4 +1,4 @@
-"""However a run ends, nothing of it is left: no task, thread, timer or file descriptor."""
+"""No end of a run leaves a task, thread, timer or file descriptor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def awaited_batch(batch: list[Message]) -> None:
 
 
 def plain_batch(batch: list[Message]) -> None:
-    """Done."""
+    """A batch handler that succeeds at once."""
 
 
 KINDS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
@@ -69,7 +69,7 @@ def descriptors() -> int:
 
 
 def timers() -> int:
-    """Calls that an event loop of asyncio is to make later."""
+    """Timers of the asyncio event loop."""
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
         return 0
     scheduled: list[asyncio.TimerHandle] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Ownership under a lease: behind its deadline nothing starts and nothing is sent, whoever notices it first."""
+"""Ownership under a lease: after its deadline no handler starts and nothing is settled."""
 
 from __future__ import annotations
 
@@ -88,20 +88,20 @@ async def test_no_handler_starts_after_the_deadline(jobs: Jobs, tmp_path: Path) 
         await until(lambda: run.consumer.ready)
         leased(source, "a", "a", "b")
         await until(lambda: run.consumer.status().in_flight == 4)
-        # Frozen: the clock has gone on, and no timer has run.
+        # The process was frozen: the clock has moved, and no timer has run.
         clock.now = UNTIL
         jobs.let()
         await until(lambda: "memory/0" not in run.consumer.status().floors)
         publish(source.broker, ["later"], partition=1)
         await until(lambda: source.broker.acked(1) == [0, 1])
-        # The source reports it too, later: it is lost once.
+        # The source reports the loss later too: it counts once.
         source.lose(0)
         await turns()
         assert run.consumer.status().in_flight == 0
         assert run.consumer.status().zombies == 0
         assert await run.stop() is None
     assert jobs.started == [(1, 0), (1, 1)]
-    # Nor does the history say that anything had.
+    # The history has no start either.
     begun = [row.partition for row in read([tmp_path])[0].rows if row.event == "started"]
     assert begun == ["memory/1", "memory/1"]
     lost = [event for event in told if event.name == "lost"]
@@ -142,7 +142,7 @@ async def test_no_handler_starts_if_the_lease_ends_while_its_row_is_written(
         await until(lambda: run.consumer.ready)
         leased(source, "a")
         await until(lambda: run.consumer.status().in_flight == 2 and jobs.started)
-        # What is settled before it would write too.
+        # A settlement before it would write too.
         source.block("settle")
         jobs.let()
         await until(lambda: source.called("settle"))
@@ -159,7 +159,7 @@ async def test_no_handler_starts_if_the_lease_ends_while_its_row_is_written(
     assert [verdict.name for verdict in check([segment]) if verdict.status == "violated"] == []
     found = [row for row in segment.rows if (row.partition, row.position) == ("memory/0", 1)]
     rows = [(row.event, row.text) for row in found if row.event in ("started", "ended")]
-    # Where it was started as far as the history knows, it ended.
+    # A message with a ``started`` row has its end.
     assert rows in ([], [("started", ""), ("ended", "cancelled")])
     assert all(row.mono < UNTIL for row in found if row.event == "started")
 
@@ -190,7 +190,7 @@ async def test_a_thread_checks_the_deadline_before_the_call(*, renewed: bool) ->
         source.assign(0, deadline=UNTIL)
         publish(broker, ["a"])
         if renewed:
-            # As the loop sees it the lease holds: what the thread gave back is taken again.
+            # For the loop the lease holds: the message that the thread returned is taken again.
             await until(lambda: broker.acked(0) == [0])
         else:
             await until(lambda: times == 1 and not run.consumer.active)
@@ -277,7 +277,7 @@ async def test_after_the_deadline_nothing_is_extended_and_handlers_are_cancelled
 @pytest.mark.anyio
 async def test_no_dead_letter_is_written_after_the_deadline() -> None:
     clock, broker = HandClock(), MemoryBroker(2)
-    source, letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
+    source, dead_letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)
     gate = anyio.Event()
 
     async def handler(message: Message) -> None:
@@ -285,7 +285,7 @@ async def test_no_dead_letter_is_written_after_the_deadline() -> None:
             await gate.wait()
             raise ValueError("never")
 
-    async with started(consumer_of(source, handler, clock=clock, dead_letters=letters)) as run:
+    async with started(consumer_of(source, handler, clock=clock, dead_letters=dead_letters)) as run:
         await until(lambda: run.consumer.ready)
         source.assign(0, deadline=UNTIL)
         publish(broker, ["poison"], partition=0)
@@ -294,7 +294,7 @@ async def test_no_dead_letter_is_written_after_the_deadline() -> None:
         gate.set()
         await until(lambda: "memory/0" not in run.consumer.status().floors)
         assert await run.stop() is None
-    assert letters.called("put") == []
+    assert dead_letters.called("put") == []
 
 
 @pytest.mark.anyio
@@ -306,7 +306,7 @@ async def test_a_drain_without_a_limit_lets_handlers_end(tmp_path: Path) -> None
     async with started(consumer) as run:
         await until(lambda: handler.started)
         source.revoke(0, timeout=math.inf)
-        # Its limit of nothing would have passed long ago.
+        # A limit of 0 s would have passed long ago.
         with anyio.move_on_after(0.1):
             await until(lambda: handler.cancelled)
         assert handler.cancelled == [] and source.called("release") == []
@@ -349,13 +349,13 @@ async def test_a_stop_limits_a_drain_that_has_no_limit(tmp_path: Path, *, stop_f
         await turns()
         assert await run.stop() is None
     assert handler.cancelled == [0]
-    # Infinity is no JSON, and would be a gap.
+    # Infinity is no JSON, and would be a gap in the history.
     assert read([tmp_path])[0].gaps == []
 
 
 @asynccontextmanager
 async def releasing(clock: HandClock, deadline: float, *, grace: float) -> AsyncIterator[Releasing]:
-    """A consumer whose lease runs until this deadline, in the middle of a release that hangs."""
+    """A consumer in a hanging release, whose lease ends at ``deadline``."""
     source, told = MemorySource(MemoryBroker(), assigned=[]), list[str]()
     settings = Settings(concurrency=1, grace=grace)
     consumer = Consumer(source, Gated(), settings=settings, clock=clock, on_event=lambda event: told.append(event.name))
@@ -396,7 +396,7 @@ async def test_a_release_longer_than_the_lease_is_a_loss() -> None:
 
 @pytest.mark.anyio
 async def test_a_release_confirmed_after_the_deadline_is_no_loss() -> None:
-    """Its lease was renewed while it was handed over, and who has released it knows."""
+    """The lease was renewed during the hand-over, and the source confirmed the release."""
     clock = HandClock()
     async with releasing(clock, UNTIL, grace=10.0) as (run, source, told):
         clock.now = UNTIL + 1.0

@@ -1,4 +1,4 @@
-"""Start and end of a run: what fails where, what is closed, what may be asked when, and that nothing is left."""
+"""Start and end of a run: errors of the source, closing, cancellation."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from tests.fakes.support import (
 async def test_an_error_at_the_start_is_raised_before_the_first_message(error: Exception) -> None:
     broker = published("a")
     source = MemorySource(broker)
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     source.fail("open", error)
     before = living()
-    consumer = consumer_of(source, acknowledge, dead_letters=letters)
+    consumer = consumer_of(source, acknowledge, dead_letters=dead_letters)
     with pytest.raises(type(error)) as caught:
         await consumer.run()
     assert caught.value is error
     assert broker.deliveries(0) == 0
     assert [call.name for call in source.calls] == ["open", "aclose"]
-    assert [call.name for call in letters.calls] == ["open", "aclose"]
+    assert [call.name for call in dead_letters.calls] == ["open", "aclose"]
     assert living() == before
 
 
@@ -71,15 +71,15 @@ async def test_an_error_of_receive_stops_in_order_and_is_raised(error: Exception
 async def test_an_error_of_closing_does_not_hide_why_the_run_ended() -> None:
     broker = published("a")
     source = MemorySource(broker)
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     source.fail("aclose", SourceError("not closed"))
 
     async def handler(message: Message) -> None:
         raise ValueError("poison")
 
     with pytest.raises(HandlerHalted):
-        await consumer_of(source, handler, dead_letters=letters, poison="exit").run()
-    assert letters.called("aclose")
+        await consumer_of(source, handler, dead_letters=dead_letters, poison="exit").run()
+    assert dead_letters.called("aclose")
 
 
 @pytest.mark.anyio
@@ -87,13 +87,13 @@ async def test_an_error_of_closing_leaves_nothing_else_open() -> None:
     broker = published("a")
     source = MemorySource(broker)
     source.finish()
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     source.fail("aclose", SourceError("not closed"))
     before = living()
-    # Whether that is worth an error is not promised.
+    # An error here is not promised.
     with contextlib.suppress(SourceError):
-        await consumer_of(source, acknowledge, dead_letters=letters).run()
-    assert letters.called("aclose")
+        await consumer_of(source, acknowledge, dead_letters=dead_letters).run()
+    assert dead_letters.called("aclose")
     assert broker.unfinished == 0
     assert living() == before
 
@@ -139,7 +139,7 @@ async def test_broken_must_be_a_message_error(batch: int | None, monkeypatch: py
     broker = published("a", "b")
     source = MemorySource(broker)
     source.finish()
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     handled: list[object] = []
     delivered = source.receive
 
@@ -156,8 +156,8 @@ async def test_broken_must_be_a_message_error(batch: int | None, monkeypatch: py
     monkeypatch.setattr(source, "receive", receive)
     settings = Settings(batch=batch, retry=Retry(attempts=1), poison="skip")
     with pytest.raises(lanes.ContractError, match=r"memory/0 position 0 with broken=ValueError; .* MessageError$"):
-        await Consumer(source, handler, settings=settings, dead_letters=letters).run()
-    # Nobody is told that what was delivered beside it could not be handled either.
+        await Consumer(source, handler, settings=settings, dead_letters=dead_letters).run()
+    # The other messages of the run are not reported.
     assert (handled, broker.dead_letters) == ([], [])
 
 
@@ -324,17 +324,17 @@ async def test_every_cancellation_of_asyncio_stops_the_run(how: Literal["task", 
 async def test_a_bug_in_the_last_settlement_leaves_nothing_open() -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     source.block("settle")
     handler = Gated(free=[b"a"])
-    async with started(consumer_of(source, handler, dead_letters=letters)) as run:
+    async with started(consumer_of(source, handler, dead_letters=dead_letters)) as run:
         await until(lambda: source.called("settle") and handler.running == 1)
         source.fail("settle", RuntimeError("a bug in the adapter"), times=10)
         run.scope.cancel()
         source.unblock("settle")
         await run.end()
     assert source.called("aclose")
-    assert letters.called("aclose")
+    assert dead_letters.called("aclose")
 
 
 @pytest.mark.anyio
@@ -367,7 +367,7 @@ async def test_several_consumers_run_in_one_process() -> None:
         started(consumer_of(sources[1], lambda message: None)) as two,
         started(consumer_of(sources[2], acknowledge_all, batch=3)) as three,
     ):
-        # One that fails is no business of the others.
+        # A failing consumer does not affect the others.
         assert isinstance(await failing.end(), HandlerHalted)
         await until(lambda: not any(broker.unfinished for broker in brokers))
         for run in (one, two, three):

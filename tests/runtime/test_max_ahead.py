@@ -1,4 +1,4 @@
-"""What ``max_ahead`` holds back, whom that stops, and who is told."""
+"""``max_ahead``: which messages wait, which partitions stop, and the warning."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ UNCONFIRMED = "until the broker has confirmed position 3 (a commit is not answer
 
 
 def stalled(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was said of partitions that stand at ``max_ahead``."""
+    """The warnings about partitions at ``max_ahead``."""
     return [record.getMessage() for record in caplog.records if "max_ahead" in record.getMessage()]
 
 
 def named(caplog: pytest.LogCaptureFixture, position: int) -> bool:
-    """Whether this one was said to hold a partition up."""
+    """Whether a warning names this position."""
     return any(f"until position {position} is finished" in said for said in stalled(caplog))
 
 
@@ -65,7 +65,7 @@ async def test_the_next_stuck_message_is_named_too(
     monkeypatch.setattr(health, "STALLED_AFTER", 0.01)
     keys = [str(number) for number in range(12)]
     handler = Gated(free=[key.encode() for key in keys if key not in ("0", "1")])
-    # One run: what is beyond the bound waits, and enters as the first one ends.
+    # One run: messages beyond the bound wait, and enter when the first one ends.
     source = GroupSource(group_of(keys), "m", batch=12)
     with caplog.at_level(logging.WARNING, "lanes"):
         async with started(consumer_of(source, handler, max_ahead=4)) as run:
@@ -94,7 +94,7 @@ async def test_a_missing_confirmation_of_the_broker_is_named(
                 await until(lambda: named(caplog, 0))
                 assert not any(UNCONFIRMED in said for said in stalled(caplog))
                 handler.let(0)
-            # Else a handler that the machine keeps waiting may be named before, too.
+            # Otherwise a busy machine may have another handler named before.
             await until(lambda: any(UNCONFIRMED in said for said in stalled(caplog)))
             source.unblock("settle")
             await until(lambda: group.unfinished == 0)
@@ -128,7 +128,7 @@ async def test_a_partition_at_max_ahead_does_not_stop_another() -> None:
     source = GroupSource(group, "m", batch=5)
     free = [f"{kind}{number}".encode() for kind in "sf" for number in range(30)]
     handler = Gated(free=free)
-    # What one partition holds back and a batch of the other fill the bound.
+    # The waiting messages of one partition and a batch of the other fill the bound.
     async with started(consumer_of(source, handler, max_ahead=5, max_in_flight=10)) as run:
         await until(lambda: group.committed(1) == Committed(30))
         assert group.committed(0).offset == 0
@@ -148,7 +148,7 @@ async def test_reaching_max_ahead_commits_at_once() -> None:
         await until(lambda: len(handler.ended) == 5)
         await turns()
         assert commits(source) == []
-        # All of them hang: nothing that finishes has anybody look.
+        # All of them hang, so no finished message triggers a check.
         for number in range(40):
             group.publish(key=f"hangs {number}")
         await until(lambda: group.committed(0).offset == 5)

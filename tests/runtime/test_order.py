@@ -25,7 +25,7 @@ KEYS = {
 
 
 class Observed:
-    """A handler that notes what it sees: overlaps within a lane, and the order of completions.
+    """A handler that records overlaps within a lane and the order of completions.
 
     Lane: a partition and a key. ``plan`` says for every (partition, position) how many turns of the loop the
     handler takes and how many attempts fail.

@@ -1,4 +1,4 @@
-"""Partitions come and go one by one: those that stay are not touched, those that are lost change nothing any more."""
+"""Partitions come and go one by one: the others continue, and lost ones have no further effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def two_partitions(*keys: str) -> MemoryBroker:
 
 
 class ByPartition:
-    """A handler with a gate for every partition. What happened is noted as (partition, position)."""
+    """A handler with a gate for every partition. It records (partition, position)."""
 
     def __init__(self) -> None:
         self.started: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ async def test_a_revoked_partition_drains_while_another_continues() -> None:
         await until(lambda: len(handler.started) == 2)
         source.revoke(0)
         await turns()
-        # It waits for what runs, and for nothing else.
+        # The drain waits only for running handlers.
         assert source.called("release") == []
         handler.gates[0].set()
         await until(lambda: source.called("release"))
@@ -115,7 +115,7 @@ async def test_a_partition_that_returns_continues_at_its_position() -> None:
         handler.gates[1].set()
         await until(lambda: broker.unfinished == 0)
         assert await run.stop() is None
-    # In the new assignment only what had not finished, under a new epoch.
+    # The new assignment has only the unfinished messages, under a new epoch.
     assert sorted(handler.ended) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     assert handler.epochs[handler.started.index((0, 1))] == 2
     assert broker.deliveries(0, 0) == 1
@@ -212,7 +212,7 @@ async def test_a_key_waits_for_the_zombie_of_its_former_assignment() -> None:
         publish(broker, ["b"])
         await until(lambda: broker.acked() == [2, 3])
         await turns()
-        # Other keys go on; this one waits, though its handler was cancelled long ago.
+        # Other keys continue; this one waits for its cancelled handler.
         assert ("start", 2, 0) not in log
         assert run.consumer.status().in_flight == 3
         gate.set()
@@ -243,7 +243,7 @@ async def test_a_lost_partition_drops_its_retries() -> None:
             raise Nak(delay=0.001)
 
     async with started(consumer_of(source, handler, attempts=9, clock=lambda: now)) as run:
-        # The hold is not over before the clock says so, however long it is in real time.
+        # The consumer's clock decides about the hold, not real time.
         await until(lambda: run.consumer.status().held == 1 if attempts else False)
         source.lose(0)
         source.assign(0)
@@ -252,7 +252,7 @@ async def test_a_lost_partition_drops_its_retries() -> None:
         with anyio.move_on_after(0.01):
             await until(lambda: len(attempts) > 2)
         assert await run.stop() is None
-    # Attempts begin anew with an assignment, and the old hold wakes nobody up.
+    # Attempts begin again with an assignment, and the old hold has no effect.
     assert attempts == [(1, 1), (2, 1)]
     assert settled(source) == [0]
 

@@ -1,4 +1,4 @@
-"""The poison policy ``exit``: everything else is settled, the failed message is not, the error says which."""
+"""The poison policy ``exit``: every finished message is settled, and the error names the failed one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.support import Gated, consumer_of, published, settled, started,
 
 
 class Refused(Exception):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 @pytest.mark.anyio

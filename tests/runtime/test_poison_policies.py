@@ -1,4 +1,4 @@
-"""What becomes of a message whose attempts are used up, under each policy, and of one that cannot be read at all."""
+"""Each poison policy for a message whose attempts are used up, and for one that cannot be read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Poisoned:
 
 
 def blocked(consumer: Consumer) -> int:
-    """Lanes that are blocked."""
+    """Number of blocked lanes."""
     return consumer.status().blocked if consumer.ready else 0
 
 
@@ -56,7 +56,7 @@ async def test_block_stops_one_key_until_it_is_unblocked(tmp_path: Path, caplog:
         assert "after 1 attempt(s) with ValueError" in record.getMessage()
         assert "until unblock or park is called" in record.getMessage()
         assert "secret" not in record.getMessage()
-        # Once more, and it fails again.
+        # One more attempt, which fails.
         assert consumer.unblock("secret") == 1
         await until(lambda: handler.attempts[0] == 2 and blocked(consumer) == 1)
         assert 2 not in handler.done
@@ -75,9 +75,9 @@ async def test_block_stops_one_key_until_it_is_unblocked(tmp_path: Path, caplog:
 async def test_park_gives_up_a_blocked_message(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Poisoned(0)
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     consumer = consumer_of(
-        MemorySource(broker), handler, poison="block", dead_letters=letters, history=History(tmp_path)
+        MemorySource(broker), handler, poison="block", dead_letters=dead_letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
         await until(lambda: broker.acked() == [2] and blocked(consumer) == 1)
@@ -85,7 +85,9 @@ async def test_park_gives_up_a_blocked_message(tmp_path: Path) -> None:
         assert consumer.park("a") == 1
         await until(lambda: broker.unfinished == 0)
         assert handler.done[-1] == 1
-        assert [(letter.position, letter.error_text) for letter in broker.dead_letters] == [(0, "poison 0")]
+        assert [(dead_letter.position, dead_letter.error_text) for dead_letter in broker.dead_letters] == [
+            (0, "poison 0")
+        ]
         assert consumer.status().dead_lettered == 1
         assert await run.stop() is None
     assert_kept(tmp_path)
@@ -109,7 +111,7 @@ async def test_a_held_lane_can_be_parked_but_not_unblocked(tmp_path: Path) -> No
         assert consumer.park("a") == 1
         assert consumer.park("a") == 0
         await until(lambda: broker.unfinished == 0)
-        assert [letter.attempts for letter in broker.dead_letters] == [1]
+        assert [dead_letter.attempts for dead_letter in broker.dead_letters] == [1]
         assert await run.stop() is None
     assert_kept(tmp_path)
 
@@ -179,19 +181,19 @@ async def test_a_drain_leaves_blocked_messages_to_the_next_owner(
 async def test_block_and_dlq_writes_the_dead_letter_then_stops_the_key(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Poisoned(0)
-    letters = MemoryDeadLetters(broker)
-    letters.block("put")
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.block("put")
     consumer = consumer_of(
-        MemorySource(broker), handler, poison="block_and_dlq", dead_letters=letters, history=History(tmp_path)
+        MemorySource(broker), handler, poison="block_and_dlq", dead_letters=dead_letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
-        await until(lambda: letters.called("put"))
+        await until(lambda: dead_letters.called("put"))
         assert (consumer.status().parking, consumer.status().blocked) == (1, 0)
-        # Not blocked yet: its letter comes first.
+        # Not blocked yet: its dead letter comes first.
         assert consumer.unblock("a") == 0
-        letters.unblock("put")
+        dead_letters.unblock("put")
         await until(lambda: blocked(consumer) == 1)
-        assert [letter.position for letter in broker.dead_letters] == [0]
+        assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]
         assert 0 not in broker.acked()
         handler.poison.clear()
         assert consumer.unblock("a") == 1
@@ -205,15 +207,15 @@ async def test_block_and_dlq_writes_the_dead_letter_then_stops_the_key(tmp_path:
 async def test_block_and_dlq_continues_after_park(tmp_path: Path) -> None:
     broker = published("a", "a")
     handler = Poisoned(0)
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     consumer = consumer_of(
-        MemorySource(broker), handler, poison="block_and_dlq", dead_letters=letters, history=History(tmp_path)
+        MemorySource(broker), handler, poison="block_and_dlq", dead_letters=dead_letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
         await until(lambda: blocked(consumer) == 1)
         assert consumer.park("a") == 1
         await until(lambda: broker.unfinished == 0)
-        # The same letter: its id is that of the message.
+        # The same dead letter: its id is a function of the message.
         assert len(broker.dead_letters) == 1
         assert await run.stop() is None
     assert_kept(tmp_path)
@@ -222,17 +224,19 @@ async def test_block_and_dlq_continues_after_park(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_dead_letter_confirmed_after_the_drain_has_an_archived_row(tmp_path: Path) -> None:
     broker = published("a")
-    source, letters = MemorySource(broker), MemoryDeadLetters(broker)
-    letters.block("put")
-    consumer = consumer_of(source, Poisoned(0), poison="block_and_dlq", dead_letters=letters, history=History(tmp_path))
+    source, dead_letters = MemorySource(broker), MemoryDeadLetters(broker)
+    dead_letters.block("put")
+    consumer = consumer_of(
+        source, Poisoned(0), poison="block_and_dlq", dead_letters=dead_letters, history=History(tmp_path)
+    )
     async with started(consumer) as run:
-        await until(lambda: letters.called("put"))
+        await until(lambda: dead_letters.called("put"))
         source.revoke(0)
         await until(lambda: source.owned == [])
-        letters.unblock("put")
+        dead_letters.unblock("put")
         await until(lambda: broker.dead_letters)
         assert await run.stop() is None
-    # It has a letter, and is finished nowhere: whoever takes it for settled would believe that it was handled.
+    # The message has a dead letter but is unfinished: a reader must not take it for settled.
     told = [row.event for segment in read([tmp_path]) for row in segment.rows]
     assert ("archived" in told, "dlq_confirmed" in told) == (True, False)
     assert_kept(tmp_path, left=True)
@@ -245,20 +249,20 @@ async def test_a_dead_letter_confirmed_after_the_drain_has_an_archived_row(tmp_p
 async def test_skip_commits_past_a_message_after_its_dead_letter_is_confirmed(tmp_path: Path) -> None:
     group = group_of("abab")
     broker = published()
-    letters = MemoryDeadLetters(broker)
-    letters.fail("put", SourceError("no stream", retryable=True), times=2)
-    letters.block("put")
+    dead_letters = MemoryDeadLetters(broker)
+    dead_letters.fail("put", SourceError("no stream", retryable=True), times=2)
+    dead_letters.block("put")
     handler = Poisoned(0)
     consumer = consumer_of(
-        GroupSource(group, "m"), handler, poison="skip", dead_letters=letters, history=History(tmp_path)
+        GroupSource(group, "m"), handler, poison="skip", dead_letters=dead_letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
         await until(lambda: group.committed(0) == Committed(0, ((1, 2), (3, 4))))
-        assert letters.called("put")
-        letters.unblock("put")
+        assert dead_letters.called("put")
+        dead_letters.unblock("put")
         await until(lambda: group.committed(0) == Committed(4))
         assert await run.stop() is None
-    assert len(letters.called("put")) == 3
+    assert len(dead_letters.called("put")) == 3
     assert_kept(tmp_path)
 
 
@@ -323,9 +327,9 @@ async def test_an_undecodable_message_is_neither_retried_nor_handled(kind: Any, 
         **({} if kind == "async" else {"sync_handlers": kind}),
     )
     await consumer.run()
-    (letter,) = broker.dead_letters
-    assert (letter.position, letter.error_type, letter.attempts) == (0, "MessageError", 1)
-    assert letter.error_text == (
+    (dead_letter,) = broker.dead_letters
+    assert (dead_letter.position, dead_letter.error_type, dead_letter.attempts) == (0, "MessageError", 1)
+    assert dead_letter.error_text == (
         "decode failed at memory/0 position 0 with UnicodeError: correct decode=…, or the producer of such messages"
     )
     assert sorted(poisoned.done) == [1, 2]
@@ -380,7 +384,7 @@ async def test_a_message_that_its_source_cannot_read_is_never_handled(
         if poison == "skip":
             await until(lambda: broker.unfinished == 0)
             assert await run.stop() is None
-            assert [letter.error_text for letter in broker.dead_letters] == ["no key"]
+            assert [dead_letter.error_text for dead_letter in broker.dead_letters] == ["no key"]
             assert sorted(poisoned.done) == [1, 2]
         elif poison == "exit":
             error = await run.end()
@@ -392,7 +396,7 @@ async def test_a_message_that_its_source_cannot_read_is_never_handled(
             assert consumer.unblock("a") == 1
             await until(lambda: blocked(consumer) == 1)
             await turns()
-            # It cannot be read by another attempt either; it takes a park.
+            # Another attempt cannot read it either; only a park helps.
             assert consumer.park("a") == 1
             await until(lambda: broker.unfinished == 0)
             assert sorted(poisoned.done) == [1, 2]

@@ -1,4 +1,4 @@
-"""``lanes.main`` as a process: signals, exit statuses, and one clear line when something is wrong."""
+"""``lanes.main`` as a process: signals, exit statuses, and one line for each error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Job = Callable[[str], subprocess.Popen[str]]
 
 @pytest.fixture(params=["asyncio", "trio"])
 def job(request: pytest.FixtureRequest, spawn: Spawn) -> Job:
-    """Starts tests/fakes/job.py with a case; whatever still runs at the end is killed."""
+    """Start tests/fakes/job.py with a case; kill it at the end of the test."""
     return lambda case: spawn("-W", "error", "-m", "tests.fakes.job", case, request.param)
 
 
@@ -42,7 +42,7 @@ def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
     process.send_signal(number)
     assert complains(process) == f"lanes: {number.name}: draining; a second signal stops at once"
     assert process.poll() is None
-    # The handler that runs may end; the one behind it does not start.
+    # The running handler may end; the next one does not start.
     out, err = process.communicate("go on\n", timeout=TIMEOUT)
     assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\nbye\n", "")
 
@@ -63,10 +63,10 @@ def test_a_second_signal_stops_at_once(job: Job, case: str, last_words: str) -> 
     assert complains(process).startswith("lanes: SIGTERM: draining")
     process.send_signal(signal.SIGINT)
     assert complains(process) == "lanes: SIGINT: stopping at once"
-    # Standard input stays open: the thread of "line" waits for it for ever.
+    # Standard input stays open, so the thread of "line" never ends.
     assert process.wait(timeout=TIMEOUT) == EXIT_AT_ONCE
     out, err = process.communicate()
-    # The process is ended the hard way only where a handler leaves no other.
+    # The process is killed only if a handler ignores its cancellation.
     assert (out, err) == (last_words, "")
 
 
@@ -91,7 +91,7 @@ def test_a_halt_has_its_own_exit_status(job: Job) -> None:
     assert process.returncode == EXIT_HALTED
     *before, last = err.splitlines()
     assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0")
-    # Of all there is, where the handler failed, and nothing of how lanes came to say so.
+    # The traceback of the handler alone.
     assert before[:2] == ["this failure of the handler ends the run", "Traceback (most recent call last):"]
     assert before[-1] == "lanes.errors.Term: never"
     assert err.count("Traceback") == 1

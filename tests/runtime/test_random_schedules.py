@@ -36,7 +36,7 @@ EVENTS = st.lists(
         st.tuples(st.just("lose"), NUMBERS),
         st.tuples(st.just("assign"), NUMBERS),
         st.tuples(st.just("settle fails"), st.integers(1, 3)),
-        st.tuples(st.just("letter fails"), st.integers(1, 3)),
+        st.tuples(st.just("dead_letter fails"), st.integers(1, 3)),
         st.tuples(st.just("restart")),
     ),
     min_size=5,
@@ -57,7 +57,7 @@ class World:
 
     def __init__(self, directory: str, concurrency: int, spare: int, traffic: list[tuple[bytes | None, int]]) -> None:
         self.broker = MemoryBroker(PARTITIONS)
-        self.letters = MemoryDeadLetters(self.broker)
+        self.dead_letters = MemoryDeadLetters(self.broker)
         self._directory = directory
         self._concurrency = concurrency
         self._bound = concurrency + spare
@@ -67,7 +67,7 @@ class World:
         self.revoked: set[int] = set()
 
     def publish(self, count: int | None = None) -> None:
-        """Publish the next ``count`` messages, None = all that are left."""
+        """Publish the next ``count`` messages; ``None`` = all of them."""
         for key, kind in islice(self._traffic, count):
             self.broker.publish(bytes([kind]), key=key)
 
@@ -83,21 +83,21 @@ class World:
             try:
                 await anyio.sleep(0.0005)
             except anyio.get_cancelled_exc_class():
-                # One that ignores its cancellation for a while.
+                # A handler that ignores its cancellation for a while.
                 with anyio.CancelScope(shield=True):
                     for _ in range(5):
                         await anyio.lowlevel.checkpoint()
                 raise
 
     async def run(self, number: int, events: list[tuple[Any, ...]]) -> None:
-        """One process: until the events are used up, then until everything is handled if they were the last."""
+        """Run one process through its events; the last one runs until every message is handled."""
         self.source = MemorySource(self.broker, batch=7)
         self.revoked.clear()
         consumer = consumer_of(
             self.source,
             self.handle,
             history=History(self._directory, member=f"member-{number}"),
-            dead_letters=self.letters,
+            dead_letters=self.dead_letters,
             concurrency=self._concurrency,
             max_in_flight=self._bound,
             attempts=3,
@@ -119,7 +119,7 @@ class World:
             assert await run.stop() is None
 
     async def happen(self, what: str, *details: Any) -> None:
-        """Let one event happen, if it can, a little after the one before."""
+        """Perform one event, if possible, shortly after the previous one."""
         source = self.source
         await turns(3)
         if what == "publish":
@@ -128,8 +128,8 @@ class World:
             await turns(details[0])
         elif what == "settle fails":
             source.fail("settle", SourceError("not now", retryable=True), times=details[0])
-        elif what == "letter fails":
-            self.letters.fail("put", OSError("not now"), times=details[0])
+        elif what == "dead_letter fails":
+            self.dead_letters.fail("put", OSError("not now"), times=details[0])
         elif what == "redeliver" and details[0] in source.owned:
             partition, back = details
             delivered = sorted({*self.broker.acked(partition), *self.broker.unacked(partition)})
@@ -153,7 +153,7 @@ async def test_any_schedule_keeps_every_promise(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         world = World(directory, concurrency, spare, traffic)
-        # The last process ends when everything is handled, so at least one is without a restart behind it.
+        # The last process ends when every message is handled, so at least one has no restart.
         for number in range(events.count(("restart",)) + 1):
             await world.run(number, events)
         verdicts = check(read([directory]))

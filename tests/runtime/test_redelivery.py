@@ -95,7 +95,7 @@ async def test_a_settled_message_is_settled_again_and_not_run() -> None:
 
 
 class Remembering(MemorySource):
-    """A source that says it passes over what was settled, and does not."""
+    """A source that claims to remember settled positions, but redelivers them."""
 
     async def open(self) -> SourceTraits:
         return dataclasses.replace(await super().open(), remembers=True)
@@ -123,7 +123,7 @@ async def test_a_delivery_that_was_lost_on_the_way_runs_later() -> None:
     async with started(consumer_of(source, handler)) as run:
         await until(lambda: source.called("receive"))
         broker.publish(key="a")
-        # The broker counts it as delivered, and it never arrives.
+        # The broker counts the message as delivered, but it never arrives.
         broker.deliver(0, 1, 1, monotonic())
         broker.publish(key="b")
         await until(lambda: broker.acked() == [1])

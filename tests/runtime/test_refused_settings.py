@@ -1,4 +1,4 @@
-"""The consumer as an async context manager, and several of them."""
+"""Settings and handlers that a consumer refuses."""
 
 from __future__ import annotations
 

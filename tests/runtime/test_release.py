@@ -1,4 +1,4 @@
-"""How long settling and releasing a drained partition may take, and what is told when that is too long."""
+"""The bounds on the settlement and the release of a drained partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fakes.support import Gated, published, started, turns, until
 
 
 async def told_of(source: MemorySource, *, grace: float, release: float | None = None) -> list[str]:
-    """What is told of a partition, of which nothing runs, in a stop. ``release``: seconds until it is let go on."""
+    """The events of an idle partition during a stop. ``release``: seconds that its release takes."""
     told: list[str] = []
     settings = Settings(concurrency=1, grace=grace)
     consumer = Consumer(source, Gated(), settings=settings, on_event=lambda event: told.append(event.name))
@@ -98,7 +98,7 @@ async def test_a_loss_ends_a_drain_without_a_limit() -> None:
         source.lose(0)
         try:
             await until(lambda: "lost" in told)
-            # Its handler, which nobody can end, still runs.
+            # Its handler cannot be ended and still runs.
             await until(lambda: not drains_of(run.consumer))
         finally:
             let.set()

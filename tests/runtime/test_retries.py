@@ -32,7 +32,7 @@ async def test_a_held_message_stops_only_its_own_key() -> None:
         assert (status.held, status.running, status.in_flight, status.retries) == (1, 0, 2, 1)
         assert sorted(ended) == [1, 3, 4]
         assert await run.stop() is None
-    # Neither it nor its successor was settled: both come again at the next start.
+    # Neither message was settled: both are redelivered at the next start.
     assert broker.unacked() == [0, 2]
 
 
@@ -114,16 +114,16 @@ async def test_term_gives_a_message_up_at_once() -> None:
         if message.position == 0:
             raise Term("no such customer")
 
-    letters = MemoryDeadLetters(broker)
-    await consumer_of(source, handler, attempts=5, dead_letters=letters).run()
+    dead_letters = MemoryDeadLetters(broker)
+    await consumer_of(source, handler, attempts=5, dead_letters=dead_letters).run()
     assert handled == [0, 1]
-    (letter,) = broker.dead_letters
-    assert (letter.position, letter.attempts, letter.error_type) == (0, 1, "Term")
-    assert letter.error_text == "no such customer"
+    (dead_letter,) = broker.dead_letters
+    assert (dead_letter.position, dead_letter.attempts, dead_letter.error_type) == (0, 1, "Term")
+    assert dead_letter.error_text == "no such customer"
 
 
 class Unspeakable(Exception):
-    """Cannot even be shown."""
+    """An exception whose text cannot be rendered."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")

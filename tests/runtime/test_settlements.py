@@ -1,4 +1,4 @@
-"""Telling the broker: repeated until it is sent, one at a time, beside handlers that never suspend."""
+"""Settlements: repeated until sent, one at a time, beside handlers that never suspend."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_an_unconfirmed_settlement_is_repeated() -> None:
     assert broker.acked() == [0, 1, 2]
     calls = source.called("settle")
     assert len(calls) >= 5
-    # What was in a failed call is in the next one, with the same tokens.
+    # The next call has the messages of the failed one, with the same tokens.
     for before, after in itertools.pairwise(calls[:5]):
         assert set(before.deliveries) <= set(after.deliveries)
     assert broker.stale == 0
@@ -55,7 +55,7 @@ async def test_unsettled_messages_stay_in_flight() -> None:
     ) as run:
         await until(lambda: len(handler.ended) == 4 and len(source.called("settle")) > 3)
         await turns()
-        # The bound holds for what is finished and not settled too: no fifth message comes.
+        # The bound includes finished, unsettled messages: no fifth one comes.
         assert run.consumer.status().in_flight == 4
         assert sorted(handler.started) == [0, 1, 2, 3]
         assert await run.stop() is None
@@ -80,7 +80,7 @@ async def test_a_drain_waits_for_a_settlement_that_is_repeated() -> None:
 
 
 class Refusing(MemorySource):
-    """Settles nothing while it ``refuses``."""
+    """A source whose settlements fail while ``refuses`` is set."""
 
     refuses = True
     tries = 0
@@ -161,11 +161,11 @@ async def test_a_failed_settlement_is_not_repeated_at_once(monkeypatch: pytest.M
         handler.let(1)
         await until(lambda: len(handler.ended) == 2)
         await turns()
-        # What finishes meanwhile does not hurry it: a broker that is in trouble is left alone for a while.
+        # A message that finishes meanwhile does not shorten the pause.
         assert len(source.called("settle")) == 1
         run.scope.cancel()
         await run.end()
-    # A last attempt is made at the end all the same.
+    # A last attempt is made at the end.
     assert broker.acked() == [0, 1]
 
 
@@ -185,7 +185,7 @@ async def test_one_settlement_is_under_way_at_a_time() -> None:
         source.unblock("settle")
         await until(lambda: broker.unfinished == 0)
         assert await run.stop() is None
-    # The seven that finished meanwhile went together.
+    # The seven messages that finished meanwhile share a call.
     assert [len(call.deliveries) for call in source.called("settle")] == [1, 7]
 
 
@@ -199,7 +199,7 @@ async def test_a_settlement_that_can_never_be_sent_stops_with_its_error() -> Non
     async with started(consumer_of(source, handler, drain_timeout=30.0, grace=0.1)) as run:
         await until(lambda: source.called("settle"))
         handler.let(1)
-        # In order, but not for as long as a drain may take: what can never be sent is not waited for.
+        # In order, but faster than a drain: a settlement that can never be sent is not waited for.
         assert await run.end() is refused
     assert broker.acked() == []
     assert source.called("aclose")
@@ -236,7 +236,7 @@ async def test_a_handler_that_never_suspends_does_not_starve_other_tasks() -> No
 
     async def handler(message: Message) -> None:
         nonlocal now
-        # A millisecond of work, without a single turn for anybody else.
+        # A millisecond of work that never suspends.
         now += 0.001
         waiting.append(message.position + 1 - len(broker.acked()))
 
@@ -251,7 +251,7 @@ async def test_a_handler_that_never_suspends_does_not_starve_other_tasks() -> No
         await consumer_of(source, handler, clock=lambda: now, concurrency=1).run()
         tasks.cancel_scope.cancel()
     assert broker.unfinished == 0
-    # A slice is 5 ms; what finished in one is on its way in the next, and sent in the one behind that.
+    # A slice is 5 ms. Messages that finish in one are sent two slices later at the latest.
     assert max(waiting) <= 20
     assert ticks >= 400 / 10
 
@@ -275,11 +275,11 @@ async def test_unsettled_messages_are_kept_alive() -> None:
     async with started(consumer_of(source, handler, attempts=2)) as run:
         await until(lambda: broker.acked() == [3])
         before = extensions(3)
-        # Running, queued behind it, and held for a retry.
+        # A running message, a queued one of its key, and one held for a retry.
         await until(lambda: all(extensions(position) >= 5 for position in (0, 1, 2)))
         elapsed = monotonic() - begin
         assert extensions(3) == before
-        # Twice as late as promised would be a failure; a busy machine is not.
+        # Twice the promised interval is a failure; the margin is for a busy machine.
         assert elapsed <= 2 * 5 * interval
         assert len(source.called("extend")) <= elapsed / (interval / 2) + 1
         gated.let(0)

@@ -1,4 +1,4 @@
-"""A stop drains: what runs may end, what waits is abandoned, what finished is settled, and ``run`` returns."""
+"""A stop drains: running handlers end, waiting messages are abandoned, finished ones are settled."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_reported_and_never_cou
     async with started(consumer_of(source, handler, drain_timeout=0.0, grace=0.02)) as run:
         await until(lambda: broker.acked() == [1, 2])
         run.consumer.stop()
-        # Given up without it; only its own end is still missing.
+        # The partition is released; only the handler has not ended.
         await until(lambda: source.called("release"))
         assert returned == [1, 2]
         await until(lambda: "did not end within drain_timeout and grace" in caplog.text)

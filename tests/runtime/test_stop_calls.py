@@ -1,4 +1,4 @@
-"""Where ``stop`` may be called: tasks, callbacks of the loop, handlers of signals, other threads; ended or not."""
+"""``stop`` from tasks, callbacks of the loop, signal handlers and other threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_asyncio() -> bool:
 
 
 def in_a_callback(stop: Stop) -> None:
-    """As soon as the loop is idle, and in no task of anybody."""
+    """Call it in a callback of the idle loop."""
     if on_asyncio():
         asyncio.get_running_loop().call_soon(stop)
     else:
@@ -35,14 +35,14 @@ def in_a_callback(stop: Stop) -> None:
 
 
 def in_a_thread(stop: Stop) -> None:
-    """In one that no event loop knows of."""
+    """Call it in a thread without an event loop."""
     thread = threading.Thread(target=stop)
     thread.start()
     thread.join()
 
 
 def in_a_thread_with_a_loop(stop: Stop) -> None:
-    """In a task of another event loop."""
+    """Call it in a task of another event loop."""
 
     async def elsewhere() -> None:
         stop()
@@ -63,7 +63,7 @@ async def test_stop_may_be_called_outside_of_tasks(where: Callable[[Stop], None]
         where(run.consumer.stop)
         where(run.consumer.stop)
         await turns()
-        # What runs may end; what has not begun does not.
+        # The running handler ends; no other starts.
         assert not run.ended.is_set()
         handler.let(0, 1, 2)
         assert await run.end() is None
@@ -98,13 +98,13 @@ async def test_a_stop_from_a_task_of_the_loop_acts_at_once() -> None:
     consumer = consumer_of(source, handler)
     async with started(consumer) as run:
         assert await run.end() is None
-    # The worker that runs on takes nothing more, although it has not suspended since.
+    # The worker takes no more messages, although it has not suspended since.
     assert broker.acked() == [0, 1]
 
 
 @pytest.mark.parametrize("run_job", [lambda job: asyncio.run(job()), anyio.run], ids=["asyncio.run", "anyio.run"])
 def test_a_signal_handler_may_call_stop(run_job: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
-    """Whether or not the libraries can tell there in which loop they are."""
+    """Also where sniffio cannot detect the loop."""
     broker = published("a", "a")
     source, handler = MemorySource(broker), Gated()
 

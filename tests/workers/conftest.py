@@ -1,4 +1,4 @@
-"""The fixtures that tests of the runtime share."""
+"""The fixtures that tests of the workers share."""
 
 from tests.fakes.fixtures import hurried, none_left, sdk, workers
 

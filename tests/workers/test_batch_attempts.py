@@ -1,4 +1,4 @@
-"""Attempts in a store, of messages that share a call: only what counts of its outcomes is kept."""
+"""Attempts of messages that share a call: only the outcomes that count are stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Call:
-    """A handler whose first call fails as a whole because of the first message; ``calls`` are positions and attempts.
+    """A handler whose first call fails as a whole; ``calls`` are positions and attempts.
 
     ``begun``: the first call has begun; it ends when ``go_on`` is set.
     """
@@ -47,8 +47,8 @@ async def test_a_stop_gives_up_only_the_head_of_a_failed_call(
     settings = Settings(batch=4, linger=0.05, retry=Retry(attempts=attempts), poison="skip")
 
     def member() -> Consumer:
-        letters = MemoryDeadLetters(broker)
-        return Consumer(MemorySource(broker), handler, settings=settings, dead_letters=letters, attempts=store)
+        dead_letters = MemoryDeadLetters(broker)
+        return Consumer(MemorySource(broker), handler, settings=settings, dead_letters=dead_letters, attempts=store)
 
     if stopped:
         async with started(member()) as run:
@@ -62,8 +62,8 @@ async def test_a_stop_gives_up_only_the_head_of_a_failed_call(
         run.consumer.stop()
         await run.end()
     assert handler.calls[0] == [(0, 1), (1, 1), (2, 1), (3, 1)]
-    assert [letter.position for letter in broker.dead_letters] == [0]
-    # They were never handled: no attempt of theirs counts.
+    assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]
+    # They were never handled, so no attempt of them counts.
     assert handler.calls[-1] == [(1, 1), (2, 1), (3, 1)]
 
 
@@ -89,17 +89,19 @@ async def test_a_drain_writes_no_second_dead_letter_for_a_blocked_message(
         await until(go_on.is_set)
 
     def member() -> tuple[Consumer, MemoryDeadLetters]:
-        letters = MemoryDeadLetters(broker)
+        dead_letters = MemoryDeadLetters(broker)
         settings = Settings(batch=2, linger=0.05, retry=Retry(attempts=1), poison="block_and_dlq")
         handler = plain if in_threads else waits
-        return Consumer(MemorySource(broker), handler, settings=settings, dead_letters=letters, attempts=store), letters
+        return Consumer(
+            MemorySource(broker), handler, settings=settings, dead_letters=dead_letters, attempts=store
+        ), dead_letters
 
     blocked = [{0: Attempt(1, "blocked", "ValueError")}]
-    first, letters = member()
+    first, dead_letters = member()
     async with started(first) as run:
         await until(lambda: list(store.kept().values()) == blocked)
         assert await run.stop() is None
-    assert len(letters.called("put")) == 1
+    assert len(dead_letters.called("put")) == 1
     broker.publish(b"1", key="other")
     second, _ = member()
     async with started(second) as run:
@@ -109,8 +111,8 @@ async def test_a_drain_writes_no_second_dead_letter_for_a_blocked_message(
         go_on.set()
         assert await run.end() is None
     assert list(store.kept().values()) == blocked
-    third, letters = member()
+    third, dead_letters = member()
     async with started(third) as run:
         await until(lambda: third.ready and third.status().blocked == 1)
         assert await run.stop() is None
-    assert letters.called("put") == []
+    assert dead_letters.called("put") == []

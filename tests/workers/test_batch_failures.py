@@ -1,4 +1,4 @@
-"""Batches that fail, are interrupted, or are observed."""
+"""Batches that fail or are interrupted, and their span."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_message_that_its_source_cannot_read_fails_alone(monkeypatch: py
     break_positions(source, {0}, monkeypatch)
     handler = Batches()
     await batching(source, handler, dead_letters=MemoryDeadLetters(broker)).run()
-    assert [letter.error_text for letter in broker.dead_letters] == ["no key"]
+    assert [dead_letter.error_text for dead_letter in broker.dead_letters] == ["no key"]
     assert sorted(position for call in handler.calls for position in call) == [1, 2]
 
 
@@ -83,7 +83,7 @@ async def test_a_call_is_cancelled_at_the_deadline_of_a_revoke(tmp_path: Path) -
         await until(lambda: handler.cancelled)
         await until(lambda: 0 not in source.owned)
         assert broker.acked(0) == []
-        # The call was interrupted for the other partition too: that is taken up again from its head.
+        # The call was interrupted for both partitions; the other one starts again from its head.
         await until(lambda: len(handler.calls) == 2)
         handler.gate.set()
         await until(lambda: broker.acked(1) == [0, 1])
@@ -136,7 +136,7 @@ async def test_failures_keep_the_order_within_a_key(
     commits: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Skewed keys, items and whole calls that fail, two partitions: every promise, by the history."""
+    """Skewed keys, failing messages and calls, two partitions: the history keeps every promise."""
     random = Random(seed)
     directory = tmp_path_factory.mktemp("history")
     done: dict[tuple[int, bytes | None], list[int]] = defaultdict(list)
@@ -204,7 +204,7 @@ async def test_a_batch_over_two_partitions_continues_with_the_one_that_stays(how
             source.lose(0)
         else:
             source.revoke(0, timeout=0)
-        # The handler ended, cancelled; the partition that was kept is handled again, and goes on.
+        # The call was cancelled; the messages of the other partition are handled again.
         await until(lambda: len(broker.acked(1)) == 2)
         broker.publish("more", key="key 1", partition=1)
         await until(lambda: len(broker.acked(1)) == 3)

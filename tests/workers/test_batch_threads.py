@@ -1,4 +1,4 @@
-"""Plain handlers of batches: in threads of their own, or on the event loop."""
+"""Plain handlers of batches, in threads or on the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes.threaded import assert_kept, threads
 
 
 class Calls:
-    """A plain handler of batches that ends when the test says so; ``started`` and ``ended`` are positions."""
+    """A plain handler of batches that ends on demand; ``started`` and ``ended`` are positions."""
 
     def __init__(self, *, gated: bool = True) -> None:
         self.started: list[list[int]] = []
@@ -52,7 +52,7 @@ async def test_calls_run_concurrently_in_threads(tmp_path: Path) -> None:
     async with started(pairing(MemorySource(broker), handler, history=History(tmp_path))) as run:
         await until(lambda: len(handler.started) == 2)
         await turns()
-        # The loop goes on, and no more than concurrency run.
+        # The loop continues, and no more than ``concurrency`` calls run.
         assert sorted(handler.started) == [[0, 1], [2, 3]]
         assert len(threads()) == 2
         handler.gate.set()
@@ -80,7 +80,7 @@ async def test_messages_are_decoded_in_the_thread_of_their_handler() -> None:
     broker = published(*"abc")
     source = MemorySource(broker)
     source.finish()
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     where: list[tuple[object, threading.Thread]] = []
 
     def decode(message: Message) -> int:
@@ -95,12 +95,12 @@ async def test_messages_are_decoded_in_the_thread_of_their_handler() -> None:
         handler,
         settings=Settings(concurrency=1, retry=ONCE, batch=3, linger=0.1),
         decode=decode,
-        dead_letters=letters,
+        dead_letters=dead_letters,
     )
     await consumer.run()
     assert [what for what, _ in where] == [0, 1, 2, 6, 3]
     assert threading.current_thread() not in {thread for _, thread in where}
-    assert [letter.position for letter in broker.dead_letters] == [0]
+    assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]
     assert broker.unfinished == 0
 
 
@@ -171,7 +171,7 @@ async def test_a_call_over_its_timeout_is_reported_and_keeps_its_lane(caplog: py
         (reason,) = consumer.health().reasons
         assert reason.startswith("all 2 threads are stuck, the first: memory/0 position 0")
         handler.gate.set()
-        # It has ended well, however late.
+        # The call has succeeded, although late.
         await until(lambda: broker.unfinished == 0)
         assert consumer.healthy
         assert await run.stop() is None
@@ -191,7 +191,7 @@ async def test_a_call_that_outlives_its_partition_does_not_count(tmp_path: Path)
         source.assign(0)
         await until(lambda: consumer.active)
         await turns()
-        # Its keys wait for it.
+        # Its keys wait for the call.
         assert handler.started == [[0, 1]]
         handler.gate.set()
         await until(lambda: broker.unfinished == 0)
@@ -247,15 +247,15 @@ async def test_a_cancelled_run_waits_for_calls_within_the_grace() -> None:
         handler.gate.set()
         await run.end()
     assert threads() == []
-    # It had ended when the rest was settled.
+    # The call had ended before the last settlement.
     assert broker.acked() == [0]
 
 
 class Late(threading.Thread):
-    """A thread that starts when the test says so."""
+    """A thread that starts on demand."""
 
     def start(self) -> None:
-        """It waits."""
+        """Wait for the test."""
 
 
 @pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""Handlers of batches: what one call gets, what becomes of what it returns, and order within a key all the same."""
+"""Handlers of batches: the messages of a call, its outcomes, and the order within a key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_a_batch_is_bounded_and_has_runs_of_lanes() -> None:
     broker = published(*"aabbaacbbb")
     handler = Batches()
     await batching(finite(broker), handler, concurrency=1).run()
-    # Of each lane what follows its head, then the next lane; what follows goes on where the lane was left.
+    # Each lane's run, then the next lane; the next batch continues where a lane was left.
     assert handler.calls == [[0, 1, 4, 5], [2, 3, 7, 8], [6, 9]]
     assert broker.unfinished == 0
 
@@ -68,7 +68,7 @@ async def test_a_lingering_batch_starts_when_it_is_full() -> None:
         broker.publish(key="d")
         await turns()
         assert len(handler.calls) == 1
-        # What lingers has not started: it is abandoned, and nobody waits for it.
+        # A lingering batch has not started, so it is abandoned.
         with anyio.fail_after(5):
             assert await run.stop() is None
     assert broker.unacked() == [4]
@@ -82,7 +82,7 @@ async def test_a_lingering_batch_starts_after_linger() -> None:
     consumer = batching(MemorySource(broker), handler, linger=0.02, clock=clock)
     async with started(consumer) as run:
         await until(lambda: consumer.active and consumer.status().ready == 2)
-        # The time that counts is that of the clock.
+        # The consumer's clock decides.
         await clock.asked_again()
         assert handler.calls == []
         clock.now += 0.02
@@ -124,12 +124,12 @@ async def test_a_result_of_none_acknowledges_the_whole_batch(returned: object) -
 )
 async def test_an_invalid_result_fails_the_whole_batch(returned: object) -> None:
     broker = published(*"abcd")
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     handler = Batches()
     handler.returns = returned
-    await batching(finite(broker), handler, dead_letters=letters).run()
-    assert sorted(letter.position for letter in broker.dead_letters) == [0, 1, 2, 3]
-    (text,) = {letter.error_text for letter in broker.dead_letters}
+    await batching(finite(broker), handler, dead_letters=dead_letters).run()
+    assert sorted(dead_letter.position for dead_letter in broker.dead_letters) == [0, 1, 2, 3]
+    (text,) = {dead_letter.error_text for dead_letter in broker.dead_letters}
     assert text == (
         f"the batch handler returned a {type(returned).__name__}: return None, or a list with None or an exception for "
         "each of its 4 messages"
@@ -159,7 +159,7 @@ async def test_each_message_has_its_own_outcome() -> None:
     consumer = batching(finite(broker), handler, retry=AT_ONCE, dead_letters=MemoryDeadLetters(broker))
     await consumer.run()
     assert attempts == {0: 1, 1: 2, 2: 2, 3: 1}
-    assert [(letter.position, letter.error_type) for letter in broker.dead_letters] == [(3, "Term")]
+    assert [(dead_letter.position, dead_letter.error_type) for dead_letter in broker.dead_letters] == [(3, "Term")]
     assert consumer.status().retries == 2
 
 
@@ -174,7 +174,7 @@ async def test_no_outcome_counts_after_a_failure_in_its_lane() -> None:
 
     await batching(finite(broker), handler, retry=AT_ONCE, concurrency=1).run()
     assert calls[0] == [(0, 1), (1, 1), (2, 1), (3, 1)]
-    # 0 and 3 are done; 2 runs again behind 1, and has failed nothing itself.
+    # 0 and 3 are done. 2 runs again after 1, without a failed attempt.
     assert [one for call in calls[1:] for one in call] == [(1, 2), (2, 1)]
 
 
@@ -243,8 +243,10 @@ async def test_unreadable_messages_do_not_reach_the_handler() -> None:
     await consumer.run()
     # 1 waited for the dead letter of 0, in another call.
     assert seen == [(number, f"data {number}") for number in (2, 4, 5, 1)]
-    letters = [(letter.position, letter.error_type, letter.attempts) for letter in broker.dead_letters]
-    assert sorted(letters) == [
+    dead_letters = [
+        (dead_letter.position, dead_letter.error_type, dead_letter.attempts) for dead_letter in broker.dead_letters
+    ]
+    assert sorted(dead_letters) == [
         (0, "MessageError", 1),
         (3, "MessageError", 1),
     ]

@@ -1,4 +1,4 @@
-"""The tasks of the workers: started as work comes up, in the context of the run, and never once it has ended."""
+"""Tasks of workers start on demand, in the context of the run, and never after its end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_an_unblocked_message_runs_in_the_context_of_the_run() -> None:
         publish(broker, "b")
         await until(lambda: len(seen) == 2)
         VARIABLE.set("of the user's task")
-        # The only worker there is has b, so that a second one is started here.
+        # The only worker handles b, so a second one starts here.
         assert run.consumer.unblock("a") == 1
         await until(lambda: len(seen) == 3)
         gate.set()
@@ -96,7 +96,7 @@ async def test_no_task_calls_a_handler_after_a_cancellation() -> None:
     handled: list[int] = []
 
     async def handler(message: Message) -> None:
-        # The first one cancels the run when others were started beside it, and have not begun.
+        # The first worker cancels the run after others were started, but before they run.
         handled.append(message.position)
         run.scope.cancel()
         await anyio.sleep_forever()
@@ -127,7 +127,7 @@ async def test_the_last_settlement_of_a_cancelled_run_starts_no_task() -> None:
         assert await run.end() is None
         await turns()
         assert living() == before
-    # The commit was confirmed, and more lanes were ready then than there had been workers.
+    # After the confirmation, more lanes were ready than there were workers.
     assert group.committed(0) == Committed(4)
     assert handled == [0, 1, 2, 3]
     assert run.consumer.status().ready == 4

@@ -1,4 +1,4 @@
-"""What is around the call of a handler in a thread: its context, its span, what is done with the message before."""
+"""The call of a handler in a thread: decoding, span and context."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ async def test_decode_runs_in_the_thread_before_the_handler() -> None:
         seen.append((message.data, threading.current_thread() in decoded_in))
 
     settings = Settings(retry=Retry(attempts=5))
-    letters = MemoryDeadLetters(broker)
-    await Consumer(source, handler, settings=settings, dead_letters=letters, decode=decode).run()
+    dead_letters = MemoryDeadLetters(broker)
+    await Consumer(source, handler, settings=settings, dead_letters=dead_letters, decode=decode).run()
     assert seen == [(101, True)]
     assert threading.current_thread() not in decoded_in
-    # One attempt: another one would fail as well.
-    assert [(letter.position, letter.attempts) for letter in broker.dead_letters] == [(0, 1)]
+    # One attempt, because another would fail as well.
+    assert [(dead_letter.position, dead_letter.attempts) for dead_letter in broker.dead_letters] == [(0, 1)]
 
 
 class Broken(MemorySource):
-    """Cannot read the key of position 0."""
+    """A source that cannot read the key of position 0."""
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         events = await super().receive(room)
@@ -67,7 +67,7 @@ async def test_a_message_that_the_source_cannot_read_is_not_handled() -> None:
     handler = Order()
     await consumer_of(source, handler, attempts=5, dead_letters=MemoryDeadLetters(broker)).run()
     assert handler.seen == [(0, 1)]
-    assert [letter.position for letter in broker.dead_letters] == [0]
+    assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]
 
 
 @pytest.mark.anyio

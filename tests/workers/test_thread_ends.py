@@ -1,4 +1,4 @@
-"""Threads cannot be cancelled: what becomes of them and of their messages when partitions and consumers end."""
+"""Threads and their messages when partitions and consumers end: threads cannot be cancelled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.fakes.threaded import Gates, Options, Order, assert_kept, threads
 
 
 class Late(threading.Thread):
-    """A thread that starts when the test says so. ``refused`` is the number of the one that cannot start."""
+    """A thread that starts on demand. ``refused``: number of the thread that cannot start."""
 
     waiting: list[Late]
     refused: int | None
@@ -41,7 +41,7 @@ class Late(threading.Thread):
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> type[Late]:
-    """Threads start late: what is queued for them stays there."""
+    """Threads start late, so queued messages stay queued."""
     Late.waiting = []
     Late.refused = None
     monkeypatch.setattr("lanes.workers.pool.threading", SimpleNamespace(Thread=Late))
@@ -65,14 +65,14 @@ async def test_a_thread_that_outlives_its_partition_keeps_its_key_until_it_ends(
         assert "did not end within drain_timeout and grace" in caplog.text
         source.assign(0)
         broker.publish(key="b")
-        # Others go on; the key whose handler still runs waits for it.
+        # Other keys continue; the key of the running handler waits.
         await until(lambda: 3 in broker.acked())
         assert handler.started.count(0) == 1
         handler.let(0, 1)
         await until(lambda: broker.unfinished == 0)
         assert run.consumer.status().zombies == 1
         assert await run.stop() is None
-    # What the zombie did does not count: it ran again.
+    # The result of the zombie does not count: the message ran again.
     assert [position for position in handler.started if position < 2] == [0, 0, 1]
 
 
@@ -92,7 +92,7 @@ async def test_queued_messages_are_taken_back_when_their_partition_is_lost(late:
         late.start_all()
         await until(lambda: broker.acked(1) == [0, 1, 2])
         assert await run.stop() is None
-    # The others, and in their order: one thread alone would run them so.
+    # The others in their order, as one thread runs them.
     assert sorted(handler.seen) == [(1, 0), (1, 1), (1, 2)]
     assert broker.acked(0) == []
     assert_kept(tmp_path, left=True)
@@ -108,7 +108,7 @@ async def test_a_drain_takes_back_queued_messages(late: type[Late]) -> None:
     async with started(consumer_of(source, handler, concurrency=6)) as run:
         await until(lambda: len(late.waiting) == 6)
         source.revoke(0, timeout=0.0)
-        # Without a grace: nothing of it runs.
+        # Without a grace, because no handler of the partition runs.
         await until(lambda: source.called("release"))
         assert run.consumer.status().zombies == 0
         # One thread alone runs the others in their order.
@@ -153,7 +153,7 @@ async def test_a_cancelled_run_lets_its_handlers_end_within_the_grace(tmp_path: 
         handler.let(0, 1)
         assert await run.end() is None
         assert threads() == []
-    # What had finished counts, and nothing was begun after the cancellation.
+    # Finished messages count, and none was begun after the cancellation.
     assert broker.acked() == [0, 1]
     assert sorted(handler.started) == [0, 1]
     assert_kept(tmp_path, left=True)
@@ -187,7 +187,7 @@ async def test_the_last_result_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def after_the_first(self: Run, *, taking: int = 0) -> None:
             after(self, taking=taking)
-            # The loop has taken the first result. By its next look nothing runs any more.
+            # The loop has read the first result. At its next read no handler runs.
             handler.let(1)
             handler.join()
 
@@ -198,7 +198,7 @@ async def test_the_last_result_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Slow(threading.Thread):
-    """A thread that is not gone when its last line has run, but when somebody waits for it."""
+    """A thread that ends only when it is joined."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -234,7 +234,7 @@ async def test_a_handler_that_does_not_end_is_abandoned_and_named(
         await until(lambda: broker.acked() == [1])
         run.scope.cancel()
         await run.end()
-        # The idle one is gone, the other one does not keep the process.
+        # The idle thread is gone; the other one does not keep the process alive.
         (left,) = threads()
         assert left.daemon
         handler.let(0)
@@ -252,7 +252,7 @@ async def test_the_end_of_a_run_does_not_wait_for_a_zombie_again(caplog: pytest.
     broker = published("a")
     handler = Gates()
     source = MemorySource(broker)
-    # Were it waited for again, the run would take longer than the test waits.
+    # A second wait would take longer than the test waits.
     async with started(consumer_of(source, handler, grace=TIMEOUT * 3)) as run:
         await until(lambda: handler.running == 1)
         source.lose(0)
@@ -307,7 +307,7 @@ async def test_a_message_taken_by_a_thread_during_the_end_is_not_begun(tmp_path:
 
     def clock() -> float:
         if threading.current_thread() is not loop:
-            # It has the message, and is about to say since when it runs.
+            # The thread has the message, and is about to record its start.
             reached.set()
             assert go_on.wait(TIMEOUT)
         return monotonic()
@@ -340,7 +340,7 @@ async def test_a_refused_thread_stops_in_order(late: type[Late], refused: int) -
     assert isinstance(error, LanesError)
     assert f"refused thread {refused + 1} of concurrency=3" in str(error)
     assert isinstance(error.__cause__, RuntimeError)
-    # Whatever was handed out already is run where there is a thread for it.
+    # A queued message runs if there is a thread for it.
     assert len(handler.seen) == len(broker.acked()) == (0 if refused == 0 else 3)
 
 
@@ -351,7 +351,7 @@ async def test_a_closed_loop_ends_the_threads(workers: tuple[Options, list[Threa
     handler = Gates(free=[b"b"])
     async with started(consumer_of(MemorySource(broker), handler)) as run:
         await until(lambda: broker.acked() == [1])
-        # What happens to a task that is dropped with its loop. Were anything awaited, close() would raise.
+        # As for a task that is dropped with its loop: an await here would make close() raise.
         coroutine = workers[1][0]._pool.run(lambda: None, 0.0, lambda message: True)
         coroutine.send(None)
         coroutine.close()

@@ -1,4 +1,4 @@
-"""Plain functions as handlers: called in threads, in order within a key, and the loop hears of the results."""
+"""Plain handlers in threads: order within a key, and results for the loop."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.fakes.threaded import Gates, Options, threads
 
 
 def nothing(message: Message) -> None:
-    """Handle nothing, well."""
+    """A plain handler that succeeds at once."""
 
 
 # --- which handlers
 
 
 class Called:
-    """Objects and methods of every kind."""
+    """Callables of every kind."""
 
     async def __call__(self, message: Message) -> None: ...
 
@@ -97,7 +97,7 @@ async def test_a_plain_function_that_returns_an_awaitable_stops_the_consumer(kin
     settings = Settings(retry=Retry(attempts=5))
     async with started(Consumer(MemorySource(broker), handler, settings=settings, decode=decode)) as run:
         error = await run.end()
-    # Not an attempt that failed: another one would end alike. And no warning that nothing was awaited.
+    # Not a failed attempt, because a retry would fail alike; and Python warns of no coroutine.
     assert isinstance(error, ConfigError)
     assert "handler=<function" in str(error) and "memory/0 position 0" in str(error) and "async def" in str(error)
     assert broker.unacked() == [0, 1]
@@ -140,7 +140,7 @@ async def test_many_messages_are_handled_once_and_in_order() -> None:
         assert lane not in running
         running.add(lane)
         seen.setdefault(lane, []).append(message.position)
-        # Let others in between.
+        # Let other threads run.
         os.sched_yield()
         running.remove(lane)
 
@@ -165,7 +165,7 @@ async def test_concurrency_bounds_the_threads_which_start_on_demand() -> None:
         assert (handler.running, len(threads())) == (3, 3)
         handler.let(*range(6))
         await until(lambda: broker.unfinished == 0)
-        # Who is idle is used again.
+        # Idle threads are used again.
         publish(broker, [None] * 9)
         handler.let(*range(6, 15))
         await until(lambda: broker.unfinished == 0)
@@ -220,7 +220,7 @@ async def test_several_results_wake_the_loop_once(
     handler = Gates()
     async with started(consumer_of(source, handler, concurrency=6)) as run:
         await until(lambda: handler.running == 6)
-        # Nothing of the loop runs from here on, so that the results pile up.
+        # From here on the loop is blocked, so results pile up.
         handler.let(0)
         wait_without_the_loop(lambda: len(calls) == 1)
         handler.let(1, 2, 3, 4, 5)
@@ -232,7 +232,7 @@ async def test_several_results_wake_the_loop_once(
 
 
 def wait_without_the_loop(condition: Callable[[], object]) -> None:
-    """Wait for what threads do while the loop does nothing."""
+    """Wait for threads while the loop is blocked."""
     ever = threading.Event()
     for _ in range(int(TIMEOUT / 0.001)):
         if condition():
@@ -273,7 +273,7 @@ async def test_a_message_that_is_given_up_goes_to_the_dead_letters() -> None:
             raise Term("never")
 
     await consumer_of(source, handler, attempts=3, dead_letters=MemoryDeadLetters(broker)).run()
-    assert [letter.position for letter in broker.dead_letters] == [0]
+    assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]
     assert broker.unfinished == 0
 
 
@@ -292,7 +292,7 @@ async def test_a_message_that_is_given_up_without_dead_letters_halts() -> None:
 
 
 class OwnBase(BaseException):
-    """Derived from nothing that means anything to lanes."""
+    """A base exception that lanes does not know."""
 
 
 @pytest.mark.anyio
@@ -321,11 +321,11 @@ async def test_a_base_exception_stops_in_order_and_is_raised(make: Callable[[], 
         await until(lambda: gates.running == 3)
         gates.let(0)
         await until(lambda: 0 in gates.ended)
-        # The others may end, and what they did counts.
+        # The other handlers may end, and their results count.
         gates.let(1, 2)
         error = await run.end()
     assert type(error) is type(make())
-    # Not an attempt that failed: it does not count.
+    # It is no failed attempt.
     assert run.consumer.status().retries == 0
     assert sorted(gates.started) == [0, 1, 2]
     assert broker.acked() == [1, 2]

@@ -1,4 +1,4 @@
-"""With a history and handlers in threads: rows are in the file before what they announce, and all promises hold."""
+"""A history of handlers in threads: each row is in its file first, and every promise holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Async handlers that take too long: cancelled, waited for, and failed."""
+"""Async handlers that exceed their timeout are cancelled, awaited and failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def limited(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
 
 
 async def over_its_time(handler: Gated, clock: HandClock, times: int) -> None:
-    """Let the handler of position 0 be over its time once more, which are so many ``times``."""
+    """Let the handler of position 0 exceed its timeout for the ``times``-th time."""
     await until(lambda: handler.started.count(0) == times)
     clock.now += 0.02
     await until(lambda: handler.cancelled == [0] * times)
@@ -31,22 +31,22 @@ async def over_its_time(handler: Gated, clock: HandClock, times: int) -> None:
 async def test_a_handler_over_its_timeout_is_cancelled_and_fails(tmp_path: Path) -> None:
     broker = published("a", "a", "b")
     handler = Gated(free=[b"b"])
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     clock = HandClock()
     retry = Retry(attempts=3, backoff=0.0)
     consumer = limited(
-        MemorySource(broker), handler, clock=clock, retry=retry, dead_letters=letters, history=History(tmp_path)
+        MemorySource(broker), handler, clock=clock, retry=retry, dead_letters=dead_letters, history=History(tmp_path)
     )
     async with started(consumer) as run:
         for times in (1, 2, 3):
             await over_its_time(handler, clock, times)
-        # Its lane is free once it has been given up.
+        # Its lane continues after it has been given up.
         await until(lambda: handler.started[-1] == 1)
         handler.let(1)
         await until(lambda: broker.unfinished == 0)
-        assert [(letter.position, letter.attempts, letter.error_type) for letter in broker.dead_letters] == [
-            (0, 3, "TimeoutError")
-        ]
+        assert [
+            (dead_letter.position, dead_letter.attempts, dead_letter.error_type) for dead_letter in broker.dead_letters
+        ] == [(0, 3, "TimeoutError")]
         assert broker.dead_letters[0].error_text == "the handler did not end within timeout=0.01 s"
         assert consumer.status().retries == 2
         assert await run.stop() is None
@@ -123,7 +123,7 @@ async def test_a_cancelled_handler_that_raises_fails_with_its_own_error() -> Non
     consumer = limited(MemorySource(broker), handler, dead_letters=MemoryDeadLetters(broker))
     async with started(consumer) as run:
         await until(lambda: broker.unfinished == 0)
-        assert [letter.error_type for letter in broker.dead_letters] == ["ValueError"]
+        assert [dead_letter.error_type for dead_letter in broker.dead_letters] == ["ValueError"]
         assert await run.stop() is None
 
 
@@ -142,11 +142,11 @@ async def test_only_handlers_over_their_timeout_are_cancelled() -> None:
         await until(lambda: handler.started == [0, 1])
         clock.now += 0.006
         await until(lambda: handler.cancelled == [0])
-        # The time that counts is that of the clock.
+        # The consumer's clock decides.
         await clock.asked_again()
         assert handler.cancelled == [0]
         handler.let(1)
-        # Two workers, two handlers at once again.
+        # Two workers run two handlers again.
         for key in "cd":
             broker.publish(key=key)
         await until(lambda: handler.running == 2)
@@ -170,8 +170,8 @@ async def test_a_drain_waits_for_a_handler_being_cancelled(tmp_path: Path) -> No
             with anyio.CancelScope(shield=True):
                 await gate.wait()
 
-    letters = MemoryDeadLetters(broker)
-    consumer = limited(MemorySource(broker), handler, dead_letters=letters, history=History(tmp_path))
+    dead_letters = MemoryDeadLetters(broker)
+    consumer = limited(MemorySource(broker), handler, dead_letters=dead_letters, history=History(tmp_path))
     async with started(consumer) as run:
         await until(lambda: cancelled)
         run.consumer.stop()
@@ -179,7 +179,7 @@ async def test_a_drain_waits_for_a_handler_being_cancelled(tmp_path: Path) -> No
         assert not run.ended.is_set()
         gate.set()
         assert await run.end() is None
-    # Nothing is retried or given up any more: it comes again.
+    # It is neither retried nor given up, but redelivered.
     assert (cancelled, broker.unacked(), broker.dead_letters) == (1, [0, 1], [])
     assert_kept(tmp_path, left=True)
 
@@ -188,13 +188,13 @@ async def test_a_drain_waits_for_a_handler_being_cancelled(tmp_path: Path) -> No
 async def test_a_cancellation_by_a_drain_is_no_failure(tmp_path: Path) -> None:
     broker = published("a")
     handler = Gated()
-    letters = MemoryDeadLetters(broker)
+    dead_letters = MemoryDeadLetters(broker)
     consumer = limited(
         MemorySource(broker),
         handler,
         timeout=3600.0,
         drain_timeout=0.01,
-        dead_letters=letters,
+        dead_letters=dead_letters,
         history=History(tmp_path),
     )
     async with started(consumer) as run:
@@ -220,7 +220,7 @@ async def test_the_timer_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = limited(MemorySource(broker), handler, clock=clock)
     async with started(consumer) as run:
         await until(lambda: handler.running == 1)
-        # Whatever a subtraction of floats leaves: a time that is all but over is slept for.
+        # Floats may leave a tiny rest, which is slept for.
         clock.now += 0.01 - 1e-9
         await until(lambda: len(sleeps) > 3)
         assert handler.cancelled == []
