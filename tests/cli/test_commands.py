@@ -1,4 +1,4 @@
-"""The command line: every mistake is one clear line and an exit status of its own."""
+"""Commands report every mistake by one clear line and an exit status."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def test_durations(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10", "ms", "1e3s", "-1s", "1 s", "infs", "10ms "])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations_end_the_process(text: str) -> None:
     with pytest.raises(SystemExit):
         kit.seconds("--latency", text)
 
 
-def test_check_prints_every_verdict_and_says_what_it_found(lanes: Command, tmp_path: Path) -> None:
+def test_check_prints_every_verdict(lanes: Command, tmp_path: Path) -> None:
     history = Recorder(tmp_path, member="publisher")
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=1.0)
     history.produced(PartitionId("S", 0), 1, b"a", 1.0)
@@ -115,7 +115,7 @@ def test_check_prints_every_verdict_and_says_what_it_found(lanes: Command, tmp_p
 
 
 def rows(said: Said) -> list[list[str]]:
-    """The cells of the table, the headings first."""
+    """The cells of the table, with the headings first."""
     assert (said.status, said.err) == (0, "")
     lines = [line.replace("┃", "│") for line in said.out.splitlines() if line.startswith(("┃", "│"))]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
@@ -138,7 +138,7 @@ def test_ring_shows_where_each_key_goes(lanes: Command) -> None:
     ]
 
 
-def test_ring_knows_a_number_from_its_digits(lanes: Command) -> None:
+def test_ring_tells_a_number_from_its_digits(lanes: Command) -> None:
     assert rows(lanes("ring", "1"))[1][1] != rows(lanes("ring", "--int", "1"))[1][1]
 
 
@@ -188,7 +188,7 @@ def test_a_journal_is_made_and_checked_like_its_history(lanes: Command, tmp_path
     assert lanes("check", str(to)) == lanes("check", str(history.path))
 
 
-def test_what_is_no_history_makes_no_journal(lanes: Command, tmp_path: Path) -> None:
+def test_a_file_that_is_no_history_makes_no_journal(lanes: Command, tmp_path: Path) -> None:
     empty, to = tmp_path / "empty.jsonl", tmp_path / "journal"
     empty.touch()
     for file, said in ((empty, "no history in it"), (tmp_path / "nowhere", "No such file or directory")):

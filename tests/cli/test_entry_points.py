@@ -1,4 +1,4 @@
-"""Commands are entry points: `lanes` finds them, and imports one when it runs."""
+"""Commands are entry points, which `lanes` imports when they run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def test_the_modules_of_an_extra_are_its_requirements(extra: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.process
 def test_the_help_imports_no_command() -> None:
-    """It shows the text of every command, those of adapters too."""
+    """The help shows the text of every command, also of those in adapters."""
     code = """
 import sys
 from lanes.cli.app import main

@@ -1,4 +1,4 @@
-"""OwnedPartitions over a membership that says what a test wants, and notes what it is told."""
+"""``OwnedPartitions`` over a stub membership, whose events a test chooses and whose calls it records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORCED: Final = CohortSettings(drain_within=7.0, overdue="force")
 
 
 class StubMembership:
-    """``told``: what it was told, and of which partition; ``dones`` the ledgers that came with that."""
+    """A membership that records its calls with their partitions in ``told``, and their ledgers in ``dones``."""
 
     def __init__(self, first: int, retention: str, settings: CohortSettings) -> None:
         self.first = first
@@ -71,7 +71,7 @@ class StubMembership:
 
 
 class StubTenancy(OwnedPartition):
-    """``durable``: the epoch and the sub-number of what it takes from; None while it rests. ``rests``: how often."""
+    """``durable`` is the epoch and sub-number of its durable, None while it rests; ``rests`` counts the rests."""
 
     durable: tuple[int, int] | None = None
     rests = 0
@@ -85,7 +85,7 @@ T = TypeVar("T", bound=OwnedPartition)
 
 
 class Held(Generic[T]):
-    """``wakes``: how often there was something new."""
+    """``wakes`` counts the calls of ``wake``."""
 
     def __init__(
         self,
@@ -120,23 +120,23 @@ class Held(Generic[T]):
         self.wakes += 1
 
     def tell(self, *events: tuple[int, Any], deadline: float = 60.0) -> None:
-        """Have these come of it, each with a deadline in so many seconds."""
+        """Let these events happen, each with a deadline after so many seconds."""
         for number, event in events:
             self.stub.happened.append(Happened(number, event))
             self.stub.deadlines[number] = self.clock() + deadline
         self.stub.changed()
 
     def names(self) -> list[str]:
-        """What is to be told now."""
+        """The names of the next events."""
         return [type(event).__name__ for event in self.partitions.next_events()]
 
     def told(self) -> list[tuple[str, int]]:
-        """What the membership was told."""
+        """The calls of the membership."""
         return [(what, number) for what, number, _ in self.stub.told]
 
 
 def held(**about: Any) -> Held[StubTenancy]:
-    """OwnedPartitions of stubs."""
+    """``OwnedPartitions`` with stub partitions."""
 
     def follow(tenancy: StubTenancy, owned: LeaseOwned) -> None:
         tenancy.begin()

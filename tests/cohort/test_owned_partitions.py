@@ -1,4 +1,4 @@
-"""What every source of a cohort has to decide, event by event and without a store."""
+"""Owned partitions of a cohort, event by event and without a lease store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Moving:
-    """A clock that a test sets."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -31,7 +31,7 @@ class Moving:
 
 
 def owning(number: int = 3, **about: object) -> tuple[Held[StubTenancy], StubTenancy]:
-    """A member that has one partition, of which whoever handles it knows."""
+    """A member with one partition, whose assignment the consumer has received."""
     of = held(**about)
     of.tell((number, taken_over(7)))
     assert of.names() == ["Generation", "Assigned"]
@@ -44,7 +44,7 @@ def settlement(tenancy: StubTenancy, *positions: int) -> Settlement:
 
 
 async def nothing() -> None:
-    """Nothing was sent."""
+    """Flush nothing."""
 
 
 async def release(of: Held[StubTenancy], partition: Partition) -> None:
@@ -54,7 +54,7 @@ async def release(of: Held[StubTenancy], partition: Partition) -> None:
 # --- events
 
 
-async def test_a_partition_from_its_assignment_to_its_release() -> None:
+async def test_a_partition_from_assignment_to_release() -> None:
     of = held()
     assert of.partitions.next_events() == [Generation(1, standby=False)]
     of.tell((3, taken_over(7)))
@@ -78,7 +78,7 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
         await anyio.wait_all_tasks_blocked()
         assert (of.told(), of.stub.dones) == ([("drained", 3)], [Done(5, (5,))])
         of.tell((3, LeaseReleased()), (3, taken_over(8)))
-        # Whoever has it released does not know yet.
+        # The caller of the release does not know yet.
         assert of.names() == []
         wakes = of.wakes
     assert of.wakes > wakes, "now there is something to tell"
@@ -89,14 +89,14 @@ async def test_a_partition_from_its_assignment_to_its_release() -> None:
 
 
 @pytest.mark.parametrize("overdue", ["keep", "force"])
-async def test_what_moves_is_cancelled_only_where_that_is_asked_for(overdue: str) -> None:
+async def test_a_moving_partition_is_cancelled_only_with_force(overdue: str) -> None:
     settings = CohortSettings(drain_within=5.0, overdue=overdue)  # type: ignore[arg-type]
     of, tenancy = owning(settings=settings)
     of.tell((3, LeaseRevoked()))
     assert of.partitions.next_events() == [Revoking(tenancy.partition, {"keep": math.inf, "force": 5.0}[overdue])]
 
 
-async def test_a_loss_that_was_told_does_not_stand_in_the_way_any_more() -> None:
+async def test_a_reported_loss_allows_a_new_acquisition() -> None:
     of, tenancy = owning()
     wakes = of.wakes
     of.tell((3, LeaseLost("why")))
@@ -111,7 +111,7 @@ async def test_a_loss_that_was_told_does_not_stand_in_the_way_any_more() -> None
     assert tenancy.over.is_set()
 
 
-async def test_a_deadline_is_only_raised_and_never_once_it_has_passed() -> None:
+async def test_a_deadline_is_raised_only_before_it_has_passed() -> None:
     of = held()
     of.tell((1, taken_over(7)), deadline=60)
     of.tell((2, taken_over(7)), deadline=-0.001)
@@ -126,7 +126,7 @@ async def test_a_deadline_is_only_raised_and_never_once_it_has_passed() -> None:
     assert of.partitions.by_number[1].partition.deadline == raised[1]
 
 
-async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides_by_the_next_step() -> None:
+async def test_a_late_renewal_loses_the_partition_at_the_next_step() -> None:
     of = held(clock=Moving())
     numbers = range(400)
     of.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
@@ -142,7 +142,7 @@ async def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides_by_the
 
 
 async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
-    """What was renewed too late is given up at the next step then."""
+    """A partition that was renewed too late is given up at the next step."""
     of, tenancy = owning()
     tenancy.partition.deadline = of.clock()
     gone, of.stub.gone = of.stub.gone, lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
@@ -153,7 +153,7 @@ async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
     assert of.names() == ["Lost"]
 
 
-async def test_a_new_plan_is_told_once() -> None:
+async def test_a_new_plan_is_reported_once() -> None:
     of = held()
     of.tell()
     of.stub.generation, of.stub.standby = 2, True
@@ -162,7 +162,7 @@ async def test_a_new_plan_is_told_once() -> None:
     assert of.partitions.next_events() == [Generation(1, standby=False), Generation(2, standby=True)]
 
 
-async def test_a_plan_is_told_by_a_member_that_has_joined() -> None:
+async def test_a_plan_is_reported_after_the_member_has_joined() -> None:
     of = held()
     of.stub.joined = anyio.Event()
     of.stub.generation = 2
@@ -170,7 +170,7 @@ async def test_a_plan_is_told_by_a_member_that_has_joined() -> None:
     assert of.partitions.next_events() == [Generation(1, standby=False)]
 
 
-async def test_a_durable_that_cannot_be_taken_from_is_a_failure_and_nothing_is_assigned() -> None:
+async def test_a_durable_that_cannot_be_followed_is_a_failure() -> None:
     def follow(tenancy: StubTenancy, owned: LeaseOwned) -> None:
         raise lanes.SourceError("the stream ends sooner")
 
@@ -180,7 +180,7 @@ async def test_a_durable_that_cannot_be_taken_from_is_a_failure_and_nothing_is_a
     assert of.partitions.by_number == {}
 
 
-async def test_a_cohort_that_begins_beyond_the_end_has_read_nothing() -> None:
+async def test_a_cohort_that_begins_after_the_end_has_read_nothing() -> None:
     of = held(first=20)
     of.tell((1, taken_over(7, done=Done(19, ()))))
     assert of.partitions.highest == 0
@@ -191,7 +191,7 @@ async def test_a_cohort_that_begins_beyond_the_end_has_read_nothing() -> None:
 # --- deliveries, and what is done
 
 
-async def test_a_delivery_that_is_missing_and_what_comes_behind_it() -> None:
+async def test_a_missing_delivery_needs_a_takeover() -> None:
     of, tenancy = owning()
     assert [tenancy.follows(delivery) for delivery in (1, 2, 4, 5)] == [True, True, False, False]
     tenancy.ledger.delivered(9)
@@ -201,8 +201,8 @@ async def test_a_delivery_that_is_missing_and_what_comes_behind_it() -> None:
     assert [tenancy.follows(delivery) for delivery in (1, 2)] == [True, True]
 
 
-async def test_nothing_is_noted_or_sent_of_what_may_not_be_owned() -> None:
-    """Once it is lost; from its deadline on; and of an assignment before."""
+async def test_settlements_count_only_while_the_lease_holds() -> None:
+    """Not after the loss, not after the deadline, and not for an earlier assignment."""
     clock = Moving()
     of, tenancy = owning(clock=clock)
     tenancy.ledger.delivered(5)
@@ -220,9 +220,7 @@ async def test_nothing_is_noted_or_sent_of_what_may_not_be_owned() -> None:
 
 
 @pytest.mark.parametrize(("retention", "written"), [("limits", True), ("interest", True), ("workqueue", False)])
-async def test_what_is_done_is_written_down_once_it_is_more_than_can_be_in_flight(
-    retention: str, written: bool
-) -> None:
+async def test_a_ledger_is_written_down_after_more_than_in_flight_settlements(retention: str, written: bool) -> None:
     of, tenancy = owning(retention=retention)
     of.partitions.in_flight = 3
     for position in range(1, 9):
@@ -237,7 +235,7 @@ async def test_what_is_done_is_written_down_once_it_is_more_than_can_be_in_fligh
 # --- giving up
 
 
-async def test_what_is_given_back_unasked_makes_the_member_leave() -> None:
+async def test_a_release_without_a_revoke_makes_the_member_leave() -> None:
     of, tenancy = owning()
     await cut_short(release, of, tenancy.partition)
     assert of.told() == [("stop", -1), ("drained", 3)]
@@ -245,7 +243,7 @@ async def test_what_is_given_back_unasked_makes_the_member_leave() -> None:
     assert of.names() == [], "it is being given up already"
 
 
-async def test_a_release_flushes_before_it_gives_up_and_gives_up_whatever_comes() -> None:
+async def test_a_release_flushes_first_and_gives_up_even_after_an_error() -> None:
     of, tenancy = owning()
 
     async def flush() -> None:
@@ -259,7 +257,7 @@ async def test_a_release_flushes_before_it_gives_up_and_gives_up_whatever_comes(
     assert of.names() == ["Assigned"]
 
 
-async def test_a_release_that_is_cancelled_gives_up_all_the_same() -> None:
+async def test_a_cancelled_release_gives_up_too() -> None:
     of, tenancy = owning()
     of.tell((3, LeaseRevoked()))
     async with anyio.create_task_group() as tasks:
@@ -270,14 +268,14 @@ async def test_a_release_that_is_cancelled_gives_up_all_the_same() -> None:
     assert of.told() == [("drained", 3)]
 
 
-async def test_a_lease_is_left_to_run_out_where_something_runs_and_nobody_waits_for_that() -> None:
+async def test_a_running_handler_leaves_the_lease_to_run_out() -> None:
     of, tenancy = owning()
     tenancy.partition.unended = 1
     await release(of, tenancy.partition)
     assert of.told() == [("stop", -1), ("drained, and it runs", 3)]
 
 
-async def test_a_loss_that_nobody_was_told_of_is_no_release() -> None:
+async def test_a_release_of_an_unreported_loss_raises() -> None:
     of, tenancy = owning()
     partition = tenancy.partition
     of.tell((3, LeaseLost("why")), (3, taken_over(8)))
@@ -288,7 +286,7 @@ async def test_a_loss_that_nobody_was_told_of_is_no_release() -> None:
     assert of.told() == []
 
 
-async def test_a_loss_in_the_middle_of_a_release_is_none_and_is_told_behind_it() -> None:
+async def test_a_loss_during_a_release_raises_and_is_reported_after_it() -> None:
     of, tenancy = owning()
 
     async def expect_loss() -> None:
@@ -304,11 +302,11 @@ async def test_a_loss_in_the_middle_of_a_release_is_none_and_is_told_behind_it()
     assert of.partitions.next_events() == [Lost(tenancy.partition, "why")]
 
 
-async def test_a_member_that_leaves_gives_up_what_nothing_runs_of() -> None:
+async def test_a_leaving_member_gives_up_idle_partitions() -> None:
     of, tenancy = owning()
     tenancy.ledger.delivered(5)
     tenancy.ledger.settled(5)
-    # What is outstanding of this one is of owners before: nobody has heard of it here.
+    # The outstanding messages of this partition belong to earlier owners, and none was delivered here.
     of.tell((4, taken_over(8, done=Done(9, (7,)))))
     assert of.partitions.leave()
     assert of.told() == [("drained", 3), ("drained", 4)]
@@ -317,15 +315,15 @@ async def test_a_member_that_leaves_gives_up_what_nothing_runs_of() -> None:
     assert len(of.told()) == 2
 
 
-async def test_a_member_that_leaves_with_something_unfinished_leaves_nothing_in_order() -> None:
+async def test_a_leaving_member_with_unfinished_messages_does_not_leave_in_order() -> None:
     of, tenancy = owning()
     tenancy.ledger.delivered(5)
     assert not of.partitions.leave()
     assert of.told() == []
 
 
-async def test_losses_that_nobody_reads_do_not_keep_a_member_from_leaving() -> None:
-    """One was told and not taken up, one never told, one is found by leaving, and one comes of giving up."""
+async def test_unread_losses_do_not_keep_a_member_from_leaving() -> None:
+    """A loss was reported, another one was not, one is found by leaving, and one comes from giving up."""
     of = held()
     of.tell(*((number, taken_over(7)) for number in (1, 2, 3, 4)))
     of.partitions.next_events()

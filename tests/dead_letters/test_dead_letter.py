@@ -1,4 +1,4 @@
-"""Dead letters: their ids, the text of an error, and what a letter shows."""
+"""Dead letters have stable ids, bounded error texts, and no user data in their repr."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def letter(error: BaseException) -> DeadLetter:
 # --- ids
 
 
-def test_an_id_is_the_same_for_ever() -> None:
-    # Written down: another release must recognise the letters of this one.
+def test_an_id_never_changes() -> None:
+    # A literal, because another release must recognise the dead letters of this one.
     assert dead_letter_id("ORDERS", "", 0, 1) == "b4d39d6f3843cb1024b1cc025403a643"
     assert dead_letter_id("ORDERS", "2026-01-01T00:00:00Z", 3, 2**63) == "9d434b3e3e56a0a59581b5c7354b0b3c"
 
@@ -128,7 +128,7 @@ def test_a_text_that_is_no_unicode_can_be_written_too(text: str) -> None:
 # --- the letter
 
 
-def test_a_letter_holds_the_message_and_the_reason() -> None:
+def test_a_dead_letter_has_the_message_and_the_error() -> None:
     made = letter(ValueError("no such account"))
     assert (made.source, made.partition, made.position, made.epoch) == ("PAYMENTS", 3, 77, 4)
     assert (made.subject, made.key, made.value) == ("payments.customer-42", b"customer-42", b"customer-42 pays")
@@ -142,7 +142,7 @@ def test_a_hostile_error_is_named() -> None:
     assert (made.error_type, made.error_text) == ("Hostile", "<Hostile.__str__ raised RuntimeError>")
 
 
-def test_a_letter_shows_its_place_and_nothing_of_the_user() -> None:
+def test_a_repr_has_the_place_and_no_user_data() -> None:
     made = letter(ValueError(SECRET))
     assert repr(made) == f"<DeadLetter {made.id} of PAYMENTS/3 position 77>"
     assert SECRET not in repr(made) + repr([made]) + f"{made}"

@@ -1,4 +1,4 @@
-"""Processes of tests that are killed, or meet limits of the system."""
+"""Child processes that tests kill, or run under limits of the system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def run_child(prelude: str, code: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run this code, behind its prelude, in a process of its own, which is told the directory."""
+    """Run this code after its prelude in a child process, which gets the directory as its argument."""
     return subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code), str(directory)],
         cwd=ROOT,

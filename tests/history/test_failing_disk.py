@@ -1,4 +1,4 @@
-"""A disk that is full: nothing is raised, what is missing is counted, and lines stay whole."""
+"""A history on a full disk raises nothing, counts the missing rows, and keeps its lines whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Plan = Callable[[list[int | None]], None]
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """Sets what the next writes do: take so many bytes, or fail for None; after that they work."""
+    """Sets how many bytes the next writes take, None = they fail; later writes work."""
     return lambda limits: break_writes(monkeypatch, limits)
 
 
@@ -50,9 +50,7 @@ def break_writes(monkeypatch: pytest.MonkeyPatch, limits: list[int | None]) -> N
     monkeypatch.setattr(os, "write", limited)
 
 
-def test_a_failed_write_gives_its_rows_up_and_says_so(
-    tmp_path: Path, plan: Plan, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_write_drops_and_counts_its_rows(tmp_path: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     history = opened(tmp_path)
     history.started(message(1), NOW)
     history.flush()
@@ -97,7 +95,7 @@ def test_a_torn_line_is_completed_first(tmp_path: Path, plan: Plan) -> None:
     assert rows[0]["incomplete"] == 0
 
 
-def test_a_torn_line_then_the_count_then_new_rows(tmp_path: Path, plan: Plan) -> None:
+def test_a_torn_line_comes_before_the_count_and_new_rows(tmp_path: Path, plan: Plan) -> None:
     history = opened(tmp_path)
     for position in (1, 2, 3):
         history.started(message(position), NOW)
@@ -116,7 +114,7 @@ def test_a_torn_line_then_the_count_then_new_rows(tmp_path: Path, plan: Plan) ->
     assert rows[2]["count"] == 2
 
 
-def test_a_failure_that_lasts_is_one_warning_and_one_row(
+def test_a_lasting_failure_is_one_warning_and_one_row(
     tmp_path: Path, plan: Plan, caplog: pytest.LogCaptureFixture
 ) -> None:
     history = opened(tmp_path)
@@ -150,7 +148,7 @@ def test_a_begin_row_is_never_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         assert rows[0]["incomplete"] == 0
 
 
-def test_a_process_that_dies_with_a_full_disk_does_not_look_whole(tmp_path: Path, plan: Plan) -> None:
+def test_a_process_that_dies_with_a_full_disk_leaves_an_incomplete_history(tmp_path: Path, plan: Plan) -> None:
     history = opened(tmp_path)
     history.started(message(1), NOW)
     history.flush()
@@ -161,14 +159,14 @@ def test_a_process_that_dies_with_a_full_disk_does_not_look_whole(tmp_path: Path
     assert segment.crashed
     (gap,) = segment.gaps
     assert "could not be written" in gap.why
-    # As soon as the missing rows are counted in the file itself, a crash is a crash again.
+    # After the row that counts the missing rows, a crash looks like any other crash.
     history.started(message(3), NOW)
     history.flush()
     (segment,) = read([tmp_path])
     assert [gap.why for gap in segment.gaps] == ["rows 3…3 are missing"]
 
 
-def test_a_disk_that_is_full_to_the_end_does_not_look_whole(tmp_path: Path, plan: Plan) -> None:
+def test_a_disk_that_stays_full_leaves_an_incomplete_history(tmp_path: Path, plan: Plan) -> None:
     history = opened(tmp_path)
     plan([None] * 9)
     history.started(message(1), NOW)
@@ -184,7 +182,7 @@ _BATCHES = st.lists(st.integers(0, 5), min_size=1, max_size=12)
 
 
 @given(_LIMITS, _BATCHES)
-def test_whatever_the_disk_does_lines_stay_whole_and_rows_are_counted(
+def test_lines_stay_whole_and_rows_are_counted_under_any_failure(
     tmp_path_factory: pytest.TempPathFactory, limits: list[int | None], batches: list[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -231,7 +229,7 @@ def started(position):
 
 @pytest.mark.process
 def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
-    """The kernel writes up to the limit (a short write), then fails with EFBIG; then the limit is lifted."""
+    """The kernel writes up to the limit, then fails with EFBIG until the limit is lifted."""
     child = run_child(
         PRELUDE,
         """

@@ -1,4 +1,4 @@
-"""A history and a journal say the same: rows there and back, and the same findings whichever is read."""
+"""A history and its journal have the same rows, so checkers find the same in both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEYS = [b"", b"a", b"customer-42", "ä".encode(), b"\xff" * 300, None]
 
 
 def told(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    """All of a segment but where it was read. Of lines that are no rows a torn one at the end may not be counted."""
+    """A segment without its file names. A torn line at the end may not be counted among the broken lines."""
     result = []
     for one in segments:
         fields = {**dataclasses.asdict(one), "file": ""}
@@ -45,12 +45,12 @@ def told(segments: Sequence[Segment]) -> list[dict[str, Any]]:
 
 
 def found(segments: Sequence[Segment]) -> list[tuple[object, ...]]:
-    """The findings, with what they say but for the names of files."""
+    """The findings with their texts, without the names of files."""
     return [(one.name, one.status, one.checked, one.violations, one.note) for one in check(segments)]
 
 
 def both_ways(data: bytes, folder: Path) -> tuple[list[Segment] | None, list[Segment] | None]:
-    """The segments of these bytes as a history, and as a journal; None where there is none."""
+    """The segments of these bytes read as a history and as a journal; None for no segment."""
     history = folder / "h.jsonl"
     history.write_bytes(data)
     try:
@@ -82,7 +82,7 @@ def test_lines_come_back_byte_for_byte(data: bytes) -> None:
         ),
     )
 )
-def test_any_history_says_the_same_as_its_journal(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_a_history_and_its_journal_have_the_same_rows(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     first, second = both_ways(data, tmp_path_factory.mktemp("both"))
     if first is not None and second is not None:
         assert told(first) == told(second)
@@ -90,14 +90,14 @@ def test_any_history_says_the_same_as_its_journal(tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_so_do_whole_runs_with_crashes(seed: int, tmp_path: Path) -> None:
+def test_histories_and_journals_of_crashed_runs_have_the_same_rows(seed: int, tmp_path: Path) -> None:
     first, second = both_ways(history_of(seed), tmp_path)
     assert first is not None and second is not None
     assert told(first) == told(second)
     assert found(first) == found(second)
 
 
-def test_findings_are_the_same_when_something_is_wrong(tmp_path: Path) -> None:
+def test_checkers_find_the_same_in_a_history_and_its_journal(tmp_path: Path) -> None:
     wrong = segment(delivered(1), delivered(2), started(2), started(1), handled(3))
     first, second = both_ways(encoded(wrong), tmp_path)
     assert first is not None and second is not None
@@ -106,18 +106,18 @@ def test_findings_are_the_same_when_something_is_wrong(tmp_path: Path) -> None:
     assert check_files([tmp_path / "journal"]).status == check_files([tmp_path / "h.jsonl"]).status == 1
 
 
-def test_what_is_converted_twice_is_read_once(tmp_path: Path) -> None:
+def test_a_history_converted_twice_is_read_once(tmp_path: Path) -> None:
     data = encoded(segment(handled(1)), segment(handled(2), pid=2))
     first, _ = both_ways(data, tmp_path)
     (made,) = files(tmp_path / "journal")
     assert convert([tmp_path / "h.jsonl"], tmp_path / "journal") == [made]
     assert first is not None
-    # The history itself beside it, too.
+    # Also with the history itself beside it.
     assert told(read([tmp_path / "journal", tmp_path / "h.jsonl"])) == told(first)
     assert len(set(table(made).column("run").to_pylist())) == 2
 
 
-def test_columns_are_what_sql_asks_for(tmp_path: Path) -> None:
+def test_every_field_has_its_column(tmp_path: Path) -> None:
     journal, recording = opened(tmp_path)
     for position, key in enumerate(KEYS):
         recording.delivered([message(position, key)], 2.0)
@@ -146,7 +146,7 @@ def test_columns_are_what_sql_asks_for(tmp_path: Path) -> None:
     assert all(row["detail"] is None for row in between)
 
 
-def test_neither_keys_nor_texts_of_errors_are_in_it(tmp_path: Path) -> None:
+def test_a_journal_has_no_keys_and_no_error_texts(tmp_path: Path) -> None:
     journal, recording = opened(tmp_path)
     recording.delivered([message(1, b"the-key-itself")], 2.0)
     recording.ended(message(1, b"the-key-itself"), "error", 3.0, ValueError("the-text-itself"))
@@ -173,13 +173,13 @@ def test_a_journal_beside_a_history_has_its_rows(tmp_path: Path) -> None:
     assert (one.member, len(one.rows), one.gaps) == ("m-9", len(written), [])
 
 
-def test_of_two_that_tell_of_one_run_that_counts_which_lacks_less(tmp_path: Path) -> None:
+def test_of_two_records_of_one_run_the_more_complete_one_counts(tmp_path: Path) -> None:
     history = History(tmp_path / "history", member="m-9")
     journal, recording = opened(tmp_path / "journal", history=history, rotate_after=0.001)
     handled_now(recording, 1)
     recording.flush()
     reach(lambda: journal.files and any(row["event"] == "ack" for row in rows(tmp_path / "journal")))
-    # It goes on: the journal does not have the rest yet, and for all it knows never will.
+    # The run goes on, and the journal may never get the remaining rows.
     (late,) = read([tmp_path / "journal"])
     assert (late.crashed, len(late.gaps)) == (True, 1)
     (one,) = read([tmp_path / "journal", tmp_path / "history"])
@@ -187,7 +187,7 @@ def test_of_two_that_tell_of_one_run_that_counts_which_lacks_less(tmp_path: Path
     ended(journal, recording)
 
 
-def test_what_the_history_lacks_the_journal_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_has_rows_that_the_history_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(tmp_path / "history", member="m-9")
     journal, recording = opened(tmp_path / "journal", history=history)
     write, left = os.write, [2]
@@ -248,7 +248,7 @@ def damaged(directory: Path, how: str) -> Path:
         ("of another type", "no column position of type int64"),
     ],
 )
-def test_what_is_no_journal_is_one_clear_error(how: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_one_clear_error(how: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").write_bytes(encoded(segment(handled(1))))
     path = damaged(tmp_path, how)
     with pytest.raises(HistoryError, match=rf"^{re.escape(str(path))}: .*{said}"):
@@ -259,7 +259,7 @@ def test_what_is_no_journal_is_one_clear_error(how: str, said: str, tmp_path: Pa
 
 @settings(max_examples=30)
 @given(st.data())
-def test_changed_bytes_are_seen_or_change_nothing(
+def test_changed_bytes_are_noticed_or_change_nothing(
     tmp_path_factory: pytest.TempPathFactory, journal_bytes: tuple[bytes, list[Any]], data: st.DataObject
 ) -> None:
     whole, said = journal_bytes
@@ -295,7 +295,7 @@ def test_a_repr_shows_counts(tmp_path: Path) -> None:
     assert repr(row_tables()) == "<RowTables of 29 columns>"
 
 
-def test_a_file_that_is_missing_is_a_gap(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_gap(tmp_path: Path) -> None:
     journal, recording = opened(tmp_path, rotate_bytes=1)
     for position in range(9_000):
         recording.started(message(position), 2.0)
@@ -320,7 +320,7 @@ def test_a_file_that_is_missing_is_a_gap(tmp_path: Path) -> None:
         ({"rotate_bytes": 1.5}, "rotate_bytes=1.5"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         Journal(tmp_path, **options)
 
@@ -331,7 +331,7 @@ def test_two_names_of_one_process_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_without_pyarrow_it_says_what_to_install(tmp_path: Path) -> None:
+def test_a_journal_without_pyarrow_names_the_package(tmp_path: Path) -> None:
     code = """
 import sys
 sys.modules["pyarrow"] = None
@@ -350,6 +350,6 @@ print(check_files([sys.argv[1]]).text)
 
 
 @pytest.mark.process
-def test_nothing_imports_pyarrow_that_needs_no_journal() -> None:
+def test_pyarrow_is_imported_for_a_journal_only() -> None:
     code = "import sys, lanes, lanes.history.journal, memsource.checkers.report; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

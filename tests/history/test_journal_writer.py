@@ -1,4 +1,4 @@
-"""The writer of a journal: nobody waits for it, no file is ever half there, and what is missing is counted."""
+"""The writer of a journal makes whole files, counts missing rows, and never blocks the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Break = Callable[[str, int], None]
 
 @pytest.fixture
 def break_disk(monkeypatch: pytest.MonkeyPatch) -> Break:
-    """Lets the next calls of a method of files fail."""
+    """Makes the next calls of a file's method fail."""
 
     def breaks(name: str, times: int) -> None:
         method = getattr(ParquetFile, name)
@@ -51,13 +51,13 @@ def break_disk(monkeypatch: pytest.MonkeyPatch) -> Break:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A disk that takes nothing until this is set."""
+    """Blocks the disk until this is set."""
     with held_disk(monkeypatch) as opens:
         yield opens
 
 
 def assert_counted(made: Rows) -> None:
-    """Every number is there, or in the count of the ``dropped`` row that has the last of them."""
+    """Every row number exists, or is counted by the ``dropped`` row that has the last missing number."""
     expected = 1
     for row in made:
         if row["event"] == "dropped":
@@ -71,9 +71,9 @@ def statuses(directory: Path) -> set[str]:
     return {verdict.status for verdict in check(read([directory]))}
 
 
-def test_rows_are_in_files_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_files_are_written_during_the_run(tmp_path: Path) -> None:
     journal, recording = opened(tmp_path, rotate_after=0.001)
-    # Nobody flushes: a handler may run for long.
+    # No flush happens, because a handler may run for long.
     recording.started(message(1), 2.0)
     reach(lambda: any(row.get("position") == 1 for path in files(tmp_path)[-1:] for row in rows(tmp_path)))
     recording.started(message(2), 2.0)
@@ -84,7 +84,7 @@ def test_rows_are_in_files_while_the_run_goes_on(tmp_path: Path) -> None:
     assert statuses(tmp_path) != {"violated"}
 
 
-def test_what_is_being_written_is_hidden(tmp_path: Path) -> None:
+def test_an_unfinished_file_is_hidden(tmp_path: Path) -> None:
     journal, recording = opened(tmp_path, rotate_after=None)
     recording.started(message(1), 2.0)
     (hidden,) = tmp_path.iterdir()
@@ -176,7 +176,7 @@ def test_one_missing_row_is_a_gap(tmp_path: Path, break_disk: Break) -> None:
     assert [gap.why for gap in one.gaps] == ["rows are missing"]
 
 
-def test_a_directory_that_is_gone_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_directory_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "journal"
     journal, recording = opened(directory, rotate_after=0.001)
     reach(lambda: journal.files == 1)
@@ -186,12 +186,12 @@ def test_a_directory_that_is_gone_stops_nobody(tmp_path: Path, caplog: pytest.Lo
     directory.mkdir()
     recording.started(message(2), 2.0)
     ended(journal, recording)
-    # The first file went with the directory, so nobody knows how it began.
+    # The first file is gone with the directory, and so is the begin row.
     assert [row["event"] for row in rows(directory)] == ["dropped", "started", "end"]
     assert len([record for record in caplog.records if record.name == "lanes.journal"]) == 2
 
 
-def test_a_disk_that_fails_to_the_end_looks_like_a_crash(tmp_path: Path, break_disk: Break) -> None:
+def test_a_disk_that_keeps_failing_looks_like_a_crash(tmp_path: Path, break_disk: Break) -> None:
     journal, recording = opened(tmp_path, rotate_after=0.001)
     reach(lambda: journal.files == 1)
     break_disk("publish", 1_000)
@@ -203,7 +203,7 @@ def test_a_disk_that_fails_to_the_end_looks_like_a_crash(tmp_path: Path, break_d
     assert [gap.why for gap in one.gaps] == ["the last rows could not be written before the process died"]
 
 
-def test_what_does_not_fit_is_dropped_in_its_place(
+def test_a_row_that_does_not_fit_is_dropped_in_its_place(
     tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "BUFFER_LIMIT", 5_000)
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_dropped_in_its_place(
     ended(journal, recording)
     made = rows(tmp_path)
     assert_counted(made)
-    # The thread may have taken what it holds before or after the first of them.
+    # The thread may have taken its rows before or after the first one.
     assert 1 <= [row["event"] for row in made].count("dropped") <= 2
     assert sum(row.get("count", 0) for row in made) == journal.dropped
     assert [row["event"] for row in made[-2:]] == ["started", "end"]
@@ -239,7 +239,7 @@ def test_the_end_always_fits(tmp_path: Path, gate: threading.Event, monkeypatch:
     assert made[-1]["event"] == "end"
 
 
-def test_what_is_said_after_the_end_is_given_up(tmp_path: Path, gate: threading.Event) -> None:
+def test_rows_after_the_end_are_dropped(tmp_path: Path, gate: threading.Event) -> None:
     journal, recording = opened(tmp_path)
     recording.started(message(1), 2.0)
     recording.close("drained", 9.0)
@@ -324,7 +324,7 @@ def line(number: int) -> str:
     st.integers(60, 2_000),
     st.lists(st.one_of(st.sampled_from(["add", "take", "look"]), st.integers(1, 4)), max_size=40),
 )
-def test_whatever_is_added_and_taken_numbers_are_accounted_for(limit: int, size: int, steps: list[str | int]) -> None:
+def test_every_row_number_is_written_or_counted(limit: int, size: int, steps: list[str | int]) -> None:
     buffer = RowBuffer(limit, size)
     number, taken = 0, list[str]()
     for step in steps:
@@ -340,7 +340,7 @@ def test_whatever_is_added_and_taken_numbers_are_accounted_for(limit: int, size:
             assert isinstance(step, int)
             buffer.put([line(number + more) for more in range(1, step + 1)])
             number += step
-        # One that is full has a marker behind it, and one put may overshoot.
+        # A full buffer has a marker at its end, and one put may exceed the limit.
         assert len(buffer.rows) <= limit + 5
     while rest := buffer.take():
         taken += rest

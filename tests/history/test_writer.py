@@ -1,4 +1,4 @@
-"""What the writer puts into the file, row by row."""
+"""Rows of a history: their fields, their order in the file, and the bounds of the buffer."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_segment_begins_and_ends(tmp_path: Path) -> None:
     }
 
 
-def test_the_rules_stand_in_the_begin_row(tmp_path: Path) -> None:
+def test_the_begin_row_has_the_rules(tmp_path: Path) -> None:
     history = Recorder(tmp_path, member="m-1")
     rules = Rules.of(Settings(retry=Retry(attempts=4), lanes=7), SourceTraits(name="S", settles="cumulative"), "exit")
     history.open(source="S", concurrency=4, max_in_flight=9, max_in_flight_bytes=99, now=NOW, rules=rules)
@@ -330,7 +330,7 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -
     assert gone.path is None
 
 
-def test_opening_twice_is_refused_and_closing_twice_is_nothing(tmp_path: Path) -> None:
+def test_a_second_open_is_refused_and_a_second_close_does_nothing(tmp_path: Path) -> None:
     history = opened(tmp_path)
     with pytest.raises(ConfigError, match="opened before"):
         history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
@@ -341,7 +341,7 @@ def test_opening_twice_is_refused_and_closing_twice_is_nothing(tmp_path: Path) -
         history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
 
 
-def test_rows_outside_its_lifetime_are_given_up_quietly(tmp_path: Path) -> None:
+def test_rows_before_open_and_after_close_are_dropped(tmp_path: Path) -> None:
     history = Recorder(tmp_path, member="m-1")
     history.started(message(), NOW)
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=NOW)
@@ -352,7 +352,7 @@ def test_rows_outside_its_lifetime_are_given_up_quietly(tmp_path: Path) -> None:
     assert [row["event"] for row in written(history)] == ["begin", "end"]
 
 
-def test_the_assignment_of_a_row_is_that_of_its_moment(tmp_path: Path) -> None:
+def test_a_row_has_the_assignment_of_its_time(tmp_path: Path) -> None:
     history = opened(tmp_path)
     one, two = message(partition=partition(number=0)), message(partition=partition(number=1))
     history.started(one, NOW)
@@ -399,7 +399,7 @@ def test_caches_are_bounded(tmp_path: Path) -> None:
     assert len(history._origins) <= 1_024
 
 
-def test_its_repr_shows_counts(tmp_path: Path) -> None:
+def test_a_repr_shows_counts(tmp_path: Path) -> None:
     history = opened(tmp_path)
     history.started(message(), NOW)
     assert repr(history) == "<History m-1 open: 2 rows, 1 buffered, 0 dropped>"

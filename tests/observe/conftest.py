@@ -1,4 +1,4 @@
-"""The fixtures that tests of the runtime share."""
+"""Fixtures that tests of telemetry share."""
 
 from tests.fakes.fixtures import hurried, none_left, sdk, workers
 

@@ -1,4 +1,4 @@
-"""What stands at ``max_ahead`` is told when it lasts, once for each message that holds it up."""
+"""A stall at ``max_ahead`` is reported when it lasts, once for each message that blocks the floor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INFINITY = float("inf")
 
 
 def standing(*positions: int, max_ahead: int = 3) -> tuple[Engine, Partition, list[Message], Stalls]:
-    """A partition that reaches ``max_ahead`` at 10 s, each message in a lane of its own and running."""
+    """A partition that reaches ``max_ahead`` at 10 s; each message runs in its own lane."""
     engine = new_engine(max_ahead=max_ahead)
     partition = assigned(engine, floor=0)
     run = deliver(engine, partition, *positions, key=None, now=10.0)
@@ -22,7 +22,7 @@ def standing(*positions: int, max_ahead: int = 3) -> tuple[Engine, Partition, li
 
 
 def told(stalls: Stalls, now: float) -> list[tuple[int, int | None]]:
-    """Floor and oldest of what is due."""
+    """Floor and oldest position of the stalls that are due."""
     return [(each.floor, None if each.oldest is None else each.oldest.position) for each in stalls.due(now)]
 
 
@@ -30,7 +30,7 @@ def confirm(engine: Engine, now: float = 10.0) -> None:
     engine.settled(engine.collect(now, everything=True))
 
 
-def test_what_lasts_is_told_once() -> None:
+def test_a_lasting_stall_is_reported_once() -> None:
     _, partition, _, stalls = standing(0, 1, 2)
     assert (stalls.next_at(), told(stalls, 10.9)) == (11.0, [])
     (stall,) = stalls.due(11.0)
@@ -39,7 +39,7 @@ def test_what_lasts_is_told_once() -> None:
     assert repr(stalls) == "<Stalls 1 partitions at max_ahead>"
 
 
-def test_what_is_over_in_time_is_not_told() -> None:
+def test_a_short_stall_is_not_reported() -> None:
     engine, partition, run, stalls = standing(0, 1, 2)
     engine.finish(run[0], ACK, 10.5)
     confirm(engine)
@@ -50,18 +50,18 @@ def test_what_is_over_in_time_is_not_told() -> None:
     assert told(stalls, 21.0) == [(1, 1)]
 
 
-def test_a_blocker_in_place_of_another_gets_its_time_and_is_told_too() -> None:
+def test_a_new_blocker_is_reported_after_its_own_time() -> None:
     engine, _, run, stalls = standing(0, 1, 2, 3, 4, 5)
     assert told(stalls, 11.0) == [(0, 0)]
     engine.finish(run[0], ACK, 12.0)
     confirm(engine)
-    # One that waited has taken its place: it stands still.
+    # A waiting message has taken its place, so the partition is still stopped.
     assert stalls.moved(12.0)
     assert (stalls.next_at(), told(stalls, 12.9), told(stalls, 13.0)) == (13.0, [], [(1, 1)])
     assert not stalls.moved(14.0)
 
 
-def test_commits_that_come_in_time_put_it_off_and_others_do_not() -> None:
+def test_a_moving_floor_postpones_the_report() -> None:
     engine, _, run, stalls = standing(0, 1, 2, 3, 4, 5)
     engine.finish(run[1], ACK, 10.5)
     confirm(engine)
@@ -71,7 +71,7 @@ def test_commits_that_come_in_time_put_it_off_and_others_do_not() -> None:
     assert (stalls.moved(10.7), stalls.next_at()) == (True, 11.7)
 
 
-def test_a_confirmation_in_place_of_a_message_gets_its_time_and_is_told_too() -> None:
+def test_a_missing_confirmation_after_a_blocker_is_reported_after_its_own_time() -> None:
     engine, _, run, stalls = standing(0, 1, 2, 3)
     assert told(stalls, 11.0) == [(0, 0)]
     engine.finish(run[0], ACK, 12.0)
@@ -85,7 +85,7 @@ def test_a_confirmation_in_place_of_a_message_gets_its_time_and_is_told_too() ->
     assert (stalls.moved(14.0), stalls.next_at()) == (False, INFINITY)
 
 
-def test_a_confirmation_that_is_missing_has_no_message() -> None:
+def test_a_missing_confirmation_names_no_message() -> None:
     engine, _, run, stalls = standing(0, 1, 2, 3)
     for message in run[:2]:
         engine.finish(message, ACK, 10.0)
@@ -93,26 +93,26 @@ def test_a_confirmation_that_is_missing_has_no_message() -> None:
     assert told(stalls, 11.0) == [(2, None)]
 
 
-def test_what_has_just_finished_is_not_blamed() -> None:
+def test_a_message_that_has_just_finished_is_not_blamed() -> None:
     engine, _, run, stalls = standing(0, 1, 2)
     engine.finish(run[0], ACK, 11.0)
     assert (told(stalls, 11.0), stalls.next_at()) == ([], 12.0)
 
 
-def test_who_drains_or_is_given_up_holds_nobody_up() -> None:
+def test_a_draining_or_lost_partition_has_no_stall() -> None:
     for end in ("drain", "lose"):
         engine, partition, _, stalls = standing(0, 1, 2)
         getattr(engine, end)(partition)
         assert (told(stalls, 99.0), repr(stalls)) == ([], "<Stalls 0 partitions at max_ahead>")
 
 
-def test_a_message_that_waits_to_be_tried_again_is_named() -> None:
+def test_a_message_that_waits_for_a_retry_is_reported() -> None:
     engine, _, run, stalls = standing(0, 1, 2)
     engine.finish(run[0], failed(), 10.0)
     assert told(stalls, 11.0) == [(0, 0)]
 
 
-def test_health_names_what_is_not_finished() -> None:
+def test_health_names_the_first_unfinished_message() -> None:
     engine, _, run, _ = standing(0, 1, 2)
     held = []
     for message in run:

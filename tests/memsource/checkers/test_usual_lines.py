@@ -1,4 +1,4 @@
-"""Lines in the usual form are read in a shorter way, which makes the same of them as a parser of JSON does."""
+"""The reader's shortcut for usual lines gives the same rows as its parser of JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PIECES: Final = (
 
 
 def read_either_way(data: bytes) -> tuple[list[object], list[object]]:
-    """What is read, and what is read without the shorter way."""
+    """The rows that are read with the shortcut, and without it."""
     with pytest.MonkeyPatch.context() as patch:
         short = _read(data)
         patch.setattr(rows, "_USUAL", _NEVER)
@@ -63,7 +63,7 @@ def _read(data: bytes) -> list[object]:
         return [str(error)]
 
 
-def test_it_is_the_way_of_most_lines() -> None:
+def test_most_lines_are_usual() -> None:
     parser = RowParser()
     lines = WRITTEN.decode().splitlines(keepends=True)
     short = [
@@ -77,7 +77,7 @@ def test_it_is_the_way_of_most_lines() -> None:
 
 
 @given(st.data())
-def test_damage_makes_no_difference(data: st.DataObject) -> None:
+def test_damaged_lines_read_the_same(data: st.DataObject) -> None:
     damaged = bytearray(WRITTEN)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(damaged) - 1))
@@ -86,7 +86,7 @@ def test_damage_makes_no_difference(data: st.DataObject) -> None:
     assert short == parsed
 
 
-def test_nor_does_what_follows_the_end() -> None:
+def test_lines_after_the_end_read_the_same() -> None:
     lines = WRITTEN.decode().splitlines(keepends=True)
     last, started = len(lines), next(line for line in lines if '"started"' in line)
     behind = re.sub('"n":[0-9]+', f'"n":{last + 1}', started)
@@ -97,7 +97,7 @@ def test_nor_does_what_follows_the_end() -> None:
 
 
 @given(st.lists(st.integers(0, WRITTEN.count(b"\n") - 1), max_size=12))
-def test_nor_does_the_order_of_lines(order: list[int]) -> None:
+def test_reordered_lines_read_the_same(order: list[int]) -> None:
     lines = WRITTEN.splitlines(keepends=True)
     short, parsed = read_either_way(b"".join(lines[number] for number in order))
     assert short == parsed
@@ -110,7 +110,7 @@ _TEXTS: Final = st.sampled_from(("m-1", "", "a b", "\\u0041", "ä", "\\", '\\"',
 
 @pytest.mark.long
 @given(_NUMBERS, _TIMES, _TEXTS, _TEXTS, _NUMBERS, st.sampled_from(("started", "ended", "delivered", "ack", "end")))
-def test_nor_do_odd_values(number: str, time: str, text: str, key: str, more: str, event: str) -> None:
+def test_odd_values_read_the_same(number: str, time: str, text: str, key: str, more: str, event: str) -> None:
     begin = WRITTEN.splitlines(keepends=True)[0].decode()
     for values in (
         {"n": number},

@@ -1,4 +1,4 @@
-"""A handler runs in a span with the right parent, and whatever is hostile or broken does not stop it."""
+"""A handler runs in a span with the right parent, and no error of telemetry stops it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from tests.fakes.telemetry import (
 # --- off
 
 
-def test_without_an_sdk_there_is_none() -> None:
+def test_no_sdk_means_no_telemetry() -> None:
     assert Telemetry.create("billing", "kafka", status) is None
 
 
-def test_no_op_providers_are_no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_op_providers_mean_no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, trace.NoOpTracerProvider(), metrics.NoOpMeterProvider())
     assert Telemetry.create("billing", "kafka", status) is None
 
 
-def test_an_sdk_that_is_switched_off_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_sdk_means_no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     use(monkeypatch, TracerProvider(shutdown_on_exit=False), MeterProvider(shutdown_on_exit=False))
     assert Telemetry.create("billing", "kafka", status) is None
@@ -72,7 +72,7 @@ def test_traces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- spans
 
 
-def test_a_span_says_what_was_handled(sdk: Sdk) -> None:
+def test_a_span_names_the_message(sdk: Sdk) -> None:
     handle(sdk.telemetry(), message())
     span = sdk.span()
     assert (span.name, span.kind, span.status.status_code) == ("process ORDERS/EU", SpanKind.CONSUMER, StatusCode.UNSET)
@@ -89,12 +89,12 @@ def test_a_span_says_what_was_handled(sdk: Sdk) -> None:
     assert span.instrumentation_scope is not None and span.instrumentation_scope.name == "lanes"
 
 
-def test_a_position_has_the_name_of_its_system_where_there_is_one(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_position_has_the_name_of_its_system_too(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
     handle(sdk.telemetry(system="nats"), message(key=None))
     attributes = sdk.span().attributes or {}
     assert attributes["lanes.position"] == 77
     assert not {"messaging.kafka.offset", "lanes.key.hash"} & attributes.keys()
-    # The SDK logs what is no attribute.
+    # The SDK logs invalid attributes.
     assert caplog.records == []
 
 
@@ -108,7 +108,7 @@ def test_the_parent_is_in_the_headers(sdk: Sdk, name: str) -> None:
     assert span.context.trace_state.get("vendor") == "1"
 
 
-def test_the_span_around_run_is_linked_and_no_parent(sdk: Sdk) -> None:
+def test_the_span_around_run_is_linked_but_no_parent(sdk: Sdk) -> None:
     telemetry = sdk.telemetry()
     with sdk.tracers.get_tracer("the application").start_as_current_span("main") as main:
         handle(telemetry, message())
@@ -117,7 +117,7 @@ def test_the_span_around_run_is_linked_and_no_parent(sdk: Sdk) -> None:
     assert [link.context for link in handled.links] == [main.get_span_context()]
 
 
-def test_a_trace_that_is_not_sampled_goes_on_unsampled(sdk: Sdk) -> None:
+def test_an_unsampled_trace_stays_unsampled(sdk: Sdk) -> None:
     with sdk.telemetry().handling(message([("traceparent", TRACEPARENT[1][:-1] + b"0")])) as handling:
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
@@ -216,7 +216,7 @@ def test_the_duration_is_that_of_the_block_and_equals_the_span(sdk: Sdk) -> None
     assert [exemplar.trace_id for exemplar in point.exemplars] == [span.context.trace_id]
 
 
-def test_what_happens_in_the_block_lies_within_the_span(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_in_the_block_lie_within_the_span(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
 
     class Slow(SpanProcessor):
@@ -236,7 +236,7 @@ def test_what_happens_in_the_block_lies_within_the_span(sdk: Sdk, monkeypatch: p
     assert span.start_time <= span.events[0].timestamp <= span.end_time
 
 
-def test_leaving_the_block_ends_nothing_and_the_end_comes_once(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_first_end_ends_the_span(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
     handling = sdk.telemetry().handling(message())
     with pytest.raises(ValueError, match="no"), handling:
         raise ValueError("no")

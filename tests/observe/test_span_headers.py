@@ -1,4 +1,4 @@
-"""The context in the headers of a message, which anybody may have written: bounded, and never in the way."""
+"""The span context in untrusted headers is bounded, and no header stops a handler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.fakes.telemetry import (
     ],
     ids=lambda headers: repr(headers)[:40],
 )
-def test_headers_that_say_nothing_make_a_trace_of_its_own(sdk: Sdk, headers: object) -> None:
+def test_headers_without_a_context_start_a_new_trace(sdk: Sdk, headers: object) -> None:
     handle(sdk.telemetry(), message(headers))
     assert sdk.span().parent is None
 
@@ -59,7 +59,7 @@ def test_ten_thousand_headers(sdk: Sdk, name: str) -> None:
     handle(sdk.telemetry(), message([*many, TRACEPARENT]))
     first, last = sdk.spans()
     assert first.parent is not None
-    # Behind ten thousand of another name it is found; behind as many of its own it is one that cannot be told.
+    # It is found after ten thousand headers of another name, but not after as many of its own name.
     assert (last.parent is None) == (name == "traceparent")
 
 
@@ -76,7 +76,7 @@ def test_no_headers_stop_a_handler(sdk: Sdk, headers: Headers) -> None:
 
 
 class Asking(TextMapPropagator):
-    """Asks for one header as others write it, and remembers what it was told."""
+    """Asks for one header in other letters, and records the answers."""
 
     def __init__(self) -> None:
         self.told: list[str] | None = []
@@ -105,7 +105,7 @@ class Asking(TextMapPropagator):
     ],
     ids=["any case", "not ASCII", "long", "too long", "too often"],
 )
-def test_any_propagator_is_told_what_is_in_bounds(
+def test_any_propagator_gets_the_headers_within_bounds(
     sdk: Sdk, monkeypatch: pytest.MonkeyPatch, headers: Headers, told: list[str] | None
 ) -> None:
     asking = Asking()
@@ -116,7 +116,7 @@ def test_any_propagator_is_told_what_is_in_bounds(
 
 
 def test_a_propagator_starts_from_nothing(sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
-    # One that adds to what it is given would make the span around run() the parent of every message.
+    # A propagator that extends its context would make the span around run() the parent of every message.
     monkeypatch.setattr(propagate, "_HTTP_TEXT_FORMAT", W3CBaggagePropagator())
     telemetry = sdk.telemetry()
     with sdk.tracers.get_tracer("the application").start_as_current_span("main"):

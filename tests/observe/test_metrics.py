@@ -1,4 +1,4 @@
-"""Metrics equal the status, nothing of the user's is exported, and docs/reference/telemetry.md says what is."""
+"""Metrics equal the status, export no user data, and are listed in docs/reference/telemetry.md."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_a_gauge_equals_the_status(sdk: Sdk, gauge: str, field: str) -> None:
 BY_PARTITION = {
     "lanes.floor": [(903, in_partition(3)), (905, in_partition(5))],
     "lanes.holes": [(913, in_partition(3)), (915, in_partition(5))],
-    # The other one settles each message by itself.
+    # The other source settles each message.
     "lanes.confirmed": [(890, in_partition(3))],
     "lanes.ahead": [(17, in_partition(3))],
-    # Of the other one it is not known; and here nothing is unfinished.
+    # The other source does not know its lag, and every message here is finished.
     "lanes.lag": [(23, in_partition(3))],
     "lanes.oldest.age": [(12.5, in_partition(5))],
     "lanes.oldest.attempt": [(7, in_partition(5))],
@@ -79,7 +79,7 @@ def test_a_gauge_is_by_partition(sdk: Sdk, gauge: str, values: list[tuple[float,
 
 
 @pytest.mark.parametrize("gauge", ["age", "attempt", "position"])
-def test_where_nothing_is_unfinished_there_is_no_oldest(sdk: Sdk, gauge: str) -> None:
+def test_no_unfinished_message_means_no_oldest(sdk: Sdk, gauge: str) -> None:
     now = [status()]
     sdk.telemetry(lambda: now[0])
     assert len(sdk.numbers(f"lanes.oldest.{gauge}")) == 1
@@ -122,11 +122,11 @@ def test_one_collection_takes_one_snapshot(sdk: Sdk) -> None:
     assert len(taken) == 2
 
 
-def test_a_snapshot_that_a_collection_left_over_is_not_shown_later(sdk: Sdk) -> None:
+def test_an_old_snapshot_is_not_shown_later(sdk: Sdk) -> None:
     now, taken = [0.0], [status(ready=1)]
     telemetry = Telemetry.create("billing", "kafka", lambda: taken[0], clock=lambda: now[0])
     assert telemetry is not None
-    # As an exporter would that asks for one gauge alone.
+    # An exporter may ask for one gauge alone.
     (reading,) = [one for one in telemetry._instruments._open if one is telemetry._reading]
     gauges = {gauge.name: gauge for gauge in GAUGES}
     reading.observations(gauges["lanes.held"])
@@ -158,7 +158,7 @@ def test_consumers_of_one_process_share_the_instruments(sdk: Sdk, caplog: pytest
     assert caplog.records == []
 
 
-def test_a_closed_telemetry_lets_go_of_the_consumer(sdk: Sdk) -> None:
+def test_a_closed_telemetry_releases_the_consumer(sdk: Sdk) -> None:
     class Consumer:
         def status(self) -> Status:
             return status()
@@ -175,7 +175,7 @@ def test_a_closed_telemetry_lets_go_of_the_consumer(sdk: Sdk) -> None:
     assert sdk.numbers("lanes.ready") == []
 
 
-def test_a_consumer_that_closes_while_it_is_read_is_not_kept(sdk: Sdk) -> None:
+def test_a_consumer_that_closes_during_a_reading_is_released(sdk: Sdk) -> None:
     holder: list[Telemetry] = []
 
     def closing() -> Status:
@@ -188,7 +188,7 @@ def test_a_consumer_that_closes_while_it_is_read_is_not_kept(sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("error", [LanesError("not started"), RuntimeError("changed size"), MemoryError()])
-def test_a_status_that_cannot_be_had_shows_nothing_and_raises_nothing(
+def test_a_failing_status_shows_nothing_and_raises_nothing(
     sdk: Sdk, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing() -> Status:
@@ -197,11 +197,11 @@ def test_a_status_that_cannot_be_had_shows_nothing_and_raises_nothing(
     sdk.telemetry(failing, "failing")
     sdk.telemetry(name="well")
     assert sdk.numbers("lanes.ready") == [(status().ready, CONSUMER_LABELS | {"lanes.consumer": "well"})]
-    # The SDK logs what a callback raises.
+    # The SDK logs the errors of callbacks.
     assert caplog.records == []
 
 
-def test_a_status_that_the_loop_disturbed_is_taken_again(sdk: Sdk) -> None:
+def test_a_disturbed_status_is_taken_again(sdk: Sdk) -> None:
     failures = [RuntimeError("dictionary changed size during iteration")] * 2
 
     def disturbed() -> Status:
@@ -251,7 +251,7 @@ def test_no_key_payload_header_subject_or_error_text_is_exported(sdk: Sdk, caplo
     everything = "".join([*spans, data.to_json(), repr(telemetry), repr(handling), caplog.text])
     assert len(spans) == 2 and "lanes.oldest.age" in everything and "lanes.key.hash" in everything
     assert CANARY not in everything
-    # Metrics have nothing of a key at all: no hash, no position but as a value.
+    # Metrics have no hash of a key, and a position only as a value.
     labels = {
         name
         for metric in sdk.metrics().values()
