@@ -1,4 +1,4 @@
-"""A cohort under everything that may happen to it, drawn from the seed of a plan, and what must hold all the while."""
+"""A cohort under faults that the seed of a plan draws, and its invariants."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.memsource.sim.app import staying
 __all__ = ["app"]
 
 _LATE: Final = (0.05, 1.0, 4.0, 15.0)
-"""Seconds by which a write lands late."""
+"""Maximum delay of a late write in seconds."""
 
 _CHANGES: Final = {"join": 1, "leave": 1, "stop": 2, "drain": 1}
-"""Plans that an action may bring about."""
+"""Number of new plans that an action may cause."""
 
 _SETTLES: Final = 900.0
-"""Virtual seconds within which everything is done: who stands still longest, twice, and what is left."""
+"""Virtual seconds of a run: twice the longest freeze, and the remaining work."""
 
 _CONVERGES: Final = 120.0
-"""Virtual seconds without a fault within which every partition has its one owner."""
+"""Virtual seconds without a fault after which every partition has one owner."""
 
 
 async def app(world: World) -> None:
-    """Everything at once, and in the end all of it is done and every partition is owned once."""
+    """A run with all faults, after which every message is finished and every partition has one owner."""
     await _Cohort(world, case_of(world.plan.seed)).run()
 
 
@@ -61,11 +61,11 @@ class _Cohort:
         world, case = self.world, self.case
         world.workers(case.members, self.app)
         if case.retention == "interest":
-            # What comes before the durables are there is nobody's.
+            # A message before the first durable is delivered to no member.
             await self.set_up()
         wave = len(self.items) // (len(case.actions) + 1)
         for delay, action, number in case.actions:
-            # What moves is to move in the middle of the work.
+            # Partitions move in the middle of the work.
             self.publish(wave)
             await anyio.sleep(delay)
             self.act(action, number)
@@ -103,14 +103,14 @@ class _Cohort:
                 self.world.workers(1, self.app)
 
     async def converge(self) -> None:
-        """Without a fault every partition comes to have one owner, and one durable."""
+        """Without faults, every partition gets one owner and one durable."""
         awake = max((worker.frozen_until for worker in staying(self.world, self.leaving)), default=0.0)
         if await until(lambda: not self.apart(), max(0.0, awake - self.world.now) + _CONVERGES):
             return
         self.world.find("Converges", f"{_CONVERGES:g} s without a fault: {self.apart()}")
 
     def rise(self) -> None:
-        """Every ownership of a partition has a token above all before it."""
+        """Every ownership of a partition has a higher token than all before it."""
         highest: dict[int, int] = {}
         for number, token, member in self.broker.owned:
             if token <= highest.get(number, 0):
@@ -118,14 +118,14 @@ class _Cohort:
             highest[number] = token
 
     def settle(self) -> None:
-        """Nobody plans but for who comes, goes or is to be drained: what nothing asks for does not move."""
+        """A new plan needs a change of the members or of the drained ones."""
         generation = max(source.membership.generation for source in self.broker.members)
         most = self.case.members + sum(_CHANGES.get(action, 0) for _, action, _ in self.case.actions)
         if generation > most:
             self.world.find("PlansSettle", f"{generation} plans for {most} changes")
 
     def apart(self) -> str:
-        """What is not as it should be when nothing moves any more; "" = nothing."""
+        """The partitions with a wrong number of owners or durables; "" = none."""
         alive = {worker.name for worker in staying(self.world, self.leaving)}
         sources = [source for source in self.broker.members if source.member in alive and source.alive]
         owned = Counter(number for source in sources for number in source.owned)
@@ -141,7 +141,7 @@ class _Cohort:
         worker = next(each for each in reversed(world.members) if each.name == member)
         await worker.reach()
         if worker.slow_until > world.now:
-            # What takes longer than anybody waits comes late.
+            # A call that takes longer than its timeout arrives late.
             return Fate("late", worker.slow) if worker.slow > TIMEOUT else None
         if not writes:
             return None
@@ -169,7 +169,7 @@ class _Cohort:
             try:
                 await anyio.sleep(12.0)
             finally:
-                # Whoever is cancelled has something to put away.
+                # A cancelled handler has some work to finish.
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(0.1 * (message.position % 3))
         elif kind == FAILS_ONCE and message.attempt == 1:
@@ -180,7 +180,7 @@ class _Cohort:
             self.world.find("RepeatsNothing", f"{number}/{message.position} ran twice, and nothing had gone wrong")
 
     def starts(self, member: str, number: int, message: Message) -> None:
-        """Nothing starts in a tenure behind which there is a newer one, whoever knows of it."""
+        """No handler starts under an ownership after a newer one has begun."""
         newest, owner = max((token, member) for at, token, member in self.broker.owned if at == number)
         if message.epoch != newest:
             what = f"partition {number}: {member} starts position {message.position} under epoch {message.epoch}"

@@ -1,4 +1,4 @@
-"""What the seed of a cohort's run stands for, and the broker it is run on."""
+"""The case that the seed of a cohort run stands for, and its broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memsource.sim.plans.plan import Plan
 __all__ = ["Case", "broker", "case_of"]
 
 QUICK, STEPS, BRIEF, SLOW, FAILS_ONCE, VERY_SLOW = range(6)
-"""What becomes of a message: its value says so."""
+"""The fates of a message, which its value names."""
 
 _CALM = (QUICK, STEPS, STEPS, BRIEF, BRIEF, SLOW, SLOW)
 _TROUBLE = (*_CALM, FAILS_ONCE, VERY_SLOW)
@@ -24,7 +24,7 @@ _ACTIONS = ("stop", "join", "join", "leave", "publish", "drain")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a seed stands for. ``calm``: every handler ends within any drain, and no clock is wrong."""
+    """The case of a seed; ``calm``: every handler ends within any drain, and no clock is wrong."""
 
     calm: bool
     partitions: int
@@ -64,7 +64,7 @@ def case_of(seed: int) -> Case:
             drain_within=5.0 if calm else forced.choice([1.0, 5.0]),
             overdue="force" if force else "keep",
         ),
-        # Where drains are forced clocks are right, so that only what was cancelled may run twice.
+        # With forced drains the clocks are right, so that only cancelled messages may run twice.
         drift=(0.0,) if calm else tuple(rng.choice([0.0, 0.05, -0.05, 0.1, -0.1]) * (not force) for _ in range(4)),
         latency=tuple(rng.choice([0.0, 0.0, 0.002, 0.03, 0.2]) for _ in range(4)),
         hints=rng.random() < 0.7,

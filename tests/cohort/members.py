@@ -33,7 +33,7 @@ CONFIG: Final = CohortConfig(
 
 
 class Servers:
-    """A bucket and a stream, and members of cohorts on them, in virtual time. ``ways``: theirs to both, by name."""
+    """A bucket, a stream and members of cohorts, in virtual time; ``ways`` has the members' links by name."""
 
     def __init__(self, retention: Any = "limits", partitions: int = 2) -> None:
         self.clock = current().time
@@ -84,7 +84,7 @@ def config_of(**changed: Any) -> CohortConfig:
 
 
 async def serve(member: Membership) -> None:
-    """Run a member whose partitions are drained as soon as they are asked for."""
+    """Run a member whose partitions are drained as soon as they are revoked."""
     done = {}
 
     def changed() -> None:

@@ -1,4 +1,4 @@
-"""The campaign of the cohort in slices of seeds, each in a process of its own."""
+"""The campaign of the cohort in slices of seeds, each in its own process."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ SOMETIMES: Final = (
     *(f"fault: {kind}" for kind in ("crash", "freeze", "rebalance", "lost", "redeliver", "slow")),
     *(f"fault: {kind}" for kind in ("commit_fails", "io_fails", "clock_jump", "restart")),
 )
-"""Rare branches: a campaign in which one of them was never taken proves little."""
+"""Rare branches: a campaign has to take each of them at least once."""
 
 
 @dataclass
 class Tally:
-    """What was run. ``found``: a line for each run that found something, with the token that repeats it."""
+    """The counts of a campaign; ``found`` has a line for each finding, with the token that repeats its run."""
 
     runs: int = 0
     happened: Counter[str] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ class Tally:
             self.found.append(f"seed {run.plan.seed}: {findings}: {encode(run.plan)}")
 
     def missing(self) -> list[str]:
-        """What should happen sometimes and never did."""
+        """The rare branches that no run has taken."""
         return [name for name in SOMETIMES if not self.happened[name]]
 
     def __iadd__(self, other: Tally) -> Tally:
@@ -80,7 +80,7 @@ class Tally:
 
 
 def repeated_too_often(run: Run) -> dict[str, str]:
-    """The finding that a next owner ran more again than was not written down, unless what was written was lost."""
+    """The finding that a next owner repeated written messages, unless the bucket was lost."""
     if run.happened["fault: lost"]:
         return {}
     written_every = case_of(run.plan.seed).in_flight
@@ -94,9 +94,9 @@ def campaign(seed: int, runs: int = RUNS_A_SEED) -> Campaign:
 
 
 def slice_of(job: tuple[int, int]) -> Tally:
-    """Run the seeds from the one to the other, this one not included; the last run of each slice twice."""
+    """Run the seeds from the first to before the last; the last run of each slice twice."""
     result = Tally()
-    # What is here by now stays, and need not be gone through at every collection.
+    # Freeze the imported modules, so that a collection does not visit them.
     collect_garbage()
     gc.freeze()
     for seed in range(*job):
@@ -110,7 +110,7 @@ def slice_of(job: tuple[int, int]) -> Tally:
 
 
 def tally(seeds: range) -> Tally:
-    """The same by several processes at once. Blocks."""
+    """Run the seeds by several processes at once. Blocks."""
     jobs = [(begin, min(begin + SEEDS_A_SLICE, seeds.stop)) for begin in range(seeds.start, seeds.stop, SEEDS_A_SLICE)]
     result = Tally()
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:

@@ -1,4 +1,4 @@
-"""A stage for scenes with a cohort: real members in virtual time, whose handlers wait where the scene wants them to."""
+"""A stage for scenes with a cohort: real members in virtual time, whose handlers the scene stops and releases."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from memsource.sim.world.world import World
 __all__ = ["PATIENT", "Stage", "staged"]
 
 PATIENT: Final = Settings(concurrency=8, drain_timeout=600.0, retry=Retry(attempts=3, backoff=0.1), poison="block")
-"""Nobody is cancelled while a scene holds something back."""
+"""Drains that cancel no handler while a scene stops it."""
 
 LONG: Final = 200.0
 
 
 class Handled(NamedTuple):
-    """A run of a handler: by whom, of what, under which token, which attempt, and whether it began or ended."""
+    """The begin or the end of a handler call, with its member, message, token and attempt."""
 
     what: str
     member: str
@@ -36,9 +36,11 @@ class Handled(NamedTuple):
 
 
 class Stage:
-    """What a scene is given. ``log``: what the handlers did; ``closed``: positions whose handlers wait until they are
-    not in it any more; ``failing``: those whose handlers fail then; ``deaf``: those whose handlers cannot be
-    cancelled; ``cleanup``: seconds that others take to end when they are."""
+    """The stage of a scene. ``log`` has the calls of handlers. Handlers of positions in ``closed`` wait.
+
+    Handlers of positions in ``failing`` fail, and those in ``deaf`` ignore a cancellation. Other cancelled handlers
+    take ``cleanup`` seconds to end.
+    """
 
     def __init__(self, world: World, settings: Settings) -> None:
         assert isinstance(world.broker, CohortPersonality)
@@ -72,14 +74,14 @@ class Stage:
         return worker, self.broker.members[-1]
 
     def publish(self, *partitions: int, key: str | None = None) -> list[int]:
-        """Publish a message to each of these partitions, each of a key of its own unless one is given."""
+        """Publish a message to each of these partitions, each with its own key unless one is given."""
         return [
             self.world.publish("x", key=key or f"key {number}", partition=partition).position
             for number, partition in enumerate(partitions, len(self.broker.records))
         ]
 
     async def hold(self, *partitions: int) -> list[int]:
-        """Publish a message to each of these partitions, and wait until their handlers, and no others, wait in it."""
+        """Publish a message to each of these partitions, and wait until their handlers, and no others, wait."""
         began = len(self.starts())
         held = self.publish(*partitions)
         self.closed.update(held)
@@ -87,7 +89,7 @@ class Stage:
         return held
 
     async def wait(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for something that has to come."""
+        """Wait for an event that has to happen."""
         assert await until(lambda: bool(condition()), LONG), f"{LONG:g} virtual seconds, and not: {what}"
 
     async def owns(self, source: CohortMemberSource, *partitions: int) -> None:
@@ -95,26 +97,26 @@ class Stage:
         await self.wait(lambda: sorted(source.owned) == sorted(partitions), f"{source} owns {partitions}")
 
     async def pass_time(self, seconds: float) -> None:
-        """Nothing is awaited: what is not to happen has so much time to."""
+        """Let time pass, in which a wrong event could happen."""
         await anyio.sleep(seconds)
 
     def stop(self, worker: Worker) -> None:
-        """Have a member stop in order."""
+        """Stop a member in order."""
         with worker.acting():
             worker.consumer.stop()
 
     def crash(self, worker: Worker) -> None:
-        """A member dies, and nobody comes in its place."""
+        """Kill a member without a replacement."""
         worker.stopped = True
         self.world._crash(worker, 0.0)
 
     def freeze(self, worker: Worker, seconds: float) -> None:
-        """A member stands still."""
+        """Freeze a member."""
         worker.frozen_until = self.world.now + seconds
         self.world._loop.freeze(worker.name, worker.frozen_until)
 
     def starts(self, member: str | None = None) -> list[int]:
-        """The positions that were started, by this member."""
+        """The positions that this member started."""
         return [each.position for each in self.log if each.what == "start" and member in (None, each.member)]
 
     def ends(self) -> list[int]:
@@ -125,7 +127,7 @@ class Stage:
 def staged(
     scene: Callable[[Stage], Awaitable[None]], *, partitions: int = 1, settings: Settings = PATIENT, **broker: Any
 ) -> Run:
-    """Play a scene on a new cohort, and have all checkers judge it. Returns the run; what was found fails the test."""
+    """Play a scene on a new cohort, judge it by all checkers, and return the run. A finding fails the test."""
 
     async def test(world: World) -> None:
         await scene(Stage(world, settings))

@@ -1,4 +1,4 @@
-"""The campaign of the cohort: the real runtime, membership and lease machines find nothing under any fault."""
+"""The campaign of the cohort: the real runtime, membership and lease machines keep every promise under faults."""
 
 from __future__ import annotations
 

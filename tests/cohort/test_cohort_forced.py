@@ -1,4 +1,4 @@
-"""A partition that is to move and is not drained in time, under ``overdue="force"``: only what was running repeats."""
+"""A partition that is not drained in time under ``overdue="force"`` repeats only running messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SETTINGS: Final = dataclasses.replace(PATIENT, grace=0.5)
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
-def test_of_a_partition_that_is_forced_only_what_was_running_repeats(retention: Retention) -> None:
+def test_a_forced_partition_repeats_only_running_messages(retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         stage.cleanup = SETTINGS.grace / 2
         _, first = stage.join()
         await stage.owns(first, 0)
         stuck = stage.publish(0)
         stage.closed.update(stuck)
-        # Its own key waits behind it, and so does the floor; the others are finished.
+        # Its key and the floor wait for it; the other messages are finished.
         queued = stage.publish(0, 0, key=f"key {len(stage.broker.records) - 1}")
         finished = stage.publish(*[0] * 20)
         await stage.wait(lambda: sorted(stage.ends()) == finished, "all but one key is finished")
@@ -43,7 +43,7 @@ def test_of_a_partition_that_is_forced_only_what_was_running_repeats(retention: 
     assert run.happened["lost"] == 0, "it was given up in order"
 
 
-def test_what_cannot_be_cancelled_starts_nowhere_else_before_its_lease_is_over() -> None:
+def test_an_uncancellable_handler_keeps_its_partition_until_the_lease_ends() -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0)
@@ -58,7 +58,7 @@ def test_what_cannot_be_cancelled_starts_nowhere_else_before_its_lease_is_over()
         while not second.owned:
             assert stage.world.now < partition.deadline or not first.owned
             await stage.pass_time(0.1)
-        # It runs on there, and its lease was not given away before it had run out.
+        # It runs on there, and no other member got the lease before its end.
         assert stage.starts("w-1") == [*stuck, *finished]
         assert stage.world.now >= partition.deadline
         await stage.wait(lambda: stage.starts("w-2") == stuck, "it runs again")

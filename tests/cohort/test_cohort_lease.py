@@ -1,4 +1,4 @@
-"""Members of one cohort that were given different leases: no two of them own a partition at once."""
+"""Members of one cohort with different leases never own a partition at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_member_with_another_lease_is_refused_with_the_remedy() -> None:
     virtual(test)
 
 
-def test_a_record_without_a_lease_is_taken_for_ones_own() -> None:
+def test_a_record_without_a_lease_gets_the_members_own_lease() -> None:
     async def test() -> None:
         servers = Servers()
         await once(servers.member("a"))
@@ -44,7 +44,7 @@ def test_a_record_without_a_lease_is_taken_for_ones_own() -> None:
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
-def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(
+def test_after_a_lost_bucket_a_shorter_lease_waits_for_longer_ones(
     retention: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -53,7 +53,7 @@ def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(
             first = servers.member("a", config, lease=LONG)
             tasks.start_soon(first.run)
             assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 5.0)
-            # It believes in its leases for as long as they last, and the bucket forgets them.
+            # It trusts its leases until their end, and the bucket has lost them.
             servers.ways["a"].cut = True
             servers.bucket.lose(servers.clock())
             second = servers.member("b", config, lease=SHORT)
@@ -66,14 +66,14 @@ def test_behind_a_lost_bucket_a_shorter_lease_waits_for_the_longer_ones(
             tasks.cancel_scope.cancel()
 
     virtual(test)
-    # Once for each partition: who waits that long wants to know for what.
+    # Once for each partition, because such a long wait needs a reason in the log.
     said = [line for line in caplog.messages if "waits for 30 s, because its bucket was lost" in line]
     assert len(said) == 2
     assert any("partition 0 waits" in line for line in said)
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
-def test_who_stood_still_in_its_set_up_waits_for_an_owner_that_the_lost_bucket_knew(retention: str) -> None:
+def test_a_member_frozen_in_its_set_up_waits_for_owners_of_the_lost_bucket(retention: str) -> None:
     async def test() -> None:
         looked, awake = anyio.Event(), anyio.Event()
 
@@ -89,7 +89,7 @@ def test_who_stood_still_in_its_set_up_waits_for_an_owner_that_the_lost_bucket_k
         async with anyio.create_task_group() as tasks:
             second = servers.member("b", config, consumers=Frozen)
             tasks.start_soon(second.run)
-            # It has seen that there are no durables, and so that it is the first member of all.
+            # It has seen no durables, so it believes to be the first member.
             await looked.wait()
             first = servers.member("a", config)
             tasks.start_soon(first.run)
@@ -110,8 +110,8 @@ def test_who_stood_still_in_its_set_up_waits_for_an_owner_that_the_lost_bucket_k
 
 
 @pytest.mark.parametrize(("partitions", "joined"), [(1, False), (2, False), (1, True)])
-def test_an_owner_between_two_durables_of_a_work_queue_is_waited_for(partitions: int, joined: bool) -> None:
-    """It takes over from itself: the old durable has to be gone before the next one is made."""
+def test_an_owner_between_two_durables_of_a_work_queue_keeps_its_partition(partitions: int, joined: bool) -> None:
+    """An owner deletes its old durable before it creates the next one."""
 
     class Cut(MemoryEpochConsumers):
         async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
@@ -147,7 +147,7 @@ def test_an_owner_between_two_durables_of_a_work_queue_is_waited_for(partitions:
     virtual(test)
 
 
-def test_a_cohort_of_an_earlier_version_is_marked_by_whoever_joins() -> None:
+def test_a_joining_member_marks_a_cohort_of_an_earlier_version() -> None:
     async def test() -> None:
         servers, config = Servers("workqueue"), config_of(retention="workqueue")
         await once(servers.member("a", config))
@@ -159,11 +159,11 @@ def test_a_cohort_of_an_earlier_version_is_marked_by_whoever_joins() -> None:
     virtual(test)
 
 
-def test_the_heartbeat_of_a_longer_lease_is_waited_for() -> None:
+def test_a_join_waits_for_the_heartbeat_of_a_longer_lease() -> None:
     async def test() -> None:
         servers = Servers()
         await once(servers.member("a", lease=LONG))
-        # As whoever changes the lease is told to.
+        # The documented way to change the lease.
         servers.bucket.drop(CONFIG_KEY, servers.clock())
         async with anyio.create_task_group() as tasks:
             second = servers.member("a", lease=SHORT)

@@ -1,4 +1,4 @@
-"""Who is a member: joining, leaving, identities, what is refused, and the plan that they agree on."""
+"""Members of a cohort join, leave, refuse wrong identities, and agree on a plan."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_same_member_id_in_two_groups_is_two_identities() -> None:
             members[0].stop()
             assert await until(lambda: members[0].deadline(0) < 0, 5.0)
             await anyio.sleep(20.0)
-            # The other one of this name has heard of nothing.
+            # The other process of this name does not know it.
             assert [member.deadline(0) > orders.clock() for member in members] == [False, True]
             tasks.cancel_scope.cancel()
 
@@ -129,7 +129,7 @@ def test_second_cohort_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("partitions", 3), ("choice", "transform"), ("tokens", (2,)), ("incarnation", "2")]
 )
-def test_what_a_cohort_never_changes_is_compared_at_every_join(field: str, value: Any) -> None:
+def test_every_join_compares_the_cohort_record(field: str, value: Any) -> None:
     async def test() -> None:
         servers = Servers(partitions=3)
         await once(servers.member("a"))
@@ -139,7 +139,7 @@ def test_what_a_cohort_never_changes_is_compared_at_every_join(field: str, value
     virtual(test)
 
 
-def test_a_member_id_of_somebody_who_lives_is_refused() -> None:
+def test_the_member_id_of_a_live_member_is_refused() -> None:
     async def test() -> None:
         servers = Servers()
         async with anyio.create_task_group() as tasks:
@@ -155,7 +155,7 @@ def test_a_member_id_of_somebody_who_lives_is_refused() -> None:
     virtual(test)
 
 
-def test_a_member_id_of_somebody_who_died_is_taken_over_when_its_heartbeat_is() -> None:
+def test_the_member_id_of_a_dead_member_is_free_after_its_heartbeat() -> None:
     async def test() -> None:
         servers = Servers()
         async with anyio.create_task_group() as tasks:
@@ -174,12 +174,12 @@ def test_a_member_id_of_somebody_who_died_is_taken_over_when_its_heartbeat_is() 
     virtual(test)
 
 
-def test_who_wakes_where_its_id_was_taken_stops() -> None:
+def test_a_member_whose_id_was_taken_stops() -> None:
     async def test() -> None:
         servers = Servers()
         first, second = servers.member("a"), servers.member("a")
         async with anyio.create_task_group() as tasks:
-            # Its heartbeat is lost while it does not look, and somebody else is faster.
+            # Its heartbeat is lost meanwhile, and another process is faster.
             tasks.start_soon(_refused, first)
             await first.joined.wait()
             servers.bucket.drop(member_key("a"), servers.clock())
@@ -211,14 +211,14 @@ def test_the_first_set_up_writes_the_state_and_a_lost_bucket_gets_none() -> None
             assert servers.bucket.read(CONFIG_KEY, began).value
             assert not servers.bucket.read(state_key(0), began).value
             assert await until(lambda: second.deadline(0) > 0, 20.0)
-            # An owner may believe in a lease that is gone with the bucket.
+            # An owner may trust a lease that the lost bucket had.
             assert servers.clock() - began >= 4.0 + 0.5
             tasks.cancel_scope.cancel()
 
     virtual(test)
 
 
-def test_a_durable_of_somebody_else_on_a_work_queue_is_refused() -> None:
+def test_a_foreign_durable_on_a_work_queue_is_refused() -> None:
     class Foreign(MemoryEpochConsumers):
         async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
             self.stream.create(Durable(partition, epoch, sub), 0.0, nonce=nonce, start=start)
@@ -245,8 +245,8 @@ def test_a_durable_of_somebody_else_on_a_work_queue_is_refused() -> None:
 
 
 @pytest.mark.parametrize("gone", [1, 2])
-def test_a_durable_that_is_gone_when_it_is_looked_for_is_nobody_elses(gone: int) -> None:
-    """Who takes a partition of a work queue deletes one durable before it makes the next."""
+def test_a_durable_that_is_gone_at_the_second_look_is_not_foreign(gone: int) -> None:
+    """A new owner on a work queue deletes the old durable before it creates the next one."""
 
     class Moving(MemoryEpochConsumers):
         async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
@@ -271,7 +271,7 @@ def test_a_durable_that_is_gone_when_it_is_looked_for_is_nobody_elses(gone: int)
 # --- leaving
 
 
-def test_who_is_told_to_stop_while_it_joins_or_takes_leaves_all_the_same() -> None:
+def test_a_stop_during_a_join_or_an_acquisition_leaves_in_order() -> None:
     async def test() -> None:
         for steps in range(80):
             servers = Servers()
@@ -307,7 +307,7 @@ def test_the_generation_rises_with_changes_alone() -> None:
             await second.joined.wait()
             assert servers.plan().generation == 2
             assert sorted(map(str, servers.plan().owners)) == ["a", "b"]
-            # The bucket is lost, and what is known goes on.
+            # The bucket is lost, and members go on with the plan they know.
             servers.bucket.lose(servers.clock())
             await anyio.sleep(30.0)
             assert (servers.plan().generation, set(servers.plan().members)) == (2, {"a", "b"})
@@ -335,7 +335,7 @@ def test_a_plan_that_could_not_be_written_does_not_raise_the_generation() -> Non
     virtual(test)
 
 
-def test_an_old_view_of_who_lives_is_not_written_over_a_newer_plan() -> None:
+def test_old_heartbeats_do_not_replace_a_newer_plan() -> None:
     class Slow(MemoryLeaseStore):
         async def entries(self, prefix: str) -> Mapping[str, Entry]:
             found = await super().entries(prefix)
@@ -352,7 +352,7 @@ def test_an_old_view_of_who_lives_is_not_written_over_a_newer_plan() -> None:
             tasks.start_soon(first.run)
             await first.joined.wait()
             slow.append(None)
-            # In the middle of the first one's look another member comes, and plans.
+            # Another member joins and plans in the middle of the first one's look.
             await until(lambda: first.deadline(0) > 0, 5.0)
             first.hint(PLAN_KEY)
             await anyio.sleep(0.5)
@@ -368,7 +368,7 @@ def test_an_old_view_of_who_lives_is_not_written_over_a_newer_plan() -> None:
 
 
 @pytest.mark.parametrize(("key", "said"), [(PLAN_KEY, "'plan'"), (member_key("x"), "'m.x'"), (CONFIG_KEY, "'config'")])
-def test_what_no_member_has_written_stops_it_with_the_key(key: str, said: str) -> None:
+def test_a_foreign_entry_stops_the_member_and_is_named(key: str, said: str) -> None:
     async def test() -> None:
         servers = Servers()
         servers.bucket.write(key, b"\xff nonsense", 0.0, revision=0)
@@ -378,7 +378,7 @@ def test_what_no_member_has_written_stops_it_with_the_key(key: str, said: str) -
     virtual(test)
 
 
-def test_a_bug_in_the_machine_of_a_partition_is_not_named_as_one_of_its_bucket(
+def test_a_bug_in_a_lease_machine_is_not_reported_as_a_foreign_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def illegal(*given: object) -> None:
@@ -410,6 +410,6 @@ def test_a_bug_in_the_machine_of_a_partition_is_not_named_as_one_of_its_bucket(
         ({"overdue": "never"}, 'overdue=\'never\' is unknown: use "keep" or "force"'),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_invalid_cohort_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         CohortSettings(**settings)

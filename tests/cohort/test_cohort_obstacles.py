@@ -1,4 +1,4 @@
-"""What a member makes of consumers: one of somebody else that is in its way, and requests that are not answered."""
+"""Obstacles of an acquisition: a foreign durable, and requests without an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memsource.sim.loop.waiting import until
 from tests.cohort.members import Servers, config_of, virtual
 
 
-def test_a_durable_of_somebody_else_that_comes_later_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_later_foreign_durable_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     class Shared(MemoryEpochConsumers):
         async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
             if epoch and partition in foreign:
@@ -45,7 +45,7 @@ def test_a_durable_of_somebody_else_that_comes_later_is_logged_once(caplog: pyte
 
 
 @pytest.mark.parametrize("deaf", ["found", "names"])
-def test_consumers_that_are_not_answered_for_delay_neither_renewals_nor_heartbeats(deaf: str) -> None:
+def test_unanswered_requests_delay_neither_renewals_nor_heartbeats(deaf: str) -> None:
     class Deaf(MemoryEpochConsumers):
         async def found(self, partition: int) -> Any:
             await self._hear("found")
@@ -85,8 +85,8 @@ def test_consumers_that_are_not_answered_for_delay_neither_renewals_nor_heartbea
     virtual(test)
 
 
-def test_what_was_drained_behind_a_loss_drains_nothing_that_is_acquired_later() -> None:
-    """Whoever releases a partition may hear of its loss only behind that."""
+def test_a_drain_after_a_loss_does_not_drain_the_next_ownership() -> None:
+    """The caller of a release may learn of the loss only after it."""
 
     async def test() -> None:
         servers = Servers()

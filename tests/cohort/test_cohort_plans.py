@@ -1,4 +1,4 @@
-"""The plan as members make it over a bucket in virtual time, and what of it moves; the plan itself is pure."""
+"""Plans that members make over a bucket in virtual time, and the partitions that move."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY: Final = 60
 
 
 class Team:
-    """Members of one cohort of many partitions. ``weights``: of those that take part now."""
+    """Members of one cohort of many partitions; ``weights`` has those that take part now."""
 
     def __init__(self, tasks: TaskGroup) -> None:
         self.servers = Servers(partitions=MANY)
@@ -37,7 +37,7 @@ class Team:
         self._members[name].stop()
 
     async def settled(self) -> dict[str, frozenset[int]]:
-        """Wait until the plan is one for these, and each owns what it gives them; returns that."""
+        """Wait until the plan has these members and each owns its partitions; return these."""
 
         def agreed() -> bool:
             owners = self.servers.plan().owners
@@ -53,12 +53,12 @@ class Team:
 
     @property
     def acquired(self) -> int:
-        """How often a partition was acquired so far: each time a durable is made for it."""
+        """The number of acquisitions of a partition so far, by its durables."""
         return sum(name.epoch > 0 for _, name in self.servers.stream.created)
 
 
 def test_join_moves_only_what_balance_requires() -> None:
-    """Only the newcomer gains, its share and no more; nothing else is acquired, by anybody."""
+    """Only the new member gains partitions, and only its share."""
 
     async def test() -> None:
         async with anyio.create_task_group() as tasks:
@@ -81,7 +81,7 @@ def test_join_moves_only_what_balance_requires() -> None:
 
 @pytest.mark.long
 def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
-    """Whoever is left keeps all that it has; only what the other one had is acquired, and balanced."""
+    """The remaining members keep their partitions, and share those of the member that left."""
 
     async def test() -> None:
         async with anyio.create_task_group() as tasks:
@@ -104,7 +104,7 @@ def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
 
 
 def test_a_member_owns_by_its_weight() -> None:
-    """Each one says its own by its heartbeat, and whoever plans knows them all."""
+    """Each heartbeat has its member's weight, so every planner knows all weights."""
 
     async def test() -> None:
         async with anyio.create_task_group() as tasks:

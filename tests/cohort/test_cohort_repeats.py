@@ -1,4 +1,4 @@
-"""What a dead or frozen owner had finished runs again at the next one only as far as it was not written down."""
+"""After the death or freeze of an owner, the next one repeats only messages that were not written down."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.cohort.slices import repeated_too_often
 from tests.cohort.stage import PATIENT, Stage, staged
 
 EVERY: Final = 5
-"""Messages finished above a stuck one, after which the ledger is written down."""
+"""Number of messages finished above a stuck one that causes a write of the ledger."""
 
 IN_FLIGHT: Final = 8
 FINISHED: Final = 44
-"""Four at a time, so that the last four are finished and not written down."""
+"""Four at a time, so that the last four are finished but not written down."""
 
 Ending = Callable[[Stage, Worker], None]
 
@@ -42,7 +42,7 @@ def has_ended(stage: Stage, count: int) -> bool:
 
 
 def played(ending: Ending, retention: Retention) -> tuple[list[int], Run]:
-    """What runs again when an owner that is stuck with one message has finished many behind it, and is gone."""
+    """The repeated messages after the loss of an owner that finished many messages above a stuck one."""
     again: list[int] = []
 
     async def scene(stage: Stage) -> None:
@@ -67,15 +67,15 @@ def played(ending: Ending, retention: Retention) -> tuple[list[int], Run]:
 
 
 def judged(run: Run) -> Verdict:
-    """What the checker says of it."""
+    """The verdict of the checker."""
     (verdict,) = check(run.segments, [partial(BoundedRepeats, written_every=EVERY)])
     return verdict
 
 
 @pytest.mark.parametrize("ending", [crashes, freezes])
-def test_a_stuck_key_does_not_make_a_loss_repeat_everything_behind_it(ending: Ending) -> None:
+def test_a_loss_with_a_stuck_key_repeats_only_unwritten_messages(ending: Ending) -> None:
     again, run = played(ending, "limits")
-    # What came after the last write, and nothing before it.
+    # Only messages after the last write.
     assert 0 < len(again) <= EVERY + 1
     assert again == list(range(again[-1] + 1 - len(again), again[-1] + 1))
     verdict = judged(run)
@@ -84,7 +84,7 @@ def test_a_stuck_key_does_not_make_a_loss_repeat_everything_behind_it(ending: En
 
 @pytest.mark.parametrize("ending", [crashes, freezes])
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
-def test_where_a_stream_keeps_only_what_is_unfinished_nothing_runs_again(ending: Ending, retention: Retention) -> None:
+def test_a_work_queue_repeats_no_finished_message(ending: Ending, retention: Retention) -> None:
     again, run = played(ending, retention)
     assert (again, judged(run).status) == ([], "passed")
 
@@ -97,7 +97,7 @@ def test_a_ledger_that_is_never_written_down_is_found(monkeypatch: pytest.Monkey
     assert verdict.status == "violated"
     bound = EVERY + IN_FLIGHT
     assert verdict.witnesses[0].endswith(f"in assignment 1, which may leave {bound} of them to be run again")
-    # The campaign finds it too, unless the bucket was lost that had it.
+    # The campaign finds it too, unless the bucket was lost.
     case = next(seed for seed in range(100) if case_of(seed).in_flight == EVERY)
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, seed=case))
     assert repeated_too_often(run) == {"BoundedRepeats": verdict.witnesses[0]}

@@ -1,4 +1,4 @@
-"""Moves, losses and what is left to the next owner, with real members in virtual time."""
+"""Moves and losses of partitions between real members in virtual time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion() -> None
         assert (stage.starts("w-2"), second.owned) == ([], [])
         stage.closed.clear()
         await stage.owns(second, 0)
-        # What had failed for good and was not parked runs again there, and nothing else does.
+        # Only the failed message without a dead letter runs again there.
         await stage.wait(lambda: stage.starts("w-2") == held[2:], "the third runs again")
         stage.failing.clear()
 
@@ -119,7 +119,7 @@ def test_move_drains_only_what_moves() -> None:
         await stage.wait(lambda: len(second.owned) == 2, "two have moved")
         stays = sorted(first.owned)
         assert sorted(second.owned) == sorted({0, 1, 2, 3} - set(stays))
-        # Not given up and taken again, but kept: it is the same assignment, and no other token was given out.
+        # The partition was kept: the assignment is the same, and no other token was given out.
         for number in stays:
             assert kept[number].live
             assert [at for at, _ in first.announced].count(number) == 1
@@ -137,7 +137,7 @@ def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
         _, first = stage.join()
         await stage.owns(first, 0, 1)
         await stage.hold(1)
-        # Behind it of its own key, so that they wait; the last one is done.
+        # After it with its key, so that they wait; the last message is finished.
         stage.publish(1, 1, key=f"key {len(stage.broker.records) - 1}")
         done = stage.publish(1, key="another")
         await stage.wait(lambda: stage.ends() == done, "what is behind them is done")
@@ -184,7 +184,7 @@ def test_reconnect_keeps_partitions() -> None:
         stage.publish(0, 1)
         await stage.world.settled()
         assert first.announced == before
-        # The same epoch, with a number of its own; and nothing that was held began again.
+        # The same epoch with another sub-number, and no waiting message began again.
         for number, (name,) in names.items():
             assert [each.epoch for each in stage.broker.stream.names(number)] == [name.epoch]
         assert sorted(stage.starts()) == sorted({*stage.starts()})
@@ -223,7 +223,7 @@ def test_bucket_lost_epochs_still_rise(retention: Retention) -> None:
         await stage.world.settled()
         ((_, old),) = first.announced
         partition = first.announced[0, old]
-        # It hears nothing of it, and believes in its lease for as long as that lasts.
+        # It learns nothing of it, and trusts its lease until its end.
         first.way.cut = True
         lost = stage.world.now
         stage.broker.lose(0, lost)
@@ -245,7 +245,7 @@ def test_bucket_lost_epochs_still_rise(retention: Retention) -> None:
 @pytest.mark.parametrize("finished", [False, True], ids=["held", "finished"])
 @pytest.mark.parametrize("retention", RETENTIONS)
 def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, finished: bool) -> None:
-    """Nothing can be handed over: what was held runs again under a higher token, and only once it is lost here."""
+    """Without a handover, messages run again under a higher token, and only after the loss here."""
 
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
@@ -279,7 +279,7 @@ def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, fi
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["request lost", "reply lost"])
 def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply lost"]) -> None:
-    """Whichever write of an acquisition, of renewals and of a release has no answer: nothing is lost by it."""
+    """A lost answer to any write of an acquisition, a renewal or a release loses no message."""
 
     async def scene(stage: Stage, number: int) -> None:
         worker, first = stage.join()
@@ -326,7 +326,7 @@ def test_frozen_past_lease_believes_nothing() -> None:
     staged(scene)
 
 
-def test_what_was_renewed_behind_its_deadline_is_lost_on_both_sides() -> None:
+def test_a_late_renewal_loses_the_partition_on_both_sides() -> None:
     async def scene(stage: Stage) -> None:
         _, source = stage.join()
         await stage.owns(source, 0)

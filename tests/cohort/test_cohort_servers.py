@@ -1,4 +1,4 @@
-"""The servers of a cohort as data: what a bucket and the durables of a stream do, and the way to them."""
+"""The simulated servers of a cohort: a bucket, the durables of a stream, and the links to them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_bucket_that_falls_back_gives_revisions_out_again() -> None:
     assert bucket.write("l.0", b"c", 6.0, revision=lease) == again
 
 
-def test_who_watches_hears_of_every_write() -> None:
+def test_a_watcher_gets_every_write() -> None:
     bucket, heard = Bucket(), list[str]()
     bucket.watch(heard.append)
     bucket.watch(heard.append)
@@ -108,7 +108,7 @@ def pulled(made: EpochStream, name: Durable, count: int = 10) -> list[int]:
     return [each.record.position for each in deliveries]
 
 
-def test_on_limits_a_durable_begins_where_it_is_told_to() -> None:
+def test_on_limits_a_durable_begins_at_its_start() -> None:
     made = stream("limits", 1, 2, 3, 4)
     old, new = Durable(0, 1, 0), Durable(0, 2, 0)
     made.create(old, 0.0, nonce="a", start=None)
@@ -124,7 +124,7 @@ def test_on_limits_a_durable_begins_where_it_is_told_to() -> None:
     assert there.value.nonce == "b"
 
 
-def test_on_a_work_queue_there_is_one_durable_and_it_gets_what_is_left() -> None:
+def test_a_work_queue_has_one_durable_with_the_unfinished_messages() -> None:
     made = stream("workqueue", 1, 2, 3, 4)
     old, new = Durable(0, 1, 0), Durable(0, 2, 0)
     made.create(old, 0.0, nonce="a", start=None)
@@ -140,7 +140,7 @@ def test_on_a_work_queue_there_is_one_durable_and_it_gets_what_is_left() -> None
     assert pulled(made, new) == [1, 3, 4]
 
 
-def test_interest_keeps_what_a_durable_is_there_for() -> None:
+def test_interest_keeps_messages_for_its_durables() -> None:
     made = stream("interest", 1, 2, 3)
     old, new = Durable(0, 0, 0), Durable(0, 1, 0)
     assert pulled(made, old) == [1, 2, 3]
@@ -149,7 +149,7 @@ def test_interest_keeps_what_a_durable_is_there_for() -> None:
     made.delete(old, 0.0)
     assert pulled(made, new) == [2, 3]
     made.delete(new, 0.0)
-    # With the last one everything is gone, and what comes then is nobody's.
+    # Everything is gone with the last durable, and later messages are kept for none.
     made.publish("x", key="k", partition=0)
     made.create(Durable(0, 2, 0), 0.0, nonce="c", start=None)
     assert pulled(made, Durable(0, 2, 0)) == []
@@ -176,13 +176,13 @@ def store(now: Callable[[], float], later: list[tuple[float, Callable[[float], N
 
 
 @pytest.mark.anyio
-async def test_a_write_that_is_late_lands_when_nobody_waits_any_more() -> None:
+async def test_a_late_write_lands_after_its_call() -> None:
     later: list[tuple[float, Callable[[float], None]]] = []
     made = store(lambda: 1.0, later)
     made.way.fates.extend([Fate("late", 4.0), Fate("late", 4.0), None])
     with pytest.raises(UnknownResult):
         await made.write("plan", b"1", revision=0)
-    # Whoever reads late reads nothing.
+    # A late read gets nothing.
     with pytest.raises(UnknownResult):
         await made.read("plan")
     assert await made.read("plan") == Entry(None, 0)
@@ -190,12 +190,12 @@ async def test_a_write_that_is_late_lands_when_nobody_waits_any_more() -> None:
     assert at == 5.0
     act(5.0)
     assert (await made.read("plan")).value == b"1"
-    # Refused, and nobody hears of it.
+    # Refused, and no call gets the answer.
     act(6.0)
 
 
 @pytest.mark.anyio
-async def test_on_a_way_that_is_cut_nothing_arrives_and_behind_a_crash_nothing_is_asked() -> None:
+async def test_no_call_arrives_on_a_cut_link_or_after_a_crash() -> None:
     made = store(lambda: 1.0, [])
     made.way.cut = True
     for _ in range(2):
