@@ -29,7 +29,6 @@ import anyio
 
 from lanes.attempts import Attempt, Attempts, AttemptState, GivenUpBefore, error_type, given_up_before
 from lanes.core.effects import Failed
-from lanes.core.engine import Engine
 from lanes.core.policy import Follows
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import error_text
@@ -120,12 +119,12 @@ class AttemptKeeper:
     ``active``: whether there is a store.
     """
 
-    def __init__(self, store: Attempts | None, engine: Engine, context: RunContext, name: str) -> None:
+    def __init__(self, context: RunContext, store: Attempts | None) -> None:
         self.active = store is not None
         self._store = store
-        self._engine = engine
+        self._engine = context.engine
         self._context = context
-        self._name = name
+        self._name = context.name
         self._loading: dict[Partition, _Loading] = {}
         self._kept: dict[Partition, _Kept] = {}
 

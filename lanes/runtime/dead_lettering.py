@@ -9,12 +9,10 @@ from typing import Final
 import anyio
 
 from lanes.core.effects import DeadLetterDue
-from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED
 from lanes.core.types import NEVER
 from lanes.dead_letter import dead_letter, error_text
 from lanes.errors import is_retryable
-from lanes.observe.tap import Tap
 from lanes.source import DeadLetters
 from lanes.workers.context import RunContext
 
@@ -27,19 +25,12 @@ DEAD_LETTER_RETRY: Final = (0.2, 30.0)
 class DeadLetterWriter:
     """Writes the dead letters of one consumer. ``confirmed``: number of confirmed ones."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        target: DeadLetters | None,
-        context: RunContext,
-        tap: Tap,
-        name: str,
-    ) -> None:
-        self._engine = engine
+    def __init__(self, context: RunContext, target: DeadLetters | None) -> None:
+        self._engine = context.engine
         self._target = target
         self._context = context
-        self._tap = tap
-        self._name = name
+        self._tap = context.tap
+        self._name = context.name
         self.confirmed = 0
 
     async def write(self, due: DeadLetterDue) -> None:

@@ -7,14 +7,11 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from lanes.clock import Clock
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from lanes.core import drain as phases
 from lanes.core.drain import Limits, PartitionDrain
-from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
-from lanes.observe.tap import Tap
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.settle import Settler
 from lanes.source import Source
@@ -45,29 +42,25 @@ class Handover:
 
     def __init__(
         self,
-        engine: Engine,
+        context: RunContext,
         source: Source,
         workers: Workers,
         settler: Settler,
-        context: RunContext,
         attempts: AttemptKeeper,
-        clock: Clock,
-        tap: Tap,
         grace: float,
-        name: str,
         *,
         close_prefix: bool,
     ) -> None:
-        self._engine = engine
+        self._engine = context.engine
         self._source = source
         self._workers = workers
         self._settler = settler
         self._context = context
         self._attempts = attempts
-        self._clock = clock
-        self._tap = tap
+        self._clock = context.clock
+        self._tap = context.tap
         self._grace = grace
-        self._name = name
+        self._name = context.name
         self._close_prefix = close_prefix
         self._drains: dict[Partition, _Begun] = {}
 

@@ -61,7 +61,7 @@ class Run:
     """The run of one consumer over an open source, and the ``RunContext`` of its components.
 
     ``fatal``: the error that stops it. ``planned``: whether the group has a plan; True for a source without plans.
-    ``unsettled``: the partitions whose settlements fail now.
+    ``redelivered``: number of redelivered positions by cause. ``unsettled``: the partitions whose settlements fail now.
     """
 
     def __init__(
@@ -83,42 +83,51 @@ class Run:
         self._extend_interval = traits.extend_interval
         self._commits = traits.settles == "cumulative"
         self._settings = settings
-        self._drain_timeout = settings.drain_timeout
-        self._clock = clock
+        self.clock = clock
         self.tap = tap
-        self._name = traits.name
+        self.name = traits.name
         self._active = False
-        self._stopping = False
+        self.stopping = False
         self._exhausted = False
         self._starved = False
         self._given_back: set[PartitionId] = set()
         self.planned = not traits.plans
         self.fatal: BaseException | None = None
-        self._redelivered: Counter[str] = Counter()
+        self.redelivered: Counter[str] = Counter()
         self._stalls = Stalls(engine.committer)
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
         self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
-        # The constructors of the components call nothing of the run.
-        self._workers = _workers_for(handler, decode, settings, engine, self, clock, tap)
-        self._attempts = AttemptKeeper(attempts, engine, self, traits.name)
-        self._settler = Settler(engine, source, self, self._attempts, clock, tap, traits.name, commits=self._commits)
+        # The constructors of the components read these attributes, and call nothing of the run.
+        self._workers = self._workers_for(handler, decode)
+        self._attempts = AttemptKeeper(self, attempts)
+        self._settler = Settler(self, source, self._attempts, commits=self._commits)
         self.unsettled = self._settler.unsettled.partitions
+        close_prefix = self._commits and not traits.hands_over
         self._handover = Handover(
-            engine,
-            source,
-            self._workers,
-            self._settler,
-            self,
-            self._attempts,
-            clock,
-            tap,
-            settings.grace,
-            traits.name,
-            close_prefix=self._commits and not traits.hands_over,
+            self, source, self._workers, self._settler, self._attempts, settings.grace, close_prefix=close_prefix
         )
-        self._dead_letter_writer = DeadLetterWriter(engine, dead_letters, self, tap, traits.name)
+        self._dead_letter_writer = DeadLetterWriter(self, dead_letters)
+
+    def _workers_for(self, handler: Handler, decode: Decode | None) -> Workers:
+        """Make the workers for a handler that ``check_handler`` has accepted. Starts nothing."""
+        settings = self._settings
+        inline, timeout, grace = settings.sync_handlers == "inline", settings.timeout, settings.grace
+        if settings.batch is not None:
+            return BatchWorkers(
+                self,
+                cast(BatchHandler, handler),
+                size=settings.batch,
+                linger=settings.linger,
+                timeout=timeout,
+                grace=grace,
+                inline=inline,
+                decode=decode,
+            )
+        if is_async(handler) or inline:
+            return TaskWorkers(self, async_handler(handler, decode), timeout)
+        return ThreadWorkers(self, sync_handler(handler, decode), timeout=timeout, grace=grace)
 
     async def run(self) -> None:
         """Consume until ``stop`` is called, a finite source has ended, or an error stops it; see ``fatal``.
@@ -134,26 +143,16 @@ class Run:
                 self._tasks.start_soon(self._guarded, self._timer)
                 if self._extend_interval is not None:
                     self._tasks.start_soon(self._guarded, self._settler.keep_alive, self._extend_interval)
-                if self._stopping:
+                if self.stopping:
                     self._stop_partitions()
         finally:
             self._active = False
             self._attempts.end()
 
     @property
-    def stopping(self) -> bool:
-        """Whether the run drains."""
-        return self._stopping
-
-    @property
     def dead_lettered(self) -> int:
         """Number of confirmed dead letters."""
         return self._dead_letter_writer.confirmed
-
-    @property
-    def redelivered(self) -> Counter[str]:
-        """Number of redelivered positions, by cause."""
-        return self._redelivered
 
     @property
     def asked_since(self) -> dict[Partition, float]:
@@ -169,8 +168,8 @@ class Run:
         self._told_to_stop()
 
     def _stop(self) -> None:
-        if not self._stopping:
-            self._stopping = True
+        if not self.stopping:
+            self.stopping = True
             if self._active:
                 self._stop_partitions()
 
@@ -197,12 +196,12 @@ class Run:
 
     def floors_moved(self) -> None:
         """Look again at the partitions at ``max_ahead``: a message has finished, or a commit was confirmed."""
-        if self._stalls.moved(self._clock()):
+        if self._stalls.moved(self.clock()):
             self._timer_wake.set()
 
     def overdue(self, partition: Partition) -> bool:
         """Whether the lease on a partition has run out; if so, the partition is lost. Idempotent."""
-        if self._clock() < partition.deadline:
+        if self.clock() < partition.deadline:
             return False
         self.lose(partition, "its lease has run out")
         return True
@@ -213,7 +212,7 @@ class Run:
             self.fatal = error
             # An error of `lanes` is complete where it is raised; another one needs this context.
             level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
-            log.log(level, "%s: stopping: %s: %s", self._name, type(error).__qualname__, error_text(error))
+            log.log(level, "%s: stopping: %s: %s", self.name, type(error).__qualname__, error_text(error))
         self.stop()
 
     # --- tasks, and their end
@@ -235,7 +234,7 @@ class Run:
 
     def _stop_partitions(self) -> None:
         for partition in list(self.engine.partitions.values()):
-            self._start_drain(partition, self._drain_timeout)
+            self._start_drain(partition, self._settings.drain_timeout)
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
@@ -250,7 +249,7 @@ class Run:
         self._end_when_released()
 
     def _end_when_released(self) -> None:
-        if self._stopping and not self.engine.partitions:
+        if self.stopping and not self.engine.partitions:
             self._tasks.cancel_scope.cancel()
 
     # --- in
@@ -258,7 +257,7 @@ class Run:
     async def _pump(self) -> None:
         while not self._exhausted:
             room = self.engine.room()
-            if self._stopping:
+            if self.stopping:
                 room = Room(0, 0, frozenset(self.engine.partitions.values()))
             room = self._attempts.room(room)
             self._starved = room.messages <= 0
@@ -275,15 +274,15 @@ class Run:
 
     def enter(self, event: SourceEvent) -> None:
         """Process an event of the source: at once, or after it was put aside."""
-        engine, now = self.engine, self._clock()
+        engine, now = self.engine, self.clock()
         if isinstance(event, Delivered):
-            check_delivered(self._name, event, stopping=self._stopping)
+            check_delivered(self.name, event, stopping=self.stopping)
             if event.partition.live and not event.partition.draining:
                 self.tap.delivered(event.partition, event.run, now)
             try:
                 engine.receive(event.partition, event.run, event.size, now)
             except PositionFell as error:
-                raise ContractError(f"{self._name}: {error}") from error
+                raise ContractError(f"{self.name}: {error}") from error
             # At once: the rows of redelivered messages must follow the row of their run.
             self._perform()
         elif isinstance(event, Assigned):
@@ -303,12 +302,12 @@ class Run:
             self._stop_when_exhausted()
         else:
             raise ContractError(
-                f"{self._name} delivered a {type(event).__name__}, no event of lanes.source; please report this"
+                f"{self.name} delivered a {type(event).__name__}, no event of lanes.source; please report this"
             )
 
     def _assigned(self, partition: Partition) -> None:
-        check_assigned(self._name, partition, commits=self._commits)
-        if self._stopping:
+        check_assigned(self.name, partition, commits=self._commits)
+        if self.stopping:
             # Once only, or a source that assigns it again each time would never let the run end.
             if partition.id not in self._given_back:
                 self._given_back.add(partition.id)
@@ -317,20 +316,22 @@ class Run:
         try:
             self.engine.assign(partition)
         except AlreadyAssigned as error:
-            raise ContractError(f"{self._name}: {error}") from error
+            raise ContractError(f"{self.name}: {error}") from error
         except SecondPartition:
             raise ConfigError(
-                f'order="serial": {self._name} assigned {partition.id}, a second partition; use order="partition" or a '
+                f'order="serial": {self.name} assigned {partition.id}, a second partition; use order="partition" or a '
                 "topic with one partition"
             ) from None
         self.tap.assigned(partition)
-        self._attempts.begin(partition, self._clock())
+        self._attempts.begin(partition, self.clock())
 
     def _revoking(self, event: Revoking) -> None:
         if self.engine.owns(event.partition):
             timeout = event.timeout
             # With an infinite timeout the next owner waits, so no handler is cancelled.
-            self._start_drain(event.partition, timeout if timeout == NEVER else min(timeout, self._drain_timeout))
+            self._start_drain(
+                event.partition, timeout if timeout == NEVER else min(timeout, self._settings.drain_timeout)
+            )
         else:
             self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
 
@@ -342,7 +343,7 @@ class Run:
         self._handover.lost(partition)
         log.warning(
             "%s: %s lost (%s); the results of its %d running handlers do not count, its next owner runs them again",
-            self._name,
+            self.name,
             partition.id,
             reason,
             len(zombies),
@@ -364,13 +365,13 @@ class Run:
             self._told_to_stop.serve()
             at = min(self._stalls.next_at(), self.engine.next_due())
             self._timer_wake = anyio.Event()
-            with anyio.move_on_after(max(0.0, at - self._clock())):
+            with anyio.move_on_after(max(0.0, at - self.clock())):
                 await self._timer_wake.wait()
-            now = self._clock()
+            now = self.clock()
             self.engine.due(now)
             for stall in self._stalls.due(now):
                 why = self._settler.unsettled.error(stall.partition)
-                report_stall(stall, self._name, self._settings.max_ahead, now, why)
+                report_stall(stall, self.name, self._settings.max_ahead, now, why)
             # If all handlers hang, no other call has the clients paused.
             self.after()
 
@@ -394,17 +395,17 @@ class Run:
         elif isinstance(effect, fx.Saturated | fx.Resumed):
             self._crossed(saturated=isinstance(effect, fx.Saturated))
         elif isinstance(effect, fx.Redelivered):
-            self._redelivered[effect.cause] += 1
+            self.redelivered[effect.cause] += 1
             tap.redelivered(effect)
             # Positions that a former owner completed must be committed, even if no other message finishes.
             self._settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
             self.start_soon(self._dead_letter_writer.write, effect)
         elif isinstance(effect, fx.Halted):
-            self.stop_because(halted(self._name, effect))
+            self.stop_because(halted(self.name, effect))
         elif isinstance(effect, fx.Blocked):
             tap.blocked(effect.message)
-            report_blocked(self._name, effect)
+            report_blocked(self.name, effect)
         elif isinstance(effect, fx.Drained):
             self._handover.ended(effect.partition)
         elif isinstance(effect, fx.Abandoned):
@@ -440,31 +441,5 @@ class Run:
         self.room_changed()
         # If only a confirmation is missing, it is requested now.
         self._settler.wake()
-        self._stalls.reached(effect.partition, self._clock())
+        self._stalls.reached(effect.partition, self.clock())
         self._timer_wake.set()
-
-
-def _workers_for(
-    handler: Handler, decode: Decode | None, settings: Settings, engine: Engine, run: Run, clock: Clock, tap: Tap
-) -> Workers:
-    """Make the workers for a handler that ``check_handler`` has accepted. Starts nothing."""
-    inline = settings.sync_handlers == "inline"
-    if settings.batch is not None:
-        return BatchWorkers(
-            engine,
-            cast(BatchHandler, handler),
-            run,
-            clock,
-            tap,
-            size=settings.batch,
-            linger=settings.linger,
-            timeout=settings.timeout,
-            grace=settings.grace,
-            inline=inline,
-            decode=decode,
-        )
-    if is_async(handler) or inline:
-        return TaskWorkers(engine, async_handler(handler, decode), run, clock, tap, settings.timeout)
-    return ThreadWorkers(
-        engine, sync_handler(handler, decode), run, clock, tap, timeout=settings.timeout, grace=settings.grace
-    )

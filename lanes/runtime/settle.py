@@ -7,12 +7,9 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from lanes.clock import Clock
-from lanes.core.engine import Engine
 from lanes.core.types import NEVER, Partition, Settlement
 from lanes.errors import is_retryable
 from lanes.observe.health import Unsettled
-from lanes.observe.tap import Tap
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.source import Source
 from lanes.workers.context import RunContext
@@ -30,25 +27,14 @@ class Settler:
     ``idle``: whether it must be woken for a finished message. ``unsettled``: the partitions whose settlements fail.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        source: Source,
-        context: RunContext,
-        attempts: AttemptKeeper,
-        clock: Clock,
-        tap: Tap,
-        name: str,
-        *,
-        commits: bool,
-    ) -> None:
-        self.unsettled = Unsettled(name)
-        self._engine = engine
+    def __init__(self, context: RunContext, source: Source, attempts: AttemptKeeper, *, commits: bool) -> None:
+        self.unsettled = Unsettled(context.name)
+        self._engine = context.engine
         self._source = source
         self._context = context
         self._attempts = attempts
-        self._clock = clock
-        self._tap = tap
+        self._clock = context.clock
+        self._tap = context.tap
         self._commits = commits
         self.idle = False
         self._failed = False

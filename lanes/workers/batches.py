@@ -21,15 +21,12 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
-from lanes.clock import Clock
-from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, fill_data, is_async, refuse_awaitable
 from lanes.history.recorder import Recorder
 from lanes.observe.otel import Handling
-from lanes.observe.tap import Tap
 from lanes.workers.context import RunContext
 from lanes.workers.outcomes import RESULTS, LeaseExpired, batch_outcomes, cancellation_of, counts, failure, stopping
 from lanes.workers.pool import Pool, handler_context
@@ -53,11 +50,8 @@ class BatchWorkers:
 
     def __init__(
         self,
-        engine: Engine,
-        handler: BatchHandler,
         context: RunContext,
-        clock: Clock,
-        tap: Tap,
+        handler: BatchHandler,
         *,
         size: int,
         linger: float,
@@ -66,23 +60,19 @@ class BatchWorkers:
         inline: bool,
         decode: Decode | None,
     ) -> None:
-        self._engine = engine
+        self._engine = context.engine
         self._handler = handler
         self._awaits = is_async(handler)
         self._context = context
-        self._clock = clock
-        self._tap = tap
+        self._clock = context.clock
+        self._tap = context.tap
         self._size = size
         self._linger = linger
         self._timeout = timeout
         self._decode = decode
         in_threads = not self._awaits and not inline
-        self._threads = (
-            _BatchThreads(self._outcomes_in_thread, engine.concurrency, clock, timeout=timeout, grace=grace)
-            if in_threads
-            else None
-        )
-        self._workers = [_Worker() for _ in range(engine.concurrency)]
+        self._threads = _BatchThreads(self._outcomes_now, context, timeout=timeout, grace=grace) if in_threads else None
+        self._workers = [_Worker() for _ in range(context.engine.concurrency)]
         self._wake = anyio.Event()
 
     def start(self, tasks: TaskGroup) -> None:
@@ -187,21 +177,13 @@ class BatchWorkers:
         """Call the handler with the messages that can be read."""
         if self._threads is not None:
             return await self._threads.call(batch)
+        if not self._awaits:
+            return self._outcomes_now(batch)
         sound, outcomes = self._read(batch)
-        if _overdue(batch, self._clock()):
-            raise LeaseExpired
-        if not sound:
-            returned: object = None
-        elif self._awaits:
-            returned = await self._awaited(sound)
-        else:
-            returned = self._handler(sound)
-        return self._of_all(batch, sound, returned, outcomes)
+        return self._of_all(batch, sound, await self._awaited(sound) if sound else None, outcomes)
 
-    def _outcomes_in_thread(self, batch: list[Message]) -> list[Outcome]:
+    def _outcomes_now(self, batch: list[Message]) -> list[Outcome]:
         sound, outcomes = self._read(batch)
-        if _overdue(batch, self._clock()):
-            raise LeaseExpired
         return self._of_all(batch, sound, self._handler(sound) if sound else None, outcomes)
 
     def _lose_overdue(self, batch: list[Message]) -> None:
@@ -229,6 +211,8 @@ class BatchWorkers:
                 unreadable.add(lane)
             else:
                 sound.append(message)
+        if _overdue(batch, self._clock()):
+            raise LeaseExpired
         return sound, outcomes
 
     async def _awaited(self, batch: list[Message]) -> object:
@@ -333,8 +317,7 @@ class _BatchThreads:
     def __init__(
         self,
         handle: Callable[[list[Message]], list[Outcome]],
-        concurrency: int,
-        clock: Clock,
+        context: RunContext,
         *,
         timeout: float | None,
         grace: float,
@@ -343,7 +326,9 @@ class _BatchThreads:
         self._timeout = timeout
         self._grace = grace
         self._calls: dict[_Call, None] = {}
-        self._pool: Pool[_Call, _Call] = Pool(self._run, lambda call: call.batch[0], concurrency, clock)
+        self._pool: Pool[_Call, _Call] = Pool(
+            self._run, lambda call: call.batch[0], context.engine.concurrency, context.clock
+        )
 
     def start(self, tasks: TaskGroup) -> None:
         """Serve calls until the task group is cancelled; then end the threads. Starts no thread yet."""

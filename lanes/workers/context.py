@@ -7,12 +7,23 @@ from typing import Protocol
 
 from anyio.abc import TaskGroup
 
+from lanes.clock import Clock
+from lanes.core.engine import Engine
 from lanes.core.types import Message, Partition
+from lanes.observe.tap import Tap
 from lanes.source import SourceEvent
 
 
 class RunContext(Protocol):
-    """Callbacks that every component of a run receives. They do not block."""
+    """The run as its components see it: shared parts and callbacks that do not block.
+
+    ``clock``: monotonic, in seconds; threads may call it. ``name``: the source in log lines.
+    """
+
+    engine: Engine
+    clock: Clock
+    tap: Tap
+    name: str
 
     def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake each component that has something to do.

@@ -9,13 +9,10 @@ from typing import Final
 import anyio
 
 from lanes.attempts import GivenUpBefore, given_up_before
-from lanes.clock import Clock
-from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED, HELD
 from lanes.core.types import ABANDON, ACK, RETURN, Failure, Message, Outcome
 from lanes.errors import ConfigError, HandlerHalted, MessageError, Nak, Term
 from lanes.observe.otel import Handling, Result
-from lanes.observe.tap import Tap
 from lanes.workers.context import RunContext
 
 RESULTS: Final[dict[int, Result]] = {
@@ -96,11 +93,11 @@ def stopping(error: BaseException, message: Message) -> BaseException:
 class OutcomeReporter:
     """Reports the ends of handlers for all kinds of workers: to history, engine and telemetry, in this order."""
 
-    def __init__(self, engine: Engine, context: RunContext, clock: Clock, tap: Tap) -> None:
-        self._engine = engine
+    def __init__(self, context: RunContext) -> None:
+        self._engine = context.engine
         self._context = context
-        self._clock = clock
-        self._history = tap.history
+        self._clock = context.clock
+        self._history = context.tap.history
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Return taken messages whose lease has run out. No handler is called, and their partitions are lost."""

@@ -19,12 +19,9 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
-from lanes.clock import Clock
-from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
 from lanes.handlers import AsyncHandler
 from lanes.observe.otel import Handling
-from lanes.observe.tap import Tap
 from lanes.workers.context import RunContext
 from lanes.workers.outcomes import RESULTS, OutcomeReporter, cancellation_of, failure
 
@@ -53,20 +50,13 @@ class _Worker:
 class TaskWorkers:
     """The workers of one consumer. ``timeout``: seconds that a handler may take; ``None`` = no limit."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        handler: AsyncHandler,
-        context: RunContext,
-        clock: Clock,
-        tap: Tap,
-        timeout: float | None = None,
-    ) -> None:
+    def __init__(self, context: RunContext, handler: AsyncHandler, timeout: float | None = None) -> None:
+        engine, tap, clock = context.engine, context.tap, context.clock
         self._engine = engine
         self._handler = handler
         self._context = context
         self._clock = clock
-        self._reporter = OutcomeReporter(engine, context, clock, tap)
+        self._reporter = OutcomeReporter(context)
         self._history = tap.history
         self._telemetry = tap.telemetry
         self._timeout = timeout

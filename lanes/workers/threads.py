@@ -16,13 +16,10 @@ import contextvars
 from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
-from lanes.clock import Clock
-from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, Message, Partition
 from lanes.errors import ConfigError
 from lanes.handlers import SyncHandler
 from lanes.observe.otel import Handling
-from lanes.observe.tap import Tap
 from lanes.workers.context import RunContext
 from lanes.workers.outcomes import RESULTS, LeaseExpired, OutcomeReporter
 from lanes.workers.pool import Pool, handler_context
@@ -46,26 +43,18 @@ class ThreadWorkers:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        handler: SyncHandler,
-        context: RunContext,
-        clock: Clock,
-        tap: Tap,
-        *,
-        timeout: float | None = None,
-        grace: float,
+        self, context: RunContext, handler: SyncHandler, *, timeout: float | None = None, grace: float
     ) -> None:
-        self._engine = engine
+        self._engine = context.engine
         self._handler = handler
         self._context = context
-        self._clock = clock
-        self._history = tap.history
-        self._telemetry = tap.telemetry
+        self._clock = context.clock
+        self._history = context.tap.history
+        self._telemetry = context.tap.telemetry
         self._timeout = timeout
         self._grace = grace
-        self._reporter = OutcomeReporter(engine, context, clock, tap)
-        self._pool: Pool[Message, _Result] = Pool(self._run, _itself, engine.concurrency, clock)
+        self._reporter = OutcomeReporter(context)
+        self._pool: Pool[Message, _Result] = Pool(self._run, _itself, context.engine.concurrency, context.clock)
         self._handler_context: contextvars.Context
 
     # --- on the event loop
