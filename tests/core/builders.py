@@ -1,13 +1,13 @@
-"""Short ways to make what the engine works on. Whatever a test does not name has a value that does not matter."""
+"""Short ways to build engines, partitions and messages. A value that a test does not name does not matter to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lanes.core.effects import Effect
 from lanes.core.engine import Engine
 from lanes.core.policy import Keyless, Order, Poison, Policy, RetryPolicy
-from lanes.core.types import Failure, Message, Partition, PartitionId
+from lanes.core.types import ACK, Failure, Message, Partition, PartitionId, Settlement
 
 ATTEMPTS = 3
 BACKOFF = 1.0
@@ -17,7 +17,7 @@ COMMIT_COUNT = 50
 
 
 class RawReader:
-    """Raw messages are texts: the value is the text, the subject names it."""
+    """Reads raw messages that are texts: the value is the text, and the subject names it."""
 
     def value(self, raw: object) -> bytes:
         return str(raw).encode()
@@ -35,12 +35,12 @@ READER = RawReader()
 def new_partition(
     number: int = 0, source: str = "S", *, floor: int | None = None, completed: Sequence[tuple[int, int]] = ()
 ) -> Partition:
-    """A partition that no engine has seen."""
+    """A partition that is not assigned."""
     return Partition(PartitionId(source, number), READER, floor=floor, completed=completed)
 
 
 def new_message(partition: Partition, position: int, key: bytes | None = b"k", size: int = 1) -> Message:
-    """A message as a source hands it over. Its token names the position."""
+    """A message as a source delivers it. Its token names the position."""
     return Message(partition, position, key, size, f"raw {position}", f"token {position}")
 
 
@@ -57,7 +57,7 @@ def new_engine(
     lanes: int = 0,
     max_ahead: int = 1_000,
 ) -> Engine:
-    """An engine whose bounds are out of the way. ``dead_letters`` names the usual poison policies."""
+    """An engine with wide bounds. ``dead_letters`` chooses between the poison policies ``skip`` and ``exit``."""
     policy = new_policy(
         concurrency=concurrency,
         max_in_flight=max_in_flight,
@@ -89,7 +89,7 @@ def new_policy(
     commit_count: int = 5_000,
     keeps_attempts: bool = False,
 ) -> Policy:
-    """What an engine goes by where a test does not name it."""
+    """The rules of an engine, with defaults."""
     return Policy(
         concurrency=concurrency,
         max_in_flight=max_in_flight,
@@ -110,7 +110,7 @@ def new_policy(
 def assigned(
     engine: Engine, number: int = 0, *, floor: int | None = None, completed: Sequence[tuple[int, int]] = ()
 ) -> Partition:
-    """A partition assigned to the engine; with a ``floor``, one whose source commits."""
+    """A partition assigned to the engine. With a ``floor`` its source commits."""
     partition = new_partition(number, floor=floor, completed=completed)
     engine.assign(partition)
     return partition
@@ -124,21 +124,43 @@ def deliver(
     size: int = 1,
     now: float = 0.0,
 ) -> list[Message]:
-    """Deliver these positions as one run; returns its messages."""
+    """Deliver positions as one run; returns its messages."""
     run = [new_message(partition, position, key, size) for position in positions]
     engine.receive(partition, run, size * len(run), now)
     return run
 
 
+def deliver_keys(engine: Engine, partition: Partition, letters: bytes) -> list[Message]:
+    """Deliver one run with a message for each letter, which is its key; a dot has no key."""
+    run = []
+    for position, letter in enumerate(letters.decode(), start=partition.ledger.highest + 1):
+        run.append(new_message(partition, position, None if letter == "." else letter.encode()))
+    engine.receive(partition, run, len(run), 0.0)
+    return run
+
+
+def start(engine: Engine, partition: Partition, *positions: int, now: float = 0.0) -> list[Message]:
+    """Deliver messages without keys, and start them."""
+    run = deliver(engine, partition, *positions, key=None, now=now)
+    take_all(engine)
+    return run
+
+
+def ack(engine: Engine, *messages: Message, now: float = 0.0) -> None:
+    """Acknowledge running messages."""
+    for message in messages:
+        engine.finish(message, ACK, now)
+
+
 def take(engine: Engine) -> Message:
-    """The next message to run; there must be one."""
+    """Take the next message to run; there must be one."""
     message = engine.take()
     assert message is not None
     return message
 
 
 def take_all(engine: Engine) -> list[int]:
-    """Take all that can start now; their positions in the order of the starts."""
+    """Take all messages that can start; their positions in order of start."""
     positions = []
     while (message := engine.take()) is not None:
         positions.append(message.position)
@@ -146,12 +168,28 @@ def take_all(engine: Engine) -> list[int]:
 
 
 def effects(engine: Engine) -> list[Effect]:
-    """Empty the list of effects, as the shell does after every call."""
+    """Empty the list of effects, as the runtime does after every call."""
     found = engine.effects[:]
     engine.effects.clear()
     return found
 
 
+def kinds(engine: Engine) -> list[type[Effect]]:
+    """The types of the effects; the list is empty afterwards."""
+    return [type(effect) for effect in effects(engine)]
+
+
+def positions(messages: Iterable[Message]) -> list[int]:
+    """The positions of messages."""
+    return [message.position for message in messages]
+
+
+def commits_of(settlements: Sequence[Settlement]) -> list[tuple[int | None, list[tuple[int, int]]]]:
+    """The floor and the completed set of each commit, which has no messages."""
+    assert all(s.messages == [] for s in settlements)
+    return [(s.floor, list(s.completed)) for s in settlements]
+
+
 def failed(*, chance: float = 0.5, delay: float | None = None, terminal: bool = False) -> Failure:
-    """The outcome of a handler that raised."""
+    """A failed attempt."""
     return Failure(ValueError("no"), chance, delay, terminal)

@@ -8,13 +8,9 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, FINISHED, RUNNING, SETTLED
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
-from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_partition, take, take_all
+from tests.core.builders import assigned, deliver, effects, failed, kinds, new_engine, new_partition, take, take_all
 
 OUTCOMES = [ACK, ABANDON, failed(), failed(terminal=True)]
-
-
-def kinds(engine: Engine) -> list[type[fx.Effect]]:
-    return [type(effect) for effect in effects(engine)]
 
 
 def states(messages: list[Message]) -> set[int]:

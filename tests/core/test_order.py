@@ -1,4 +1,4 @@
-"""What is kept in order: keys, partitions, the whole source, nothing; and which messages share a lane."""
+"""Order: the messages of a key, of a partition or of a shared lane run one at a time, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,84 @@ from lanes.core import ring
 from lanes.core.engine import Engine
 from lanes.core.policy import Keyless, Order
 from lanes.core.types import ACK, Message, Partition
-from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
+from tests.core.builders import (
+    assigned,
+    deliver,
+    effects,
+    failed,
+    new_engine,
+    new_message,
+    take,
+    take_all,
+)
+
+
+def test_a_key_runs_one_at_a_time_in_order() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 0, 1)
+    deliver(engine, partition, 2)
+    started = []
+    while (message := engine.take()) is not None:
+        assert engine.take() is None
+        started.append(message.position)
+        engine.finish(message, ACK, 0.0)
+    assert started == [0, 1, 2]
+
+
+def test_a_key_that_came_to_rest_starts_anew() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 0)
+    engine.finish(take(engine), ACK, 0.0)
+    assert partition.tails == {}
+    deliver(engine, partition, 1)
+    assert take_all(engine) == [1]
+
+
+def test_keys_run_side_by_side_first_come_first_served() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    for position, key in enumerate([b"a", b"b", b"a", b"c"]):
+        deliver(engine, partition, position, key=key)
+    assert take_all(engine) == [0, 1, 3]
+
+
+def test_equal_keys_of_two_partitions_are_two_lanes() -> None:
+    engine = new_engine()
+    one, other = assigned(engine, 0), assigned(engine, 1)
+    deliver(engine, one, 0)
+    deliver(engine, other, 0)
+    assert take_all(engine) == [0, 0]
+
+
+def test_messages_without_a_key_wait_for_nothing() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    first, second, third = deliver(engine, partition, 0, 1, 2, key=None)
+    assert take_all(engine) == [0, 1, 2]
+    for message in (third, first, second):
+        engine.finish(message, ACK, 0.0)
+    assert engine.collect(0.0)[0].messages == [third, first, second]
+    assert partition.tails == {}
+
+
+def test_the_empty_key_is_a_key() -> None:
+    engine = new_engine()
+    deliver(engine, assigned(engine), 0, 1, key=b"")
+    assert take_all(engine) == [0]
+
+
+def test_no_more_than_concurrency_run() -> None:
+    engine = new_engine(concurrency=2)
+    partition = assigned(engine)
+    deliver(engine, partition, 0, 1, 2, key=None)
+    first = take(engine)
+    take(engine)
+    assert engine.take() is None
+    engine.finish(first, ACK, 0.0)
+    assert take_all(engine) == [2]
+
 
 Keys = Sequence[bytes | None]
 MIXED: Keys = [b"a", b"b", None, b"a", None]
@@ -94,9 +171,6 @@ def test_without_order_a_held_message_holds_nothing() -> None:
     delivered(engine, [b"a", b"a"])
     engine.finish(take(engine), failed(delay=5.0), 0.0)
     assert take_all(engine) == [1]
-
-
-# --- lanes that keys share
 
 
 def folded(lanes: int, count: int = 60) -> tuple[list[bytes], dict[int, list[int]]]:

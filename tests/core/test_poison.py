@@ -1,4 +1,4 @@
-"""A message whose attempts are used up is skipped, blocked, dead-lettered and blocked, or stops everything."""
+"""Poison messages: a message without an attempt left is dead-lettered, blocks its lane, or stops everything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ from lanes.core.lane import (
 )
 from lanes.core.policy import Order, Poison
 from lanes.core.types import ACK, NEVER, Failure, Message
-from tests.core.builders import ATTEMPTS, assigned, deliver, effects, failed, new_engine, take, take_all
+from tests.core.builders import (
+    ATTEMPTS,
+    assigned,
+    deliver,
+    effects,
+    failed,
+    new_engine,
+    take,
+    take_all,
+)
 
 A, B = b"a", b"b"
 ENDS: dict[str, tuple[type[fx.Effect], int]] = {
@@ -223,3 +232,94 @@ def test_waiting_lanes_are_counted() -> None:
     assert repr(engine.stopped_lanes()[0]) == "<StoppedLane blocked at S/0 position 0>"
     assert repr(engine.chains) == "<Chains 1 ready, 0 fenced handlers>"
     assert run[0].partition.live
+
+
+def exhaust(*, dead_letters: bool) -> tuple[list[fx.Effect], list[Message]]:
+    """Fail position 0 of two as often as it takes; the last effects, and both messages."""
+    engine = new_engine(dead_letters=dead_letters)
+    messages = deliver(engine, assigned(engine), 0, 1)
+    now = 0.0
+    for attempt in range(1, ATTEMPTS + 1):
+        effects(engine)
+        head = take(engine)
+        assert (head, head.attempt) == (messages[0], attempt)
+        engine.finish(head, failed(), now)
+        now += 100.0
+        engine.due(now)
+    assert engine.take() is None
+    assert (engine.retries, engine.halted) == (ATTEMPTS - 1, not dead_letters)
+    return effects(engine), messages
+
+
+def test_used_up_attempts_are_a_dead_letter() -> None:
+    (due,), (head, behind) = exhaust(dead_letters=True)
+    assert isinstance(due, fx.DeadLetterDue)
+    assert (due.message, head.state, head.attempt, behind.state) == (head, DEAD_LETTERING, ATTEMPTS, QUEUED)
+
+
+def test_used_up_attempts_halt_where_there_are_no_dead_letters() -> None:
+    (halted,), (head, behind) = exhaust(dead_letters=False)
+    assert isinstance(halted, fx.Halted)
+    assert (halted.message, head.state, behind.state) == (head, BLOCKED, QUEUED)
+
+
+def test_a_parking_lane_waits_for_its_confirmation_and_then_goes_on() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    head, behind = deliver(engine, partition, 0, 1)
+    other, _ = deliver(engine, partition, 2, 3, key=b"other")
+    failure = failed(terminal=True)
+    take(engine)
+    engine.finish(head, failure, 1.0)
+    (due,) = effects(engine)
+    assert isinstance(due, fx.DeadLetterDue)
+    assert (due.message, due.failure) == (head, failure)
+    assert [(lane.head, lane.failure, lane.until) for lane in engine.stopped_lanes()] == [(head, failure, 0.0)]
+    assert take(engine) is other
+    assert engine.take() is None
+    assert engine.collect(0.0) == []
+    engine.dead_lettered(head)
+    assert (head.state, engine.stopped_lanes()) == (FINISHED, [])
+    assert engine.collect(0.0)[0].messages == [head]
+    assert take(engine) is behind
+
+
+def test_a_parked_message_alone_in_its_lane_leaves_nothing_behind() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    (keyed,) = deliver(engine, partition, 0)
+    (keyless,) = deliver(engine, partition, 1, key=None)
+    for message in (keyed, keyless):
+        engine.finish(take(engine), failed(terminal=True), 0.0)
+        engine.dead_lettered(message)
+    assert partition.tails == {}
+    assert engine.collect(0.0)[0].messages == [keyed, keyless]
+
+
+def test_a_confirmation_counts_once() -> None:
+    engine = new_engine()
+    (message,) = deliver(engine, assigned(engine), 0)
+    engine.finish(take(engine), failed(terminal=True), 0.0)
+    engine.dead_lettered(message)
+    with pytest.raises(IllegalTransition, match="'dead_lettered' is not allowed while finished"):
+        engine.dead_lettered(message)
+
+
+def test_a_halt_keeps_its_lane_and_is_drained_with_the_rest() -> None:
+    engine = new_engine(dead_letters=False)
+    partition = assigned(engine)
+    head, behind = deliver(engine, partition, 0, 1)
+    (other,) = deliver(engine, partition, 2, key=b"other")
+    take(engine)
+    failure = failed(terminal=True)
+    engine.finish(head, failure, 1.0)
+    (halted,) = effects(engine)
+    assert isinstance(halted, fx.Halted)
+    assert (halted.message, halted.failure, engine.halted) == (head, failure, True)
+    engine.due(1e300)
+    assert engine.next_due() == NEVER
+    assert take(engine) is other
+    engine.finish(other, ACK, 2.0)
+    assert engine.drain(partition) == [head, behind]
+    assert [type(effect) for effect in effects(engine)] == [fx.Drained]
+    assert engine.collect(0.0)[0].messages == [other]

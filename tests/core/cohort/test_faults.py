@@ -10,8 +10,8 @@ from lanes.core.cohort.actions import (
 )
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.phases import TRANSITIONS
-from tests.core import test_cohort_acquiring as cases
-from tests.core.cohort_walks import Walk, scenarios
+from tests.core.cohort import test_acquire_lease as cases
+from tests.core.cohort.walks import Walk, scenarios
 from tests.mutants import lease_machines as mutants
 
 RETENTIONS = ("limits", "workqueue", "interest")

@@ -1,4 +1,4 @@
-"""The retry policy: how long a lane waits, and when it stops trying."""
+"""Retries: a failed message holds its lane for the backoff, until its attempts are used up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,62 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lanes.core import effects as fx
+from lanes.core.lane import (
+    HELD,
+)
 from lanes.core.policy import EXHAUSTED, RetryPolicy
-from tests.core.builders import failed
+from lanes.core.types import ACK, NEVER
+from tests.core.builders import (
+    BACKOFF,
+    assigned,
+    deliver,
+    effects,
+    failed,
+    new_engine,
+    take,
+    take_all,
+)
+
+
+def test_a_failed_head_is_held_and_only_its_lane_waits() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    head, behind = deliver(engine, partition, 0, 1)
+    deliver(engine, partition, 2, key=b"other")
+    take(engine)
+    engine.finish(head, failed(chance=0.5), 100.0)
+    (held,) = effects(engine)
+    assert isinstance(held, fx.Held)
+    assert (held.message, held.delay) == (head, BACKOFF / 2)
+    assert (head.state, engine.running_handlers, engine.retries) == (HELD, 0, 1)
+    (lane,) = engine.stopped_lanes()
+    assert (lane.head, lane.until) == (head, 100.0 + BACKOFF / 2)
+    assert take_all(engine) == [2]
+    assert engine.next_due() == 100.5
+    engine.due(100.4)
+    assert take_all(engine) == []
+    engine.due(100.5)
+    assert (head.attempt, engine.stopped_lanes(), engine.next_due()) == (2, [], NEVER)
+    assert take(engine) is head
+    assert engine.take() is None
+    engine.finish(head, ACK, 101.0)
+    assert take(engine) is behind
+
+
+def test_held_lanes_come_due_by_time() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    messages = deliver(engine, partition, *range(4), key=None)
+    take_all(engine)
+    for message, delay in zip(messages, [3.0, 1.0, 2.0, 1.0], strict=True):
+        engine.finish(message, failed(delay=delay), 10.0)
+    assert engine.next_due() == 11.0
+    engine.due(11.5)
+    assert take_all(engine) == [1, 3]
+    engine.due(20.0)
+    assert take_all(engine) == [2, 0]
+
 
 CHANCES = st.floats(0.0, 1.0, exclude_max=True)
 ALMOST_ONE = 1.0 - 2.0**-53

@@ -1,4 +1,4 @@
-"""Drains with and without closing the prefix, and intake that is paused."""
+"""Drains without a handed-over completed set run the queued messages below the highest started one."""
 
 from __future__ import annotations
 
@@ -6,37 +6,31 @@ import pytest
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.flow import PAUSE_AFTER
-from lanes.core.types import ABANDON, ACK, NEVER, Message, Outcome, Partition, Room
-from tests.core.builders import assigned, deliver, effects, failed, new_engine, take, take_all
+from lanes.core.types import ABANDON, ACK, Message, Outcome, Partition
+from tests.core.builders import (
+    assigned,
+    commits_of,
+    deliver_keys,
+    effects,
+    failed,
+    kinds,
+    new_engine,
+    positions,
+    take,
+    take_all,
+)
 
 A, B, C = b"a", b"b", b"c"
 
 
-def delivered(engine: Engine, partition: Partition, keys: bytes) -> list[Message]:
-    """One message for each letter, from position 0 on."""
-    return [deliver(engine, partition, n, key=keys[n : n + 1])[0] for n in range(len(keys))]
-
-
 def committed(engine: Engine) -> list[tuple[int | None, list[tuple[int, int]]]]:
-    return [(s.floor, list(s.completed)) for s in engine.collect(0.0, everything=True)]
-
-
-def positions(messages: list[Message]) -> list[int]:
-    return [message.position for message in messages]
-
-
-def kinds(engine: Engine) -> list[type[fx.Effect]]:
-    return [type(effect) for effect in effects(engine)]
-
-
-# --- with the completed set handed over
+    return commits_of(engine.collect(0.0, everything=True))
 
 
 def test_what_is_completed_is_handed_over_with_the_floor() -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aabc")
+    run = deliver_keys(engine, partition, b"aabc")
     take_all(engine)
     engine.finish(run[2], ACK, 0.0)
     assert positions(engine.drain(partition)) == [1]
@@ -47,14 +41,11 @@ def test_what_is_completed_is_handed_over_with_the_floor() -> None:
     assert (committed(engine), take_all(engine)) == ([(0, [(2, 4)])], [])
 
 
-# --- closing the prefix
-
-
 def begun_out_of_turn() -> tuple[Engine, Partition, list[Message]]:
     """Eight messages, of which 0 and 1 have finished, and 5 and 2 run."""
     engine = new_engine(concurrency=2)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"abaabcba")
+    run = deliver_keys(engine, partition, b"abaabcba")
     take_all(engine)
     engine.finish(run[0], ACK, 0.0)
     engine.finish(run[1], ACK, 0.0)
@@ -83,7 +74,7 @@ def test_what_is_queued_below_the_highest_started_is_run_and_nothing_else() -> N
 def test_what_has_finished_counts_as_started(entered: bool) -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aabac")
+    run = deliver_keys(engine, partition, b"aabac")
     assert take_all(engine) == [0, 2, 4]
     engine.finish(run[2], ACK, 0.0)
     if entered:
@@ -101,7 +92,7 @@ def test_what_has_finished_counts_as_started(entered: bool) -> None:
 def test_a_chain_is_cut_at_the_highest_started() -> None:
     engine = new_engine(concurrency=2)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aacaa")
+    run = deliver_keys(engine, partition, b"aacaa")
     assert take_all(engine) == [0, 2]
     assert positions(engine.drain(partition, close_prefix=True)) == [3, 4]
     assert partition.tails == {A: run[1], C: run[2]}
@@ -113,7 +104,7 @@ def test_a_chain_is_cut_at_the_highest_started() -> None:
 def test_what_stands_behind_a_held_head_is_not_run() -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aabbc")
+    run = deliver_keys(engine, partition, b"aabbc")
     take_all(engine)
     engine.finish(run[0], failed(), 0.0)
     assert positions(engine.drain(partition, close_prefix=True)) == [0, 1]
@@ -131,7 +122,7 @@ def test_what_stands_behind_a_held_head_is_not_run() -> None:
 def test_a_failure_while_closing_ends_its_lane_alone(outcome: Outcome) -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aabbc")
+    run = deliver_keys(engine, partition, b"aabbc")
     take_all(engine)
     assert engine.drain(partition, close_prefix=True) == []
     engine.finish(run[0], outcome, 0.0)
@@ -151,8 +142,8 @@ def test_a_failure_while_closing_ends_its_lane_alone(outcome: Outcome) -> None:
 def test_a_closing_drain_with_nothing_below_is_a_drain() -> None:
     engine = new_engine(concurrency=1)
     idle, busy = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
-    run = delivered(engine, busy, b"ab")
-    delivered(engine, idle, b"ab")
+    run = deliver_keys(engine, busy, b"ab")
+    deliver_keys(engine, idle, b"ab")
     assert take(engine) is run[0]
     assert positions(engine.drain(idle, close_prefix=True)) == [0, 1]
     assert kinds(engine) == [fx.Drained]
@@ -165,7 +156,7 @@ def test_a_closing_drain_with_nothing_below_is_a_drain() -> None:
 def test_closing_runs_nothing_that_waits_beyond_the_ceiling() -> None:
     engine = new_engine(max_ahead=3, concurrency=2)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"abcda")
+    run = deliver_keys(engine, partition, b"abcda")
     take_all(engine)
     engine.finish(run[1], ACK, 0.0)
     assert take_all(engine) == [2]
@@ -175,7 +166,7 @@ def test_closing_runs_nothing_that_waits_beyond_the_ceiling() -> None:
 def test_a_batch_while_closing() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aaabab")
+    run = deliver_keys(engine, partition, b"aaabab")
     batch = engine.take_batch(2)
     assert positions(batch) == [0, 1]
     (single,) = engine.take_batch(1)
@@ -191,7 +182,7 @@ def test_a_batch_while_closing() -> None:
 def test_a_fence_ends_a_closing_drain() -> None:
     engine = new_engine(concurrency=2)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aab")
+    run = deliver_keys(engine, partition, b"aab")
     take_all(engine)
     engine.drain(partition, close_prefix=True)
     assert engine.fence(partition) == [run[0], run[2]]
@@ -203,11 +194,11 @@ def test_a_fence_ends_a_closing_drain() -> None:
 def test_what_waits_behind_a_zombie_is_not_run() -> None:
     engine = new_engine()
     old = assigned(engine, floor=0)
-    (zombie,) = delivered(engine, old, b"a")
+    (zombie,) = deliver_keys(engine, old, b"a")
     take(engine)
     engine.lose(old)
     new = assigned(engine, floor=0)
-    run = delivered(engine, new, b"aac")
+    run = deliver_keys(engine, new, b"aac")
     assert take_all(engine) == [2]
     assert positions(engine.drain(new, close_prefix=True)) == [0, 1]
     assert new.tails == {A: zombie, C: run[2]}
@@ -233,10 +224,10 @@ def test_what_was_to_close_the_prefix_starts_no_more_when_there_is_no_time_left(
 def test_where_nothing_runs_any_more_that_ends_the_drain() -> None:
     engine = new_engine(concurrency=2)
     busy, partition = assigned(engine, 0), assigned(engine, 1, floor=0)
-    run = delivered(engine, partition, b"aab")
+    run = deliver_keys(engine, partition, b"aab")
     assert take_all(engine) == [0, 2]
     engine.finish(run[2], ACK, 0.0)
-    delivered(engine, busy, b"xy")
+    deliver_keys(engine, busy, b"xy")
     assert take_all(engine) == [0]
     engine.finish(run[0], ACK, 0.0)
     # A slow handler of another partition is next, and 1 waits behind it.
@@ -252,7 +243,7 @@ def test_where_nothing_runs_any_more_that_ends_the_drain() -> None:
 def test_nothing_stops_closing_that_does_not_drain(ending: str) -> None:
     engine = new_engine(concurrency=1)
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aab")
+    run = deliver_keys(engine, partition, b"aab")
     take(engine)
     if ending != "none":
         engine.drain(partition, close_prefix=True)
@@ -261,73 +252,3 @@ def test_nothing_stops_closing_that_does_not_drain(ending: str) -> None:
     assert (engine.stop_closing(partition), kinds(engine)) == ([], [])
     engine.finish(run[0], ACK, 0.0)
     assert take_all(engine) == ([2] if ending == "none" else [])
-
-
-# --- intake
-
-
-def test_the_users_pause_stops_intake_and_nothing_else() -> None:
-    engine = new_engine()
-    partition = assigned(engine)
-    run = delivered(engine, partition, b"ab")
-    engine.flow.paused = True
-    later = assigned(engine, 1)
-    assert engine.room() == Room(0, 0, frozenset({partition, later}))
-    assert take_all(engine) == [0, 1]
-    engine.finish(run[0], ACK, 0.0)
-    engine.settled(engine.collect(0.0))
-    # What the client had fetched before still comes in.
-    deliver(engine, partition, 2)
-    assert positions(engine.drain(partition)) == [2]
-    engine.finish(run[1], ACK, 0.0)
-    assert kinds(engine) == [fx.Drained]
-    engine.flow.paused = False
-    assert engine.room() == Room(99, 999)
-
-
-def test_a_bound_that_lasts_pauses_the_clients() -> None:
-    engine = new_engine(max_in_flight=4)
-    partition = assigned(engine)
-    run = deliver(engine, partition, 0, 1, 2, 3, key=None, now=10.0)
-    assert (kinds(engine), engine.room()) == ([fx.Saturated], Room(0, 0))
-    assert engine.next_due() == 10.0 + PAUSE_AFTER
-    engine.due(10.0 + PAUSE_AFTER - 0.1)
-    assert (kinds(engine), engine.room()) == ([], Room(0, 0))
-    engine.due(10.0 + PAUSE_AFTER)
-    assert (kinds(engine), engine.room()) == ([fx.PauseDue], Room(0, 0, frozenset({partition})))
-    # Assigned while saturated: paused from the start.
-    other = assigned(engine, 1)
-    assert (engine.room().paused, engine.next_due()) == (frozenset({partition, other}), NEVER)
-    engine.due(1e6)
-    assert kinds(engine) == []
-    take_all(engine)
-    for message in run[:2]:
-        engine.finish(message, ACK, 1e6)
-    engine.settled(engine.collect(1e6))
-    assert (kinds(engine), engine.room()) == ([fx.Resumed], Room(2, 998))
-
-
-def test_a_bound_that_does_not_last_pauses_nobody() -> None:
-    engine = new_engine(max_in_flight=2)
-    partition = assigned(engine)
-    run = deliver(engine, partition, 0, 1, key=None, now=10.0)
-    take_all(engine)
-    engine.finish(run[0], failed(delay=0.5), 10.0)
-    assert engine.next_due() == 10.5
-    engine.due(10.5)
-    assert engine.next_due() == 10.0 + PAUSE_AFTER
-    engine.finish(run[1], ACK, 10.5)
-    engine.settled(engine.collect(10.5))
-    assert engine.next_due() == NEVER
-    engine.due(1e6)
-    assert kinds(engine) == [fx.Saturated, fx.Held, fx.Resumed]
-    assert engine.room() == Room(1, 999)
-
-
-def test_only_the_partition_that_is_ahead_is_paused() -> None:
-    engine = new_engine(max_ahead=1)
-    ahead, other = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
-    deliver(engine, ahead, 0)
-    assert engine.room() == Room(99, 999, frozenset({ahead}))
-    engine.flow.paused = True
-    assert engine.room() == Room(0, 0, frozenset({ahead, other}))

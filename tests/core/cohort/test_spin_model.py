@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "model" / "cohort.sh"
+SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "model" / "cohort.sh"
 
 
 @pytest.mark.process

@@ -24,7 +24,7 @@ from lanes.core.cohort.actions import (
 from lanes.core.cohort.lease_machine import LOOK_SECONDS
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.records import Lease, decode
-from tests.core.cohort_world import MARGIN, TTL, World, actions, owned, until
+from tests.core.cohort.world import MARGIN, TTL, World, actions, owned, until
 
 
 @pytest.mark.parametrize(

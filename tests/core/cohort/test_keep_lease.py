@@ -20,7 +20,7 @@ from lanes.core.cohort.actions import (
 from lanes.core.cohort.lease_machine import LOOK_SECONDS, IllegalInput, LeaseMachine
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.records import Lease, State, decode, encode
-from tests.core.cohort_world import MARGIN, TTL, actions, owned, until
+from tests.core.cohort.world import MARGIN, TTL, actions, owned, until
 
 
 def test_it_renews_every_third_of_the_lease_and_while_it_drains() -> None:

@@ -15,7 +15,7 @@ from lanes.core.cohort.actions import Action, LeaseLost, LeaseOwned, LeaseReleas
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import DeliveryLedger
 from lanes.core.cohort.phases import OWNED
-from tests.core.cohort_server import MESSAGES, Server
+from tests.core.cohort.server import MESSAGES, Server
 
 TTL = 10.0
 MARGIN = 2.0

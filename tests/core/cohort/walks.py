@@ -7,7 +7,7 @@ from random import Random
 
 from lanes.core.cohort.actions import Wait
 from lanes.core.cohort.lease_machine import LeaseMachine
-from tests.core.cohort_world import MARGIN, TTL, NewMachine, World
+from tests.core.cohort.world import MARGIN, TTL, NewMachine, World
 
 STEPS = ["act"] * 8 + ["part"] * 2 + ["pull"] * 3 + ["start", "finish", "acks", "tell", "move"] * 2
 STEPS += ["checkpoint", "time", "seen", "land"]

@@ -7,19 +7,10 @@ import pytest
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, FINISHED, HELD, QUEUED, RUNNING, SETTLED, STATE_NAMES, IllegalTransition
-from lanes.core.types import ABANDON, ACK, RETURN, Message, Outcome, Partition
-from tests.core.builders import BACKOFF, assigned, deliver, effects, failed, new_engine, new_message, take
+from lanes.core.types import ABANDON, ACK, RETURN, Message, Outcome
+from tests.core.builders import BACKOFF, assigned, deliver, deliver_keys, effects, failed, new_engine, take
 
 A, B, C = b"a", b"b", b"c"
-
-
-def delivered(engine: Engine, partition: Partition, keys: bytes) -> list[Message]:
-    """A run with one message for each letter; a dot has no key."""
-    run = []
-    for position, letter in enumerate(keys.decode(), start=partition.ledger.highest + 1):
-        run.append(new_message(partition, position, None if letter == "." else letter.encode()))
-    engine.receive(partition, run, len(run), 0.0)
-    return run
 
 
 def started(engine: Engine, limit: int = 100) -> list[int]:
@@ -36,7 +27,7 @@ def states(messages: list[Message]) -> list[str]:
 def test_heads_of_different_lanes_and_what_follows_each() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    run = delivered(engine, partition, b"ab.ac.b")
+    run = deliver_keys(engine, partition, b"ab.ac.b")
     assert engine.available(100) == 7
     assert started(engine) == [0, 3, 1, 6, 2, 4, 5]
     assert {message.state for message in run} == {RUNNING}
@@ -48,7 +39,7 @@ def test_heads_of_different_lanes_and_what_follows_each() -> None:
 )
 def test_the_limit_is_kept_and_the_rest_of_a_lane_waits(limit: int, first: list[int], second: list[int]) -> None:
     engine = new_engine(concurrency=2)
-    delivered(engine, assigned(engine), b"abcaa")
+    deliver_keys(engine, assigned(engine), b"abcaa")
     assert engine.available(limit) == limit
     assert started(engine, limit) == first
     if second:
@@ -60,9 +51,9 @@ def test_the_limit_is_kept_and_the_rest_of_a_lane_waits(limit: int, first: list[
 def test_a_lane_of_which_a_batch_runs_is_in_no_other() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    delivered(engine, partition, b"aaab")
+    deliver_keys(engine, partition, b"aaab")
     assert started(engine, 2) == [0, 1]
-    delivered(engine, partition, b"ab")
+    deliver_keys(engine, partition, b"ab")
     assert engine.available(100) == 2
     assert started(engine) == [3, 5]
     assert (started(engine), engine.running_handlers) == ([], 2)
@@ -70,7 +61,7 @@ def test_a_lane_of_which_a_batch_runs_is_in_no_other() -> None:
 
 def test_a_call_is_one_of_the_concurrency() -> None:
     engine = new_engine(concurrency=2)
-    run = delivered(engine, assigned(engine), b"abcdef")
+    run = deliver_keys(engine, assigned(engine), b"abcdef")
     first = engine.take_batch(2)
     assert started(engine, 3) == [2, 3, 4]
     assert (started(engine), engine.take()) == ([], None)
@@ -93,7 +84,7 @@ def test_there_may_be_nothing_to_take() -> None:
 def test_what_was_handled_is_settled_and_the_next_of_each_lane_is_ready() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    run = delivered(engine, partition, b"aabaab.")
+    run = deliver_keys(engine, partition, b"aabaab.")
     batch = engine.take_batch(3)
     assert batch == [run[0], run[1], run[3]]
     engine.finish_batch(batch, [ACK] * 3, 0.0)
@@ -108,7 +99,7 @@ def test_what_was_handled_is_settled_and_the_next_of_each_lane_is_ready() -> Non
 def test_a_lane_is_forgotten_after_the_whole_of_it() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    delivered(engine, partition, b"aab.")
+    deliver_keys(engine, partition, b"aab.")
     engine.finish_batch(engine.take_batch(10), [ACK] * 4, 0.0)
     assert (partition.tails, engine.ready, engine.running_handlers) == ({}, 0, 0)
 
@@ -116,7 +107,7 @@ def test_a_lane_is_forgotten_after_the_whole_of_it() -> None:
 def test_from_the_first_failure_of_a_lane_on_its_outcomes_do_not_count() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    run = delivered(engine, partition, b"aaaaabb")
+    run = deliver_keys(engine, partition, b"aaaaabb")
     batch = engine.take_batch(6)
     assert [m.position for m in batch] == [0, 1, 2, 3, 4, 5]
     engine.finish_batch(batch, [ACK, failed(delay=3.0), ACK, failed(), ABANDON, ACK], 10.0)
@@ -134,7 +125,7 @@ def test_from_the_first_failure_of_a_lane_on_its_outcomes_do_not_count() -> None
 def test_each_of_a_lane_may_be_the_first_to_fail(failing: int) -> None:
     engine = new_engine()
     partition = assigned(engine)
-    run = delivered(engine, partition, b"aaab")
+    run = deliver_keys(engine, partition, b"aaab")
     outcomes: list[Outcome] = [ACK] * 4
     outcomes[failing] = failed(chance=0.0)
     engine.finish_batch(engine.take_batch(10), outcomes, 0.0)
@@ -147,7 +138,7 @@ def test_each_of_a_lane_may_be_the_first_to_fail(failing: int) -> None:
 
 def test_a_dead_letter_lets_the_rest_of_the_lane_go_on() -> None:
     engine = new_engine()
-    run = delivered(engine, assigned(engine), b"aaa")
+    run = deliver_keys(engine, assigned(engine), b"aaa")
     engine.finish_batch(engine.take_batch(10), [failed(terminal=True), ACK, ACK], 0.0)
     assert states(run) == ["dead_lettering", "queued", "queued"]
     assert started(engine) == []
@@ -158,10 +149,10 @@ def test_a_dead_letter_lets_the_rest_of_the_lane_go_on() -> None:
 def test_an_interruption_drains_the_partition() -> None:
     engine = new_engine()
     partition, other = assigned(engine, 0), assigned(engine, 1)
-    run, others = delivered(engine, partition, b"aab."), delivered(engine, other, b"a")
+    run, others = deliver_keys(engine, partition, b"aab."), deliver_keys(engine, other, b"a")
     batch = engine.take_batch(10)
     assert batch == [run[0], run[1], run[2], run[3], others[0]]
-    queued = delivered(engine, partition, b"ac")
+    queued = deliver_keys(engine, partition, b"ac")
     effects(engine)
     engine.finish_batch(batch, [ABANDON, ACK, failed(), ACK, ACK], 0.0)
     assert states(run + others) == ["abandoned", "abandoned", "abandoned", "finished", "finished"]
@@ -185,7 +176,7 @@ def test_an_interruption_drains_the_partition() -> None:
 def test_a_failure_in_a_drain_abandons_the_rest_of_its_lane(outcome: Outcome) -> None:
     engine = new_engine()
     partition = assigned(engine)
-    run = delivered(engine, partition, b"aaab")
+    run = deliver_keys(engine, partition, b"aaab")
     batch = engine.take_batch(10)
     assert engine.drain(partition) == []
     assert effects(engine) == []
@@ -202,7 +193,7 @@ def test_a_failure_in_a_drain_abandons_the_rest_of_its_lane(outcome: Outcome) ->
 def test_a_drain_waits_for_the_whole_call() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    run = delivered(engine, partition, b"aab")
+    run = deliver_keys(engine, partition, b"aab")
     batch = engine.take_batch(2)
     assert engine.drain(partition) == [run[2]]
     assert effects(engine) == []
@@ -214,11 +205,11 @@ def test_a_drain_waits_for_the_whole_call() -> None:
 def test_a_fence_makes_zombies_of_all_and_their_lanes_wait_for_them(outcome: Outcome) -> None:
     engine = new_engine()
     old = assigned(engine)
-    run = delivered(engine, old, b"aab")
+    run = deliver_keys(engine, old, b"aab")
     batch = engine.take_batch(10)
     assert engine.lose(old) == run
     new = assigned(engine)
-    again = delivered(engine, new, b"aabc")
+    again = deliver_keys(engine, new, b"aabc")
     assert started(engine) == [3]
     effects(engine)
     engine.finish_batch(batch, [outcome, ACK, ACK], 0.0)
@@ -259,7 +250,7 @@ def test_a_late_message_may_overtake_what_was_given_back(late: int, order: list[
 
 def test_what_is_returned_goes_back_to_its_lane() -> None:
     engine = new_engine()
-    run = delivered(engine, assigned(engine), b"aab.")
+    run = deliver_keys(engine, assigned(engine), b"aab.")
     engine.finish_batch(engine.take_batch(10), [RETURN, ACK, ACK, RETURN], 0.0)
     assert states(run) == ["queued", "queued", "finished", "queued"]
     assert (effects(engine), engine.running_handlers, engine.retries) == ([], 0, 0)
@@ -271,7 +262,7 @@ def test_what_is_returned_goes_back_to_its_lane() -> None:
 def test_what_is_returned_in_a_drain_is_abandoned() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    run = delivered(engine, partition, b"aab")
+    run = deliver_keys(engine, partition, b"aab")
     batch = engine.take_batch(10)
     engine.drain(partition)
     engine.finish_batch(batch, [RETURN, ACK, RETURN], 0.0)
@@ -284,7 +275,7 @@ def test_what_is_returned_in_a_drain_is_abandoned() -> None:
 def test_a_batch_of_a_source_that_commits() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
-    run = delivered(engine, partition, b"aab")
+    run = deliver_keys(engine, partition, b"aab")
     engine.finish_batch(engine.take_batch(10), [ACK, failed(), ACK], 0.0)
     (settlement,) = engine.collect(0.0, everything=True)
     assert (settlement.floor, settlement.completed) == (1, [(2, 3)])
@@ -296,7 +287,7 @@ def test_a_batch_of_a_source_that_commits() -> None:
 
 def test_what_does_not_run_cannot_end() -> None:
     engine = new_engine()
-    run = delivered(engine, assigned(engine), b"aab")
+    run = deliver_keys(engine, assigned(engine), b"aab")
     batch = engine.take_batch(1)
     with pytest.raises(
         IllegalTransition, match=r"^lane of S/0 position 1: 'finish' is not allowed while queued; a bug"
@@ -313,7 +304,7 @@ def test_what_does_not_run_cannot_end() -> None:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_there_is_one_outcome_for_each(count: int) -> None:
     engine = new_engine()
-    run = delivered(engine, assigned(engine), b"ab")
+    run = deliver_keys(engine, assigned(engine), b"ab")
     batch = engine.take_batch(2)
     with pytest.raises(ValueError, match=f"^{count} outcomes for a batch of 2 messages; return one for each"):
         engine.finish_batch(batch, [ACK] * count, 0.0)
@@ -322,7 +313,7 @@ def test_there_is_one_outcome_for_each(count: int) -> None:
 
 def test_single_messages_and_batches_take_turns() -> None:
     engine = new_engine()
-    run = delivered(engine, assigned(engine), b"aaab")
+    run = deliver_keys(engine, assigned(engine), b"aaab")
     single = take(engine)
     assert single is run[0]
     batch = engine.take_batch(5)

@@ -1,0 +1,190 @@
+"""Backpressure: intake stops at a bound of messages or bytes, and at the user's pause."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes.core import effects as fx
+from lanes.core.flow import PAUSE_AFTER, Flow
+from lanes.core.types import ACK, NEVER, Room
+from tests.core.builders import (
+    assigned,
+    deliver,
+    deliver_keys,
+    effects,
+    failed,
+    kinds,
+    new_engine,
+    positions,
+    take,
+    take_all,
+)
+
+
+def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
+    flow = Flow(10, 1_000)
+    assert [flow.admit(1, 1, 0.0) for _ in range(10)] == [False] * 9 + [True]
+    assert not flow.taking
+    assert [flow.release(1, 1) for _ in range(6)] == [False] * 4 + [True, False]
+    assert flow.taking
+
+
+def test_taking_resumes_while_the_handlers_still_have_something_to_do() -> None:
+    flow = Flow(10, 1_000, concurrency=4)
+    assert flow.admit(10, 10, 0.0)
+    assert [flow.release(1, 1) for _ in range(4)] == [False, False, True, False]
+    # Where all that may be in flight runs, every end of a handler makes room for the next.
+    full = Flow(10, 1_000, concurrency=10)
+    assert [full.admit(10, 10, 0.0), full.release(1, 1), full.admit(1, 1, 0.0)] == [True, True, True]
+
+
+def test_bytes_stop_taking_too_and_have_their_own_low_mark() -> None:
+    flow = Flow(100, 1_000)
+    assert flow.admit(1, 1_000, 0.0)
+    flow.admit(2, 0, 0.0)
+    assert not flow.release(2, 400)
+    assert flow.release(0, 100)
+
+
+def test_both_budgets_must_be_low_to_resume() -> None:
+    flow = Flow(10, 1_000)
+    assert flow.admit(10, 1_000, 0.0)
+    assert not flow.release(9, 0)
+    assert flow.release(0, 500)
+
+
+def test_a_crossing_has_two_transitions_however_the_count_swings() -> None:
+    flow = Flow(10, 1_000)
+    flow.admit(10, 10, 0.0)
+    changes = 0
+    for _ in range(50):
+        changes += flow.release(4, 4)
+        changes += flow.admit(4, 4, 0.0)
+    assert changes == 0
+    changes += flow.release(5, 5)
+    for _ in range(50):
+        changes += flow.admit(4, 4, 0.0)
+        changes += flow.release(4, 4)
+    assert changes == 1
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+def test_a_small_bound_resumes(bound: int) -> None:
+    flow = Flow(bound, 1_000)
+    assert flow.admit(bound, 0, 0.0)
+    assert flow.release(bound, 0)
+
+
+def test_room_is_what_is_left_and_nothing_while_not_taking() -> None:
+    flow = Flow(10, 1_000)
+    assert flow.room() == Room(10, 1_000)
+    flow.admit(4, 300, 0.0)
+    assert flow.room() == Room(6, 700)
+    flow.admit(6, 0, 0.0)
+    assert flow.room() == Room(0, 0)
+    flow.release(4, 0)
+    assert flow.room() == Room(0, 0)
+    flow.release(1, 0)
+    assert flow.room() == Room(5, 700)
+
+
+def test_one_batch_may_overshoot_the_bytes_and_the_peak_says_so() -> None:
+    flow = Flow(10, 1_000)
+    flow.admit(2, 5_000, 0.0)
+    flow.release(2, 5_000)
+    flow.admit(3, 10, 0.0)
+    assert (flow.peak, flow.peak_bytes) == (3, 5_000)
+    assert repr(flow) == "<Flow 3 of 10 in flight, 10 of 1000 bytes>"
+
+
+def test_the_engine_stops_taking_at_the_bound_and_resumes_at_half_of_it() -> None:
+    engine = new_engine(concurrency=1, max_in_flight=4, max_bytes=1_000)
+    partition = assigned(engine)
+    deliver(engine, partition, 0, 1, key=None, size=10)
+    assert (engine.room(), effects(engine)) == (Room(2, 980), [])
+    deliver(engine, partition, 2, 3, key=None, size=10)
+    assert engine.room() == Room(0, 0)
+    assert [type(effect) for effect in effects(engine)] == [fx.Saturated]
+    for expected in ([], [fx.Resumed], []):
+        engine.finish(take(engine), ACK, 0.0)
+        engine.settled(engine.collect(0.0))
+        assert [type(effect) for effect in effects(engine)] == expected
+    assert engine.room() == Room(3, 990)
+
+
+def test_bytes_are_a_separate_bound_of_the_engine() -> None:
+    engine = new_engine(max_bytes=100)
+    partition = assigned(engine)
+    deliver(engine, partition, 0, size=250)
+    assert [type(effect) for effect in effects(engine)] == [fx.Saturated]
+    assert (engine.room(), engine.flow.peak_bytes) == (Room(0, 0), 250)
+    engine.finish(take(engine), ACK, 0.0)
+    engine.settled(engine.collect(0.0))
+    assert [type(effect) for effect in effects(engine)] == [fx.Resumed]
+
+
+def test_the_users_pause_stops_intake_and_nothing_else() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    run = deliver_keys(engine, partition, b"ab")
+    engine.flow.paused = True
+    later = assigned(engine, 1)
+    assert engine.room() == Room(0, 0, frozenset({partition, later}))
+    assert take_all(engine) == [0, 1]
+    engine.finish(run[0], ACK, 0.0)
+    engine.settled(engine.collect(0.0))
+    # What the client had fetched before still comes in.
+    deliver(engine, partition, 2)
+    assert positions(engine.drain(partition)) == [2]
+    engine.finish(run[1], ACK, 0.0)
+    assert kinds(engine) == [fx.Drained]
+    engine.flow.paused = False
+    assert engine.room() == Room(99, 999)
+
+
+def test_a_bound_that_lasts_pauses_the_clients() -> None:
+    engine = new_engine(max_in_flight=4)
+    partition = assigned(engine)
+    run = deliver(engine, partition, 0, 1, 2, 3, key=None, now=10.0)
+    assert (kinds(engine), engine.room()) == ([fx.Saturated], Room(0, 0))
+    assert engine.next_due() == 10.0 + PAUSE_AFTER
+    engine.due(10.0 + PAUSE_AFTER - 0.1)
+    assert (kinds(engine), engine.room()) == ([], Room(0, 0))
+    engine.due(10.0 + PAUSE_AFTER)
+    assert (kinds(engine), engine.room()) == ([fx.PauseDue], Room(0, 0, frozenset({partition})))
+    # Assigned while saturated: paused from the start.
+    other = assigned(engine, 1)
+    assert (engine.room().paused, engine.next_due()) == (frozenset({partition, other}), NEVER)
+    engine.due(1e6)
+    assert kinds(engine) == []
+    take_all(engine)
+    for message in run[:2]:
+        engine.finish(message, ACK, 1e6)
+    engine.settled(engine.collect(1e6))
+    assert (kinds(engine), engine.room()) == ([fx.Resumed], Room(2, 998))
+
+
+def test_a_bound_that_does_not_last_pauses_nobody() -> None:
+    engine = new_engine(max_in_flight=2)
+    partition = assigned(engine)
+    run = deliver(engine, partition, 0, 1, key=None, now=10.0)
+    take_all(engine)
+    engine.finish(run[0], failed(delay=0.5), 10.0)
+    assert engine.next_due() == 10.5
+    engine.due(10.5)
+    assert engine.next_due() == 10.0 + PAUSE_AFTER
+    engine.finish(run[1], ACK, 10.5)
+    engine.settled(engine.collect(10.5))
+    assert engine.next_due() == NEVER
+    engine.due(1e6)
+    assert kinds(engine) == [fx.Saturated, fx.Held, fx.Resumed]
+    assert engine.room() == Room(1, 999)
+
+
+def test_only_the_partition_that_is_ahead_is_paused() -> None:
+    engine = new_engine(max_ahead=1)
+    ahead, other = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
+    deliver(engine, ahead, 0)
+    assert engine.room() == Room(99, 999, frozenset({ahead}))
+    engine.flow.paused = True
+    assert engine.room() == Room(0, 0, frozenset({ahead, other}))
