@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from memsource.sim.plans.faults import FaultBudget, faults
     from memsource.sim.plans.plan import Fault, Plan, Schedule
     from memsource.sim.plans.traffic import Traffic
-    from memsource.sim.runs.campaign import Campaign, Failure, Report
+    from memsource.sim.runs.campaign import Campaign, CampaignReport, Failure
     from memsource.sim.runs.run import Run
     from memsource.sim.runs.simulate import Simulation, simulate
     from memsource.sim.world.injection import InjectedFailure
@@ -66,6 +66,7 @@ __all__ = [
     "AtLeastOnce",
     "BoundedInFlight",
     "Campaign",
+    "CampaignReport",
     "Checked",
     "Checker",
     "Counts",
@@ -94,7 +95,6 @@ __all__ = [
     "PerKeyOrder",
     "Plan",
     "Refused",
-    "Report",
     "Row",
     "Run",
     "Schedule",
@@ -140,7 +140,7 @@ _HOMES: Final = {
     "memsource.history.reader": ("Gap", "HistoryError", "Segment", "read", "read_bytes"),
     "memsource.checkers.report": ("Checked", "Counts", "check_files", "counts", "exit_status", "render"),
     "memsource.history.rows": ("Row",),
-    "memsource.sim.runs.campaign": ("Campaign", "Failure", "Report"),
+    "memsource.sim.runs.campaign": ("Campaign", "Failure", "CampaignReport"),
     "memsource.sim.errors": (
         "Deadlock",
         "ImpossiblePlan",

@@ -1,10 +1,9 @@
 """The pytest plugin for tests made by ``memsource.simulate``; pytest finds it by its entry point.
 
-``--lanes-runs N`` makes so many runs of each of them, ``--lanes-replay TOKEN`` makes the one run that a failing test
-has printed the token of, in those tests alone. A line of the summary says what each of them has been through.
+``--lanes-runs N`` makes N runs of each of them. ``--lanes-replay TOKEN`` makes only the run of that token. The summary
+has one line for each test.
 
-Nothing is imported before an option asks for it, and so nothing of lanes in a project without a simulated test.
-"""
+Nothing is imported before an option needs it. A project without a simulated test imports nothing of lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from memsource.sim.runs.campaign import Report
+    from memsource.sim.runs.campaign import CampaignReport
 
 __all__: list[str] = []
 
@@ -104,12 +103,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _simulation(item: pytest.Item) -> Any:
-    """What ``simulate`` has made of the item's test, if it was it."""
+    """The simulated test of an item; None for other tests."""
     test = getattr(item, "obj", None)
     return test if getattr(test, "lanes_simulation", None) is True else None
 
 
-def _told(report: Report) -> str:
+def _told(report: CampaignReport) -> str:
     faults = sum(count for name, count in report.happened.items() if name.startswith("fault: "))
     return (
         f"{report.runs} runs, {report.seconds / 3600:.1f} virtual hours, {report.crashes} crash points, {faults} faults"

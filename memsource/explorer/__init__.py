@@ -1,7 +1,7 @@
 """Every order of events around the real engine, exhaustively, for small numbers of everything.
 
-Reading order: ``scope``, ``search``, ``invariants``; ``member``, ``actor``; ``groups``, ``members``, ``world``; and
-``acks`` for a broker with individual acknowledgements.
+Reading order: ``scope``, ``search``, ``invariants``, ``member``, ``world``; and ``acks`` for a broker with individual
+acknowledgements.
 """
 
 from __future__ import annotations

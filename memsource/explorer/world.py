@@ -1,28 +1,23 @@
-"""A group of members, each with an engine of its own, in every order of what can happen.
-
-A state is a few numbers: which state the group is in, which each member is in, and what was handled so far.
-
-Two things are left out because they would show nothing new. A member that has lost a partition hears of it at once:
-whatever it does in between it might have done before, and what it has sent arrives behind the loss all the same. And
-while a member owns nothing and has nothing to hear of, its fenced handlers end last: nobody else sees it.
-"""
+"""A group of members, each with its own engine, in every order of events."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple, ParamSpec
 
+from lanes.core.engine import Engine
+from lanes.core.lane import RUNNING
+from lanes.core.snapshot import restore, snapshot
 from memsource.explorer import invariants
-from memsource.explorer.groups import Groups
-from memsource.explorer.invariants import covered
-from memsource.explorer.member import HANDLER, Event, Output
-from memsource.explorer.members import Members
+from memsource.explorer.invariants import Commit, covered
+from memsource.explorer.member import HANDLER, SOURCE, Event, Member, Output, Published, act, events
 from memsource.explorer.scope import Scope
 from memsource.explorer.search import Broken
+from memsource.memory.group import Group, GroupState
 
-__all__ = ["GroupWorld", "State"]
+__all__ = ["GroupWorld", "Groups", "Members", "State", "View"]
 
 P = ParamSpec("P")
 
@@ -30,6 +25,170 @@ _DOWN: Final = -1
 _NOBODY: Final = -1
 _NAMES: Final = "abcdefgh"
 _FAILURES: Final = frozenset({"fails", "gives up"})
+
+_Call = tuple[int, str, tuple[object, ...]]
+
+
+class Groups:
+    """``topic`` is what was published: partition -> position -> key. Member ``first`` is there from the beginning."""
+
+    def __init__(self, scope: Scope, first: str) -> None:
+        self.topic: Published = {number: {} for number in range(scope.partitions)}
+        self._group = Group(
+            scope.partitions, name=SOURCE, cooperative=scope.cooperative, assignor=_rotate if scope.rotate else None
+        )
+        for count, (number, key) in enumerate(scope.messages, 1):
+            self.topic[number][self._group.publish(key=key, partition=number).position] = key
+            if scope.gap and count in (1, len(scope.messages)):
+                self._group.skip(1, partition=number)
+        self._group.join(first)
+        self._states: list[GroupState] = []
+        self._numbers: dict[GroupState, int] = {}
+        self._calls: dict[_Call, int] = {}
+        self._fetches: dict[tuple[int, str, int, int], tuple[int, Event] | None] = {}
+        self._members: list[dict[str, tuple[tuple[str, int], ...]]] = []
+        self.first: Final = self._number()
+
+    def call(self, state: int, method: str, *args: object) -> int:
+        """The state behind a call of the group."""
+        call = state, method, args
+        found = self._calls.get(call)
+        if found is None:
+            self._group.restore(self._states[state])
+            getattr(self._group, method)(*args)
+            found = self._calls[call] = self._number()
+        return found
+
+    def fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
+        """The state behind a fetch of exactly so many, and what was fetched; None when there is no such fetch."""
+        fetch = state, name, number, count
+        if fetch not in self._fetches:
+            self._fetches[fetch] = self._fetch(*fetch)
+        return self._fetches[fetch]
+
+    def _fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
+        group = self._group
+        group.restore(self._states[state])
+        if number not in group.held(name):
+            return None
+        before = group.position(name, number)
+        records = group.fetch(name, number, count)
+        upto = group.position(name, number)
+        only_a_gap = not records and count == 1
+        if upto == before or (len(records) < count and not only_a_gap):
+            return None
+        run = tuple((record.position, self.topic[number][record.position]) for record in records)
+        return self._number(), Event("fetches", number, position=upto, run=run)
+
+    def knows(self, state: int, name: str) -> bool:
+        """Whether a member is in the group."""
+        return name in self._members[state]
+
+    def hears(self, state: int, name: str) -> Event | None:
+        """What a member would hear now."""
+        notices = self._members[state][name]
+        told = tuple((kind, number, self.committed(state, number)) for kind, number in notices)
+        return Event("hears", notices=told) if told else None
+
+    def owners(self, state: int) -> Sequence[str | None]:
+        """Who owns which partition."""
+        return self._states[state].owners
+
+    def committed(self, state: int, number: int) -> Commit:
+        """What is committed of a partition."""
+        return self._states[state].committed[number]
+
+    def _number(self) -> int:
+        state = self._group.snapshot()
+        if state not in self._numbers:
+            self._numbers[state] = len(self._states)
+            self._states.append(state)
+            self._members.append({name: notices for name, notices, _ in state.members})
+        return self._numbers[state]
+
+
+def _rotate(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
+    """Everything goes to the member that came last."""
+    return [members[-1] if members else None] * len(owners)
+
+
+class View(NamedTuple):
+    """What others see of a member: what may happen to it by itself, what runs, whether it owns anything, its
+    partitions that do not drain, and its room."""
+
+    events: tuple[Event, ...]
+    running: frozenset[tuple[object, ...]]
+    owns: bool
+    live: frozenset[int]
+    messages: int
+    paused: frozenset[int]
+
+
+class _Done(NamedTuple):
+    member: int
+    outputs: tuple[Output, ...]
+    notes: tuple[str, ...]
+
+
+class Members:
+    """``fresh`` is a member that has just begun."""
+
+    def __init__(self, scope: Scope, topic: Published) -> None:
+        self._scope = scope
+        self._topic = topic
+        self._members: list[Member] = []
+        self._numbers: dict[Member, int] = {}
+        self._views: list[View] = []
+        self._acts: dict[tuple[int, Event], _Done | Broken] = {}
+        self.fresh: int = self._number(Member(snapshot(Engine(scope.policy()))))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, number: int) -> Member:
+        return self._members[number]
+
+    def view(self, number: int) -> View:
+        """What others see of it."""
+        return self._views[number]
+
+    def act(self, number: int, event: Event) -> _Done:
+        """What becomes of a member. Raises ``Broken``."""
+        found = self._acts.get((number, event))
+        if found is None:
+            try:
+                acted = act(self._scope, self._topic, self._members[number], event)
+                found = _Done(self._number(acted.member), acted.outputs, acted.notes)
+            except Broken as broken:
+                found = broken
+            except Exception as error:
+                found = Broken("nothing_raises", f"{type(error).__name__}: {error}")
+            self._acts[number, event] = found
+        if isinstance(found, Broken):
+            raise found
+        return found
+
+    def _number(self, member: Member) -> int:
+        if member not in self._numbers:
+            self._numbers[member] = len(self._members)
+            self._members.append(member)
+            self._views.append(_view(self._scope, member))
+        return self._numbers[member]
+
+
+def _view(scope: Scope, member: Member) -> View:
+    state = member.engine
+    room = restore(state).room()
+    return View(
+        events=tuple(events(scope, member)),
+        running=frozenset(
+            (a.id, m.lane) for a in state.assignments if a.live for m in a.in_flight if m.state == RUNNING
+        ),
+        owns=any(a.owned for a in state.assignments),
+        live=frozenset(a.id.number for a in state.assignments if a.live and not a.draining),
+        messages=room.messages,
+        paused=frozenset(partition.id.number for partition in room.paused),
+    )
 
 
 class State(NamedTuple):

@@ -1,4 +1,4 @@
-"""The simulator: whole consumers, the user's handler in them, on one loop in virtual time, under a plan of faults.
+"""The simulator: whole consumers around the user's handler, on one loop in virtual time, under planned faults.
 
-Reading order: ``errors``.
+Reading order: the rooms ``plans``, ``loop``, ``world``, ``runs``; and ``errors``.
 """

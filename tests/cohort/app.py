@@ -12,7 +12,7 @@ from lanes import Message, Nak
 from memsource.jetstream.cohort_source import CohortPersonality
 from memsource.jetstream.link import TIMEOUT, Fate
 from memsource.sim.loop.event_loop import GROUP
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from memsource.sim.plans.traffic import Traffic
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import TAIL, World

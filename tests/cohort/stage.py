@@ -10,7 +10,7 @@ import anyio
 from lanes import Message, Retry, Settings
 from memsource.jetstream.cohort_source import CohortMemberSource, CohortPersonality
 from memsource.sim.loop.event_loop import GROUP
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from memsource.sim.plans.plan import Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.worker import App, Worker

@@ -12,7 +12,7 @@ from lanes.cohort.leases import EpochConsumer
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import CONFIG_KEY, CohortConfig, decode, encode
 from memsource.jetstream.epoch_consumers import MemoryEpochConsumers
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from tests.cohort.members import CONFIG, Servers, config_of, once, virtual
 
 LONG, SHORT = 30.0, 4.0

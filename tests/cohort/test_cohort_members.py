@@ -25,7 +25,7 @@ from lanes.core.cohort.records import (
 from memsource.jetstream.epoch_consumers import Durable, MemoryEpochConsumers
 from memsource.jetstream.lease_store import MemoryLeaseStore
 from memsource.jetstream.link import Way
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from tests.cohort.members import CONFIG, Servers, config_of, never, once, serve, virtual
 from tests.cohort.stage import Stage, staged
 

@@ -12,7 +12,7 @@ from lanes.core.cohort.actions import LeaseOwned, LeaseRevoked
 from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.records import member_key
 from memsource.jetstream.epoch_consumers import MemoryEpochConsumers
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from tests.cohort.members import Servers, config_of, virtual
 
 

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from lanes.cohort.membership import Membership
 from lanes.core.cohort.plan import plan
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from tests.cohort.members import Servers, config_of, serve, virtual
 
 MANY: Final = 60

@@ -1,5 +1,4 @@
 """The event loop in virtual time.
 
-Reading order: ``event_loop``, ``tasks``, ``timers``, ``choosers``, ``guards``, ``watch``, ``places``, ``virtual``,
-``waiting``.
+Reading order: ``event_loop``, ``tasks``, ``choosers``, ``guards``, ``watch``, ``places``, ``virtual``.
 """

@@ -1,8 +1,7 @@
-"""Who takes the next step: the choosers of a ``SimLoop``.
+"""The choosers of a ``SimLoop``, which decide who takes the next step.
 
-A chooser is asked nothing but the number of the turn and the numbers of the ready tasks, so what it answers depends
-on its seed or its schedule alone. One serves one run: make a new one for the next.
-"""
+A chooser sees only the number of the turn and the numbers of the ready tasks. Its answers depend on its seed or its
+schedule alone. It serves one run."""
 
 from __future__ import annotations
 
@@ -19,20 +18,18 @@ _JUMPS: Final = 0.01
 
 
 class Chooser(Protocol):
-    """Decides what a ``SimLoop`` leaves open. Neither call may await, block or keep ``tasks``."""
+    """Decides which ready task takes a step, and when time jumps. Neither call may await, block or keep ``tasks``."""
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
         """The index of the task that takes a step in this turn: 0 … len(tasks) - 1.
 
-        ``tasks``: the numbers of the ready tasks, the one that has waited longest first. Called only where there are
-        two or more.
-        """
+        ``tasks`` has the numbers of the ready tasks, the one that has waited longest first. Called only for two or
+        more."""
 
     def jump(self, turn: int) -> bool:
-        """Whether time jumps to the next timer, although tasks are ready: their processor is slow.
+        """Whether time jumps to the next timer although tasks are ready, as on a slow processor.
 
-        Called before ``choose``, and only where a task is ready and a timer is due within a second.
-        """
+        Called before ``choose``, and only where a task is ready and a timer is due within a second."""
 
 
 class Fifo:
@@ -46,13 +43,13 @@ class Fifo:
 
 
 class RandomWalk:
-    """Any ready task, each as likely; time jumps in one turn of a hundred."""
+    """Any ready task, each with the same probability. Time jumps in one turn of a hundred."""
 
     def __init__(self, seed: int) -> None:
         self._random: Final = Random(seed)
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
-        # Not randrange: the bits it draws depend on how many tasks there are, and it takes five times as long.
+        # Not randrange: its draws depend on the number of tasks, and it takes five times as long.
         return int(self._random.random() * len(tasks))
 
     def jump(self, turn: int) -> bool:
@@ -60,7 +57,7 @@ class RandomWalk:
 
 
 class Sparse:
-    """First in, first out, except where the schedule says otherwise."""
+    """First in, first out, except where the schedule deviates."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._deviations: Final = dict(schedule.deviations)
@@ -75,15 +72,14 @@ class Sparse:
 
 
 class Priorities:
-    """The ready task with the highest priority, which a task keeps for life, except where priorities change.
+    """The ready task with the highest priority. A task keeps its priority until a change.
 
-    Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010): at ``changes``
-    choices, anywhere among the first ``span``, the task that would run gets the lowest priority so far. A bug that
-    needs few of these in few tasks is found more often than by a random walk.
+    Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At ``changes``
+    choices, anywhere among the first ``span``, the task that would run gets the lowest priority so far. This finds a
+    bug that needs few changes in few tasks more often than a random walk does.
 
-    One choice of ``1 / mix`` is any ready task: a task that polls would starve the one it waits for. ``mix``: 0 … 1.
-    Raises ``ValueError`` where a number is out of its range.
-    """
+    With probability ``mix`` (0 … 1) a choice is any ready task, because a task that polls would starve the one it waits
+    for. Raises ``ValueError`` for a number out of its range."""
 
     def __init__(self, seed: int, changes: int = 3, *, span: int = 1_000, mix: float = 0.1) -> None:
         if changes < 0 or span < max(1, changes) or not 0 <= mix <= 1:
@@ -104,7 +100,7 @@ class Priorities:
         for index, task in enumerate(tasks):
             priority = priorities.get(task)
             if priority is None:
-                # In order of first sight, which the run decides: the same in the next run of the seed.
+                # In order of first sight, which is the same in each run of the seed.
                 priority = priorities[task] = random()
             if priority > highest:
                 best, highest = index, priority
@@ -121,7 +117,7 @@ class Priorities:
 
 
 class Recording:
-    """Another chooser, and what it chose: ``Sparse(recording.schedule)`` makes the same run again."""
+    """Another chooser, and its choices. ``Sparse(recording.schedule)`` repeats the run."""
 
     def __init__(self, inner: Chooser) -> None:
         self._inner: Final = inner
@@ -130,7 +126,7 @@ class Recording:
 
     @property
     def schedule(self) -> Schedule:
-        """Where this run was not first in, first out, so far."""
+        """The deviations of this run from first in, first out, so far."""
         return Schedule(tuple(self._deviations), tuple(self._jumps))
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
@@ -149,6 +145,5 @@ class Recording:
 def mixed(seed: int) -> Chooser:
     """A chooser for this seed: of three seeds, two walk at random and one has priorities.
 
-    No strategy finds every bug, so a campaign over seeds has all of them.
-    """
+    No strategy finds every bug, so a campaign over seeds uses all of them."""
     return Priorities(seed, changes=seed // 3 % 5) if seed % 3 == 2 else RandomWalk(seed)

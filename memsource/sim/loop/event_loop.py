@@ -1,15 +1,15 @@
-"""An event loop of asyncio in virtual time, which takes one step of one task a turn, and asks a chooser which.
+"""An asyncio event loop in virtual time, which takes one step of one task a turn. A chooser selects the task.
 
-A turn: timers that are due become callbacks; the plain callbacks that are there (of futures and timers) run, first
-in, first out; then one of the ready tasks takes one step. Time stands still while anything can happen, and then jumps
-to the next timer. Nothing is left to the operating system, the clock or the memory: with the same chooser the same
-program takes the same steps.
+A turn has three parts. Timers that are due become callbacks. The callbacks of futures and timers run, first in, first
+out. One of the ready tasks takes one step. Time stands still while anything can happen, and then jumps to the next
+timer. The operating system, the clock and the memory decide nothing: with the same chooser the same program takes the
+same steps.
 
-Three things keep it so. Tasks are numbered as they are made, and those that become ready in one turn queue by their
-numbers: anyio delivers a cancellation by walking a set. Tasks, futures and cancel scopes hash by number, so that
-every such walk, a user's own over the result of ``asyncio.wait`` too, has the same order. And garbage is collected
-between runs only. What is left to the user: sets of their own objects, strings in sets (``PYTHONHASHSEED``), clocks.
-"""
+Three rules keep it so. Tasks are numbered as they are made, and those that become ready in one turn queue by number,
+because anyio delivers a cancellation by walking a set. Tasks, futures and cancel scopes hash by number, so each walk
+over a set of them has the same order. This includes the user's own walk over the result of ``asyncio.wait``. Garbage is
+collected only between runs. The user is responsible for sets of other objects, for strings in sets
+(``PYTHONHASHSEED``), and for clocks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from memsource.sim.loop.tasks import (
     OrderedWeakSet,
     SimFuture,
     SimTask,
+    Timers,
     inline,
     owner_of,
     wrapped_by,
 )
-from memsource.sim.loop.timers import Timers
 
 __all__ = ["GROUP", "SimLoop", "SimTask", "Threads", "current"]
 
@@ -54,17 +54,17 @@ Threads = Literal["refuse", "inline"]
 _CALLBACK_TURNS: Final = 100
 """Turns in which only callbacks ran, after which time passes all the same: anyio's cancellation of a task that is
 frozen tries again in every turn."""
-_CANCELLATION: Final = "_deliver_cancellation"  # by which anyio cancels tasks, again and again until they have ended
+_CANCELLATION: Final = "_deliver_cancellation"  # anyio's method that cancels tasks, repeatedly until they end
 _JUMP_LIMIT: Final = 1.0
 """Virtual seconds that a chooser may have time jump at once, although tasks are ready."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop of one run; made by ``run``, found by ``current``. It has no file descriptor and starts no thread.
+    """The loop of one run. It has no file descriptor and starts no thread.
 
-    ``thread_time``: how many virtual seconds the function of a thread takes, each time; None = threads are refused.
-    ``turns_limit``: turns in which no time passes, at most; in the end, when what is left is cancelled, turns at all.
-    """
+    ``run`` makes it, and ``current`` finds it. ``thread_time`` returns the virtual seconds that the function of a
+    thread takes; None = threads are refused. ``turns_limit``: the most turns without passing time, and the most turns
+    to cancel the remaining tasks."""
 
     _closed: bool
     _stopping: bool
@@ -92,7 +92,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._foreign: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
         self._callbacks: deque[asyncio.Handle] = deque()
         self._timers: Final = Timers()
-        # The queue of ready tasks: their numbers, and the steps to take. What is behind the mark is not ranked yet.
+        # The queue of ready tasks: their numbers, and their steps. Tasks from the mark on are not ranked yet.
         self._tasks: list[int] = []
         self._steps: list[asyncio.Handle] = []
         self._mark = 0
@@ -101,8 +101,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._held: list[tuple[str, int, asyncio.Handle]] = []
         self._wrapped: list[Coroutine[Any, Any, Any]] = []
         self._held_callbacks: list[tuple[str, asyncio.Handle]] = []
-        # Of anyio's cancellation, which tries again until its tasks have ended: as often as a loop that takes a step of
-        # every ready task a turn would let it, so each with the number of steps that are to be taken before.
+        # Retries of anyio's cancellation, each with the number of steps to take before it. They come as often as on a
+        # loop that takes a step of every ready task in each turn.
         self._retries: deque[tuple[int, asyncio.Handle]] = deque()
         # BaseEventLoop keeps them in a weak set, and closes them in its order.
         self._asyncgens: Any = OrderedWeakSet()
@@ -171,7 +171,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._numbered += 1
         group = GROUP.get() if context is None else context.get(GROUP, None)
         number = self._numbered
-        # asyncio's own names are numbered through the process.
+        # asyncio numbers its own names over the whole process.
         title = f"Task-{number}" if name is None else str(name)
         return SimTask(coro, number, group, loop=self, name=title, context=context, **options)
 
@@ -182,7 +182,8 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.create_task(inline(seconds, func, args), name=f"inline {getattr(func, '__name__', func)}")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What asyncio reports of tasks. After a failure most of it comes of the tasks that are given up."""
+        """Handle a report of asyncio about a task. After a failure most reports are about abandoned tasks, and are
+        dropped."""
         if self.failure is None:
             super().call_exception_handler(context)
 
@@ -217,7 +218,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if ready - self._mark > 1:
             self._rank()
         index = 0
-        # After a failure the chooser may be what failed.
+        # The chooser itself may have failed.
         if ready > 1 and not self._failed:
             index = self._chooser.choose(turn, tasks)
             if not 0 <= index < ready:
@@ -229,7 +230,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps += 1
         if self._still > self._counted_from:
             self._counts[number] += 1
-        # Of integers alone, so the same in every process.
+        # A hash of integers is the same in every process.
         self.digest = hash((self.digest, turn, number))
         step._run()
         self._stepping = None
@@ -237,11 +238,11 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- time
 
     def _pass_time(self, turn: int) -> bool:
-        """Move on if there is nothing else to do, or the chooser says so; False = the loop stops instead."""
+        """Move on if nothing else can happen, or if the chooser says so; False = the loop stops instead."""
         when = self._timers.next_at()
         if when > self._now:
             if self._tasks:
-                # A processor is slow for a moment, not for as long as a deadline far away.
+                # A slow processor delays for a moment, not until a far deadline.
                 moves = when - self._now <= _JUMP_LIMIT and not self._failed and self._chooser.jump(turn)
             elif self._callbacks:
                 moves = when < math.inf and self._callback_turns >= _CALLBACK_TURNS
@@ -265,11 +266,11 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- groups
 
     def freeze(self, group: str, until: float) -> None:
-        """Let no task of ``group`` take a step before ``until`` (seconds of ``time``), as under SIGSTOP.
+        """Let no task of ``group`` take a step before ``until`` (seconds of ``time``), as under SIGSTOP. Does not
+        block.
 
-        Its timers come due meanwhile, and it finds that out when it wakes. A later call replaces a former one; a time
-        that has come, or is to come at once, wakes the group. Does not block.
-        """
+        Its timers come due meanwhile, and it notices when it wakes. A later call replaces an earlier one. A time in the
+        past wakes the group at once."""
         self._frozen[group] = until
         if until <= self._now or self._ending:
             self._frozen[group] = self._now
@@ -312,7 +313,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _number_of(self, task: asyncio.Task[Any]) -> int:
         if isinstance(task, SimTask):
             return task.number
-        # Made by somebody else's factory. Its first step is scheduled while it is made.
+        # Another factory has made it. Its first step is scheduled while it is made.
         number = self._foreign.get(task)
         if number is None:
             self._numbered += 1
@@ -335,13 +336,13 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- what ends a run
 
     def fail(self, error: E) -> E:
-        """Let the run end with this error, if it is the first. Returns it."""
+        """End the run with this error, if it is the first one. Returns it."""
         if self.failure is None:
             self.failure = error
         return error
 
     def end(self) -> None:
-        """The run is over: what is left is cancelled next. Nobody stays frozen, or it would not end. Idempotent."""
+        """End the run: the remaining tasks are cancelled next, and all frozen groups wake. Idempotent."""
         self._ending = True
         self._still = 0
         for group in list(self._frozen):
@@ -355,8 +356,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return error
 
     def abandon(self) -> None:
-        """Close the coroutines of tasks that have not ended, after the loop was closed: here, not when and where
-        the garbage collector would. What they raise is dropped."""
+        """Close the coroutines of unfinished tasks after the loop was closed, and drop their errors.
+
+        Otherwise the garbage collector would close them later, at any place."""
         for inner in self._wrapped:
             inner.close()
         for task in sorted(asyncio.all_tasks(self), key=self._number_of):
@@ -365,18 +367,18 @@ class SimLoop(asyncio.BaseEventLoop):
                 coroutine.close()
 
     def refuse(self, what: str, remedy: str) -> Refused:
-        """The error for what has no virtual time; the run ends with it in the next turn."""
+        """The error for a call without virtual time; the run ends with it in the next turn."""
         frame = sys._getframe(1)
-        return self.fail(Refused(f"{what}, called at {place_of_frame(frame)}: no virtual time passes in it: {remedy}"))
+        return self.fail(Refused(f"{what}, called at {place_of_frame(frame)}, has no virtual time; {remedy}"))
 
     def thread_seconds(self, what: str) -> float:
-        """How long the function of a thread takes; see ``memsource.sim.loop.guards.Refuser``."""
+        """Virtual seconds of a thread's function; see ``memsource.sim.loop.guards.Refuser``."""
         if self._thread_time is None:
             raise self.refuse(what, THREADS)
         return self._thread_time()
 
     def overdue(self, frame: FrameType | None) -> None:
-        """A step does not end; ``frame``: where it is. See ``memsource.sim.loop.watch.Watched``."""
+        """Note a step without end at ``frame``; see ``memsource.sim.loop.watch.Watched``."""
         step = self._stepping
         task = None if step is None else owner_of(step)
         who = "a callback" if task is None else title(task)
@@ -388,7 +390,7 @@ class SimLoop(asyncio.BaseEventLoop):
         )
 
     def waiting(self, groups: Collection[str]) -> list[str]:
-        """A line for each task of these groups that is in code of the user's own, of the first ten: where it waits."""
+        """One line for each of the first ten tasks of these groups that run the user's code: where it waits."""
         return waits(
             task for task in handlers(asyncio.all_tasks(self)) if isinstance(task, SimTask) and task.group in groups
         )
@@ -406,7 +408,7 @@ class SimLoop(asyncio.BaseEventLoop):
             else f"task {number}, which has ended ({steps} steps)"
             for number, steps in self._counts.most_common(3)
         )
-        what = "what was cancelled has not ended" if self._ending else "no time has passed"
+        what = "the cancelled tasks have not ended" if self._ending else "no time has passed"
         return self._end(
             Livelock(
                 f"turn {self.turns}, time {self._now:g}: {what} in {self._turns_limit} turns; most steps: "
@@ -420,8 +422,8 @@ for _name, _remedy in LOOP_CALLS.items():
 
 
 def current() -> SimLoop:
-    """The loop of the simulation this is called in. Raises ``SimulationError`` outside of one."""
+    """The loop of the running simulation. Raises ``SimulationError`` outside of one."""
     loop = _get_running_loop()
     if not isinstance(loop, SimLoop):
-        raise SimulationError("no simulation is running here: call it in what memsource.sim.loop.virtual.run runs")
+        raise SimulationError("no simulation is running here; call it inside memsource.sim.loop.virtual.run")
     return loop

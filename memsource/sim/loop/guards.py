@@ -1,10 +1,9 @@
-"""What has no virtual time is refused while a simulation runs: threads, sockets, processes, signals, sleeps.
+"""Guards that refuse calls without virtual time: threads, sockets, processes, signals and sleeps.
 
-The guards stand in the standard library and in anyio's asyncio backend for as long as a simulation runs in the
-process. They refuse only inside one, that is where its loop is the running one; other threads are let through. What
-was imported by name before (``from time import sleep``) is not seen: a step that waits by the wall clock then ends at
-the loop's ``step_limit``, if it takes that long.
-"""
+The guards stand in the standard library and in anyio's asyncio backend while a simulation runs in the process. They
+refuse only where its loop is the running one, and let other threads through. They do not see a function that was
+imported by name before (``from time import sleep``). A step that waits by the wall clock ends at the loop's
+``step_limit`` instead."""
 
 from __future__ import annotations
 
@@ -35,22 +34,21 @@ __all__ = ["LOOP_CALLS", "THREADS", "Refuser", "installed", "refusing"]
 
 
 class Refuser(Protocol):
-    """What the guards need of the loop of a running simulation."""
+    """The loop of a running simulation, as far as the guards use it."""
 
     scopes: Iterator[int]
     """0, 1, 2 …: the numbers of the cancel scopes of this run."""
 
     def refuse(self, what: str, remedy: str) -> Refused:
-        """The error to raise. The run ends with it even if somebody swallows it."""
+        """The error to raise. The run ends with it even where the code catches it."""
 
     def thread_seconds(self, what: str) -> float:
-        """How much virtual time a thread's function takes, before it is called in its place.
+        """Virtual seconds that a thread's function takes, before it is called on the loop.
 
-        Raises ``Refused`` where threads are not inlined; ``what`` says who asked for one.
-        """
+        Raises ``Refused`` where threads are not inlined; ``what`` names the call that asked for one."""
 
 
-THREADS: Final = 'make it async, or run with threads="inline" what goes through anyio.to_thread or asyncio.to_thread'
+THREADS: Final = 'make it async, or pass threads="inline" for calls of anyio.to_thread and asyncio.to_thread'
 _SLEEP: Final = "await anyio.sleep, which takes virtual time"
 _NETWORK: Final = "give the handler a client that answers from memory"
 _LOOP: Final = "await on the loop of the simulation"
@@ -97,12 +95,11 @@ _collecting = False
 
 @contextmanager
 def installed(kind: type[Refuser]) -> Iterator[None]:
-    """Guards on and garbage collection off, until the last one that asked for it leaves.
+    """Guards on and garbage collection off, until the last caller leaves.
 
-    ``kind``: the class of the loops whose code is guarded. From several threads at once it must be the same. What
-    a run leaves behind in cycles is collected at its end: a finalizer in the middle of it would run at a turn that
-    depends on what else is in the memory.
-    """
+    ``kind`` is the class of the guarded loops; from several threads at once it must be the same. The cycles of a run
+    are collected at its end. A finalizer during the run would act at a turn that depends on other memory of the
+    process."""
     global _users, _collecting
     with _lock:
         _users += 1
@@ -123,7 +120,7 @@ def installed(kind: type[Refuser]) -> Iterator[None]:
                 if _collecting:
                     gc.enable()
         if last:
-            # What was made with the collector off is all in the youngest generation, and little else is.
+            # Objects that were made with the collector off are all in the youngest generation.
             gc.collect(0)
 
 
@@ -153,7 +150,7 @@ def _install(kind: type[Refuser]) -> None:
 
 
 def _replace(owner: Any, name: str, by: object) -> None:
-    # From the dictionary: getattr would bind what is a classmethod there.
+    # From the dictionary, because getattr would bind a classmethod.
     _replaced.append((owner, name, vars(owner)[name]))
     setattr(owner, name, by)
 
@@ -174,9 +171,8 @@ def _guard(kind: type[Refuser], original: Callable[..., Any], what: str, remedy:
 def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> type[backend.CancelScope]:
     """anyio's cancel scope, with a hash that is the same in every run.
 
-    anyio keeps the scopes that are within a scope in a set, and walks it to cancel them: by address, without this. One
-    class for all runs: what the interpreter has learned of a class is lost with it.
-    """
+    anyio keeps the scopes within a scope in a set, and cancels them in its order, which would be by address. One class
+    serves all runs, because the interpreter specializes code for a class."""
 
     def number_of(scope: Any) -> int:
         try:
@@ -190,7 +186,7 @@ def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> typ
 
 
 def _as_completed(kind: type[Refuser]) -> Callable[..., Any]:
-    """``asyncio.as_completed`` makes tasks of coroutines in the order of a set of them, which is by address."""
+    """``asyncio.as_completed`` makes tasks of coroutines in the order of a set, which would be by address."""
     original = asyncio.as_completed
 
     @functools.wraps(original)

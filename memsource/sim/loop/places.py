@@ -1,4 +1,4 @@
-"""Where code stands: file, line and function, for errors that say what a task was doing."""
+"""The place of running code: file, line and function, for errors about tasks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _NAMED: Final = 10
 
 
 def place_of_frame(frame: FrameType | None) -> str:
-    """``file:line in function`` of the innermost caller that is not machinery of asyncio, anyio or the simulator.
+    """``file:line in function`` of the innermost caller outside of asyncio, anyio and the simulator.
 
-    Of a task that consists of nothing else, of the innermost one that is not the simulator's."""
+    Where there is none, the innermost one outside of the simulator."""
     innermost = None
-    # What is behind the loop has started it, and called nothing in it.
+    # Frames outside of the loop have only started it.
     while frame is not None and frame.f_code.co_name != _STEP:
         if not _machinery(frame):
             return _place(frame)
@@ -48,7 +48,7 @@ def place_of_frame(frame: FrameType | None) -> str:
 
 
 def place_of_task(task: asyncio.Task[Any]) -> str:
-    """The same, of the line that a suspended task waits at."""
+    """``file:line in function`` where a suspended task waits."""
     frames = _frames(task)
     if not frames:
         return "its end"
@@ -57,11 +57,11 @@ def place_of_task(task: asyncio.Task[Any]) -> str:
 
 
 def _frames(task: asyncio.Task[Any]) -> list[FrameType]:
-    """What a suspended task is in, the outermost first."""
+    """The frames of a suspended task, the outermost first."""
     frames: list[FrameType] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
-        # A coroutine, a generator, or an asynchronous generator; what is awaited last, a future, is none of them.
+        # A coroutine, a generator, or an asynchronous generator. The innermost awaitable is a future, and none of them.
         for kind, below in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
             frame = getattr(awaited, f"{kind}_frame", None)
             if frame is not None:
@@ -74,7 +74,7 @@ def _frames(task: asyncio.Task[Any]) -> list[FrameType]:
 
 
 def title(task: asyncio.Task[Any]) -> str:
-    """A task for an error: its number, its name, and its group if it has one."""
+    """A task for an error message: its number, name and group."""
     if not isinstance(task, SimTask):
         return f"task {task.get_name()!r}"
     group = "" if task.group is None else f" of {task.group!r}"
@@ -82,12 +82,12 @@ def title(task: asyncio.Task[Any]) -> str:
 
 
 def handlers(tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
-    """Those that are in code of the user's own."""
+    """The tasks that run the user's code."""
     return [task for task in tasks if any(not _machinery(frame) and not _library(frame) for frame in _frames(task))]
 
 
 def waits(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
-    """A line for each of the first ten by their numbers: who it is, and where it waits."""
+    """One line for each of the first ten tasks by number: its title, and where it waits."""
     ordered = sorted(tasks, key=_numbered)
     lines = [f"  {title(task)} waits at {place_of_task(task)}" for task in ordered[:_NAMED]]
     return lines if len(ordered) <= _NAMED else [*lines, f"  … and {len(ordered) - _NAMED} more"]

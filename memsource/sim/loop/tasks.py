@@ -1,15 +1,30 @@
-"""Tasks and futures whose hash is their number: a set of them has the same order in every run."""
+"""Tasks, futures and timers of a SimLoop, with an order that is the same in every run."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
-__all__ = ["GROUP", "TASK_METHODS", "OrderedWeakSet", "SimFuture", "SimTask", "inline", "owner_of", "wrapped_by"]
+__all__ = [
+    "GROUP",
+    "TASK_METHODS",
+    "OrderedWeakSet",
+    "SimFuture",
+    "SimTask",
+    "Timers",
+    "inline",
+    "owner_of",
+    "wrapped_by",
+]
+
+_CANCELLED: Final = 100
+"""Cancelled timers that may wait for their time, beside as many that are not cancelled."""
 
 T = TypeVar("T")
 
@@ -21,7 +36,7 @@ TASK_METHODS: Final = frozenset(dir(asyncio.Task))
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task with a number, which is its hash too, and the group it was made in."""
+    """A task with a number, which is also its hash, and the group in which it was made."""
 
     __slots__ = ("group", "number")
 
@@ -35,13 +50,13 @@ class SimTask(asyncio.Task[Any]):
         return self.number
 
     def __repr__(self) -> str:
-        # anyio puts it into the message of every cancellation: it must be the same in every run, and cheap.
+        # anyio puts it into the message of each cancellation, so it must be cheap and the same in every run.
         group = "" if self.group is None else f" of {self.group!r}"
         return f"<SimTask {self.number} {self.get_name()!r}{group}>"
 
 
 class SimFuture(asyncio.Future[Any]):
-    """A future of a ``SimLoop`` whose hash is its place in the order of those that were hashed."""
+    """A future of a ``SimLoop`` whose hash counts the hashed futures."""
 
     __slots__ = ("_number",)
     _number: int
@@ -56,7 +71,7 @@ class SimFuture(asyncio.Future[Any]):
 
 
 class OrderedWeakSet(weakref.WeakKeyDictionary[Any, None]):
-    """What ``BaseEventLoop`` needs of a weak set, in the order of insertion."""
+    """A weak set in the order of insertion, with the methods that ``BaseEventLoop`` uses."""
 
     def add(self, item: Any) -> None:
         self[item] = None
@@ -66,7 +81,7 @@ class OrderedWeakSet(weakref.WeakKeyDictionary[Any, None]):
 
 
 def owner_of(step: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """The task whose step this is; None where it is a callback."""
+    """The task of a step; None for a callback."""
     callback = step._callback  # type: ignore[attr-defined]
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task) and getattr(callback, "__name__", None) not in TASK_METHODS:
@@ -75,7 +90,7 @@ def owner_of(step: asyncio.Handle) -> asyncio.Task[Any] | None:
 
 
 def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
-    """The coroutines that one which has not begun was given to await, as anyio's tasks are: they never will be."""
+    """The coroutines that an unstarted coroutine would await, as those of anyio's tasks do."""
     coroutine: Any = task.get_coro()
     if not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
         return []
@@ -86,6 +101,64 @@ def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
 
 
 async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """Call what was meant for a thread, after so many virtual seconds."""
+    """Call the function of a thread after some virtual seconds."""
     await asyncio.sleep(seconds)
     return func(*args)
+
+
+class Timers:
+    """A heap of timers, by time and then in the order in which they were set.
+
+    A cancelled one is dropped when its time comes, or earlier when there are many."""
+
+    __slots__ = ("_heap", "_pushed", "cancelled")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Any]] = []
+        self._pushed = 0
+        self.cancelled = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, when: float, timer: asyncio.TimerHandle) -> None:
+        """Add a timer. O(log n)."""
+        # asyncio's mark of a handle in a heap: it reports only their cancellation.
+        timer._scheduled = True  # type: ignore[attr-defined]
+        self._pushed += 1
+        heapq.heappush(self._heap, (when, self._pushed, timer))
+
+    def on_cancel(self, timer: Any) -> None:
+        """Note that a timer is about to be cancelled. O(1), amortized."""
+        if timer._scheduled:
+            self.cancelled += 1
+            if self.cancelled > max(_CANCELLED, len(self._heap) // 2):
+                self._heap = [one for one in self._heap if not one[2]._cancelled and one[2] is not timer]
+                heapq.heapify(self._heap)
+                self.cancelled = 0
+
+    def next_at(self) -> float:
+        """When the next timer is due; infinity = never."""
+        heap = self._heap
+        while heap and heap[0][2]._cancelled:
+            self.cancelled -= 1
+            heapq.heappop(heap)[2]._scheduled = False
+        return heap[0][0] if heap else math.inf
+
+    def due(self, now: float) -> list[asyncio.Handle]:
+        """Take out the timers whose time has come, in order."""
+        heap = self._heap
+        taken: list[asyncio.Handle] = []
+        while heap and heap[0][0] <= now:
+            timer = heapq.heappop(heap)[2]
+            timer._scheduled = False
+            if timer._cancelled:
+                self.cancelled -= 1
+            else:
+                taken.append(timer)
+        return taken
+
+    def clear(self) -> None:
+        """Drop all. Idempotent."""
+        self._heap.clear()
+        self.cancelled = 0

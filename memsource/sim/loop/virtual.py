@@ -1,4 +1,4 @@
-"""A program in virtual time: on a loop of its own, with the guards in place, and nothing left behind."""
+"""A program in virtual time: on a loop of its own, under guards, and with nothing left over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from asyncio.events import _get_running_loop
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, get_args
+from typing import Final, Generic, TypeVar, get_args
 
 import anyio
 
@@ -17,15 +17,19 @@ from memsource.sim.loop.event_loop import SimLoop, Threads
 from memsource.sim.loop.guards import installed
 from memsource.sim.loop.watch import watching
 
-__all__ = ["Outcome", "run"]
+__all__ = ["LoopResult", "run", "until"]
+
+POLL: Final = (0.2, 5.0)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Generic[T]):
-    """How a run ended. ``result``: what ``main`` returned. ``time``: virtual seconds it took. ``turns``: of the loop;
-    ``steps``: of tasks. ``digest``: of every (turn, task number): equal where the runs took the same steps."""
+class LoopResult(Generic[T]):
+    """The end of a run.
+
+    ``result``: the return value of ``main``. ``time``: virtual seconds. ``turns`` and ``steps`` count the loop and its
+    tasks. ``digest`` is a hash of all (turn, task number); it is equal for runs with the same steps."""
 
     result: T
     time: float
@@ -42,16 +46,15 @@ def run(
     thread_time: Callable[[], float] = lambda: 0.001,
     turns_limit: int = 100_000,
     step_limit: float = 10.0,
-) -> Outcome[T]:
-    """Run ``main(*args)`` in virtual time, with anyio on asyncio, and what is left of its tasks to their end. Blocks.
+) -> LoopResult[T]:
+    """Run ``main(*args)`` in virtual time, with anyio on asyncio, and cancel its remaining tasks. Blocks.
 
-    ``threads``: "inline" lets anyio.to_thread, asyncio.to_thread and loop.run_in_executor call the function on the
-    loop's own thread, after ``thread_time()`` virtual seconds (0 or more). ``turns_limit``: turns in which no time
-    passes, at most. ``step_limit``: seconds by the wall clock that one step may take.
+    ``threads="inline"`` calls the functions of anyio.to_thread, asyncio.to_thread and loop.run_in_executor on the
+    loop's own thread, after ``thread_time()`` virtual seconds (0 or more). ``turns_limit``: the most turns without
+    passing time. ``step_limit``: seconds by the wall clock that one step may take.
 
-    Raises what ``main`` raises; ``Deadlock``, ``Livelock`` or ``Refused``, whatever the tasks made of it; and
-    ``SimulationError`` where an event loop runs already. Afterwards all is as it was, and nothing is left.
-    """
+    Raises the error of ``main``. Raises ``Deadlock``, ``Livelock`` or ``Refused`` even where the tasks caught them, and
+    ``SimulationError`` inside a running event loop. Leaves nothing behind."""
     if _get_running_loop() is not None:
         raise SimulationError("a simulation cannot run in an event loop: call run where none is running")
     if turns_limit < 1 or not step_limit > 0:
@@ -82,4 +85,14 @@ def run(
                 raise
         if loop.failure is not None:
             raise loop.failure
-        return Outcome(result=made[0], time=loop.time(), turns=loop.turns, steps=loop.steps, digest=loop.digest)
+        return LoopResult(result=made[0], time=loop.time(), turns=loop.turns, steps=loop.steps, digest=loop.digest)
+
+
+async def until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Wait for a condition for at most ``timeout`` virtual seconds; returns whether it came true."""
+    with anyio.move_on_after(timeout):
+        pause = POLL[0]
+        while not condition():
+            await anyio.sleep(pause)
+            pause = min(pause * 1.5, POLL[1])
+    return condition()

@@ -1,4 +1,4 @@
-"""A step that does not end is interrupted: by a signal in the main thread, from a thread of its own elsewhere."""
+"""The watch that interrupts a step without end: by a signal in the main thread, by another thread elsewhere."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ _LOOKS: Final = 4
 
 
 class Interrupted(BaseException):
-    """Raised in the middle of a step that does not end. Not an ``Exception``: handlers catch those and go on."""
+    """Raised inside a step that does not end. It is no ``Exception``, because handlers catch those and go on."""
 
 
 class Watched(Protocol):
-    """What is watched, and told."""
+    """The loop that is watched."""
 
     @property
     def turns(self) -> int:
-        """How many turns there have been; another number = the last step has ended."""
+        """The number of turns so far. When it changes, the last step has ended."""
 
     def overdue(self, frame: FrameType | None) -> None:
-        """A step takes longer than the limit; ``frame``: where it is. May be called from another thread."""
+        """A step takes longer than the limit, and is at ``frame``. Other threads may call this."""
 
     def fail(self, error: BaseException) -> BaseException:
-        """Something else ended the run from outside."""
+        """An error from outside ended the run."""
 
 
 @contextmanager
 def watching(watched: Watched, limit: float) -> Iterator[None]:
-    """Interrupt every step of the calling thread that takes longer than ``limit`` seconds by the wall clock.
+    """Interrupt each step of the calling thread that takes longer than ``limit`` seconds by the wall clock.
 
-    Takes the process's real-time timer where it can, and gives it back: an alarm that somebody set before (a test's
-    timeout) is delivered in the meantime, up to a quarter of the limit late.
-    """
+    Takes the process's real-time timer where it can, and gives it back. An alarm that was set before (the timeout of a
+    test) is still delivered meanwhile, up to a quarter of the limit late."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) is not None:
         with _by_signal(watched, limit):
             yield
@@ -82,7 +81,7 @@ def _by_signal(watched: Watched, limit: float) -> Iterator[None]:
                 try:
                     before(number, frame)
                 except BaseException as error:
-                    # The task whose step this is would keep it for itself.
+                    # The task of this step would keep the error.
                     watched.fail(error)
                     raise
         if patience.ended():
@@ -120,5 +119,5 @@ def _by_thread(watched: Watched, limit: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        # One that was sent and has not arrived: the step it was for has ended.
+        # Cancel an interrupt that has not arrived: its step has ended.
         interrupt(here, None)

@@ -1,4 +1,4 @@
-"""What may happen in a run, as values: drawn, shrunk, printed as a token.
+"""The plans of runs, as values: they are drawn, shrunk, and printed as tokens.
 
 Reading order: ``plan``, ``faults``, ``traffic``, ``strategies``, ``token``, ``shrink``.
 """

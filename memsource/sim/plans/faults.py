@@ -1,4 +1,4 @@
-"""How many faults of each kind a run may have, and drawing them: where they happen, to whom, and how much of it."""
+"""The number of faults of each kind in a run, and the draw of their places, targets and amounts."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ AMOUNTS: Final[Mapping[FaultKind, tuple[float, ...]]] = {
     "clock_jump": (1.0, -1.0, 60.0, -60.0, 86_400.0, -86_400.0),
     "restart": (0.0,),
 }
-"""What is drawn: below and above the usual deadlines of a drain, a session and a lease."""
+"""The drawn amounts, below and above the usual deadlines of a drain, a session and a lease."""
 
 _NEAR: Final = 0.25
-"""How often a fault comes right behind another one: while what that one began goes on."""
+"""Share of faults that come soon after another one, while its effects go on."""
 
 _NEAR_BOUNDARIES: Final = 3
 _TARGETS: Final = 8
@@ -40,9 +40,23 @@ _TARGETS: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultBudget:
-    """At most so many faults of each kind in a run (0 … 1,000); ``FaultKind`` says what they are.
+    """The most faults of each kind in a run, each 0 … 1,000. ``faults`` describes the kinds.
 
-    Raises ``ImpossiblePlan`` for anything else.
+    Attributes:
+        crash: Crashes of a worker.
+        freeze: Pauses of a worker.
+        rebalance: Rebalances.
+        lost: Partitions taken away.
+        redeliver: Redeliveries.
+        slow: Periods of slow answers.
+        commit_fails: Failing settlements.
+        letter_fails: Dead letters without a confirmation.
+        io_fails: Failing calls of ``World.io``.
+        clock_jump: Jumps of the wall clock.
+        restart: Restarts of the server.
+
+    Raises:
+        ImpossiblePlan: A number is out of its range.
     """
 
     crash: int = 0
@@ -67,16 +81,31 @@ class FaultBudget:
         return sum(self.of(kind) for kind in FAULT_KINDS)
 
     def of(self, kind: FaultKind) -> int:
-        """How many of this kind."""
+        """The number of faults of one kind.
+
+        Args:
+            kind: Kind of fault.
+        """
         count: int = getattr(self, kind)
         return count
 
     def kinds(self, personality: PersonalityName) -> tuple[FaultKind, ...]:
-        """Those that it has some of, and that can happen there."""
+        """The kinds that the budget has and that can happen on a broker.
+
+        Args:
+            personality: The broker.
+        """
         return tuple(kind for kind in FAULT_KINDS if self.of(kind) and kind not in IMPOSSIBLE_FAULTS[personality])
 
     def check(self, personalities: Sequence[PersonalityName]) -> None:
-        """Raises ``ImpossiblePlan`` when there is a kind of fault that none of these brokers ever has."""
+        """Refuse a kind of fault that none of these brokers ever has.
+
+        Args:
+            personalities: One or more brokers.
+
+        Raises:
+            ImpossiblePlan: There is such a kind, or a personality is unknown.
+        """
         if isinstance(personalities, str):
             raise ImpossiblePlan(
                 f"personalities={personalities!r}: must be several, ({personalities!r},) for one alone"
@@ -108,14 +137,23 @@ def faults(
     clock_jump: int = 0,
     restart: int = 0,
 ) -> FaultBudget:
-    """At most so many faults of each kind in a run. Raises as ``FaultBudget`` does.
+    """The most faults of each kind in a run, each 0 … 1,000.
 
-    ``crash``: a worker is gone without a word, and a new one comes later. ``freeze``: a worker does not run for some
-    time. ``rebalance``: the coordinator plans anew. ``lost``: a partition is taken away without asking. ``redeliver``:
-    something is delivered again; on JetStream alone. ``slow``: the broker's answers take their time.
-    ``commit_fails``: a settlement raises, made or not. ``letter_fails``: a dead letter is not confirmed.
-    ``io_fails``: a call of ``World.io`` raises. ``clock_jump``: the wall clock jumps, to either side.
-    ``restart``: the server is killed and back at once, and has forgotten its last acknowledgements; on JetStream alone.
+    Args:
+        crash: A worker dies without a word, and a new one starts later.
+        freeze: A worker does not run for some time.
+        rebalance: The coordinator makes a new plan.
+        lost: A partition is taken away without asking.
+        redeliver: A message is delivered again; only on JetStream.
+        slow: The broker's answers take longer for a while.
+        commit_fails: A settlement raises, made or not.
+        letter_fails: A dead letter is not confirmed.
+        io_fails: A call of ``World.io`` raises.
+        clock_jump: The wall clock jumps forward or back.
+        restart: The server is killed and back at once, without its last acknowledgements; only on JetStream.
+
+    Raises:
+        ImpossiblePlan: A number is out of its range.
     """
     return FaultBudget(
         crash=crash,
@@ -133,11 +171,11 @@ def faults(
 
 
 def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng: random.Random) -> tuple[Fault, ...]:
-    """Faults for a run of so many boundaries, as ``Plan.faults`` wants them.
+    """Draw faults for a run of so many boundaries, as ``Plan.faults`` wants them.
 
-    Of each kind that can happen there all in every other run, else any number; every fourth is at another fault's
-    boundary or right behind it. No boundary, no fault. Raises ``ImpossiblePlan`` for ``boundaries`` below 0.
-    """
+    Half of the runs have all faults of a kind that can happen there, the others any number. One fault of four is at the
+    boundary of another fault or soon after it. Without boundaries there is no fault. Raises ``ImpossiblePlan`` for
+    ``boundaries`` below 0."""
     _check_boundaries(boundaries)
     found: list[Fault] = []
     for kind in budget.kinds(personality) if boundaries else ():
@@ -151,11 +189,10 @@ def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng
 
 
 def crash_sweep(boundaries: int, target: int = 0, amount: float = 1.0) -> Iterator[tuple[Fault, ...]]:
-    """The faults of one run for each boundary of a run: a crash at it.
+    """The faults of one run for each boundary of a run: a crash there.
 
-    ``target``: which worker crashes, 0 = the one at the boundary; ``amount``: seconds until a new one comes. Raises
-    ``ImpossiblePlan`` for ``boundaries`` below 0, when it is called.
-    """
+    ``target``: the worker that crashes, 0 = the one at the boundary. ``amount``: seconds until a new one starts. Raises
+    ``ImpossiblePlan`` for ``boundaries`` below 0 when it is called."""
     _check_boundaries(boundaries)
     return ((Fault(at, "crash", target, amount),) for at in range(boundaries))
 

@@ -1,8 +1,7 @@
-"""What may happen in a run, as values: its traffic, its faults, and the order in which its tasks take their steps.
+"""A plan: the traffic of a run, its faults, and the order in which its tasks take their steps.
 
-A run is a function of its plan. Everything in a plan can be made smaller: fewer faults, fewer deviations, fewer
-messages.
-"""
+A run is a function of its plan. Each part of a plan can be made smaller: fewer faults, fewer deviations, fewer
+messages."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ __all__ = [
 ]
 
 FaultKind = Literal[
-    "crash",  # a worker is gone without a word, and a new one comes `amount` seconds later
+    "crash",  # a worker dies without a word, and a new one starts `amount` seconds later
     "freeze",  # a worker does not run for `amount` seconds, as under SIGSTOP
-    "rebalance",  # the coordinator plans anew, and what moves is asked back
+    "rebalance",  # the coordinator makes a new plan, and revokes the partitions that move
     "lost",  # a partition is taken away without asking
-    "redeliver",  # the broker delivers again what it has delivered before; of partition `target`
-    "slow",  # the broker's answers to a worker take `amount` seconds, for a while
+    "redeliver",  # the broker delivers a message of partition `target` again
+    "slow",  # the broker's answers to a worker take `amount` seconds for a while
     "commit_fails",  # the next settlement of a worker raises; with `amount` >= 1 after it was made
     "letter_fails",  # the next dead letter is not confirmed
     "io_fails",  # the next call of the user's own fakes, see ``World.io``, raises
-    "clock_jump",  # the wall clock jumps by `amount` seconds, to either side
-    "restart",  # the broker's only server is killed and back at once: what it has not written down yet it forgets
+    "clock_jump",  # the wall clock jumps by `amount` seconds, forward or back
+    "restart",  # the broker's only server is killed and back at once, and forgets unwritten acknowledgements
 ]
 
 FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
@@ -56,11 +55,19 @@ NUMBERS_END: Final = 1 << 64
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
-    """One fault, at the boundary with the number ``at``: 0 … of all workers together, in the order they come.
+    """One fault, at one boundary.
 
-    Every broker call has two, one in front of it and one behind it, when the broker has acted and the worker does not
-    know; so has every call of the user's own fakes. ``target``: which worker or partition, modulo how many there are;
-    of workers 0 is the one whose call it is. ``amount``: seconds, or what ``FaultKind`` says.
+    Boundaries are counted over all workers, in the order they come. Each broker call has two: one before it, and one
+    after it, when the broker has acted and the worker does not know yet. So has each call of the user's own fakes.
+
+    Attributes:
+        at: Number of the boundary, 0 or more.
+        kind: See ``faults``.
+        target: Number of the worker or partition, modulo their count; worker 0 is the one that calls.
+        amount: Seconds, or another quantity of the kind.
+
+    Raises:
+        ImpossiblePlan: A field is out of its range.
     """
 
     at: int
@@ -85,11 +92,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """First in, first out, except at these points.
+    """The order of steps: first in, first out, except at these points. Both lists rise by turn.
 
-    ``deviations``: (turn, index): in this turn of the loop not the first of the ready tasks takes a step but the one at
-    ``index``; ignored where there are not so many. ``jumps``: turns in which time jumps to the next timer although
-    tasks are ready. Both rise by turn.
+    Attributes:
+        deviations: (turn, index): the ready task at ``index`` takes the step of this turn. Ignored where there are
+            fewer.
+        jumps: Turns in which time jumps to the next timer although tasks are ready.
+
+    Raises:
+        ImpossiblePlan: A point is out of its range or out of order.
     """
 
     deviations: tuple[tuple[int, int], ...] = ()
@@ -107,7 +118,7 @@ class Schedule:
         for turns in ([turn for turn, _ in self.deviations], self.jumps):
             for before, turn in pairwise(turns):
                 if turn <= before:
-                    raise ImpossiblePlan(f"turn {turn} behind turn {before}: a schedule names each turn once, rising")
+                    raise ImpossiblePlan(f"turn {turn} follows turn {before}: a schedule names each turn once, rising")
 
     def __len__(self) -> int:
         return len(self.deviations) + len(self.jumps)
@@ -115,8 +126,18 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. ``seed`` (0 … 2⁶⁴−1) decides the traffic and every other draw. ``limit``: messages that each
-    ``produce`` publishes at most; None = all it asks for."""
+    """One run.
+
+    Attributes:
+        personality: The broker.
+        seed: Source of the traffic and of all other draws, 0 … 2⁶⁴−1.
+        faults: Faults, in order of their boundaries.
+        schedule: Order of steps.
+        limit: The most messages that each ``produce`` publishes; None = all.
+
+    Raises:
+        ImpossiblePlan: A field is out of its range, or the broker never has one of the faults.
+    """
 
     personality: PersonalityName = "kafka"
     seed: int = 0
@@ -142,5 +163,5 @@ class Plan:
 
 
 def _whole(value: object, least: int) -> bool:
-    """Whether it is a whole number in ``least`` … 2⁶⁴−1. True and False are none."""
+    """Whether a value is a whole number in ``least`` … 2⁶⁴−1. True and False are none."""
     return type(value) is int and least <= value < NUMBERS_END

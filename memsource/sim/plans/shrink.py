@@ -1,9 +1,8 @@
-"""Making a failing plan small: fewer faults, fewer deviations, fewer messages, and simple ones of those that stay.
+"""Shrinking a failing plan: fewer faults, fewer deviations, fewer messages, and simpler ones.
 
-Lists are made short by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
-Input*, IEEE Transactions on Software Engineering 28(2), 2002 (``ddmin``; here without its test of the parts alone,
-which seldom fail where several points are needed). Numbers are made small by steps that halve.
-"""
+Lists are shortened by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
+Input*, IEEE Transactions on Software Engineering 28(2), 2002. This ``ddmin`` does not test the parts alone, because
+they seldom fail where several points are needed. Numbers shrink by steps that halve."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """A plan that fails, and how many runs it took to find it. ``complete``: nothing smaller was left to try."""
+    """A failing plan, and the number of runs that found it. ``complete``: nothing smaller was left to try."""
 
     plan: Plan
     attempts: int
@@ -34,15 +33,14 @@ class Shrunk:
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPTS) -> Shrunk:
-    """The smallest plan that was found to fail, in at most so many runs (1 or more).
+    """The smallest failing plan found in at most so many runs (1 or more). Blocks while they run.
 
-    ``fails`` runs a plan and says whether it fails as the first one did; it must answer the same for the same plan,
-    and is asked once for each. Personality and seed are kept. When the result is ``complete``, no single fault,
-    deviation or jump can be left out of it, and shrinking it again gives the same.
+    ``fails`` runs a plan and says whether it fails as the first one did. It must give the same answer for the same
+    plan, and is called once for each. Personality and seed are kept. A ``complete`` result needs each of its faults,
+    deviations and jumps; shrinking it again gives the same.
 
-    Raises ``SimulationError`` when ``plan`` itself does not fail, ``ValueError`` for ``attempts`` below 1. Blocks for
-    as long as the runs take; what ``fails`` raises goes through.
-    """
+    Raises ``SimulationError`` when ``plan`` itself does not fail, ``ValueError`` for ``attempts`` below 1, and any
+    error of ``fails``."""
     if attempts < 1:
         raise ValueError(f"attempts={attempts}: shrinking takes 1 or more, the first is the plan itself")
     search = _Search(fails, attempts)
@@ -61,11 +59,11 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPT
 
 
 class _OutOfAttemptsError(Exception):
-    """The last run was made."""
+    """All runs were made."""
 
 
 class _Search:
-    """The smallest plan yet, and what is known of all that were tried."""
+    """The smallest plan so far, and the results of all plans."""
 
     def __init__(self, fails: Callable[[Plan], bool], limit: int) -> None:
         self.best = Plan()
@@ -75,7 +73,7 @@ class _Search:
         self._known: dict[Plan, bool] = {}
 
     def smaller(self, plan: Plan) -> bool:
-        """Whether this one fails; it is the best one then."""
+        """Whether a plan fails. If so, it becomes the best one."""
         known = self._known.get(plan)
         if known is None:
             if self.attempts == self._limit:
@@ -88,7 +86,7 @@ class _Search:
 
 
 def _less_schedule(search: _Search) -> None:
-    """Deviations and jumps, all in one list by turn: those at the end, which may be after the failure, go first."""
+    """Leave out deviations and jumps, those at the end first: they may be after the failure."""
     schedule = search.best.schedule
     points = sorted([*schedule.deviations, *((turn, 0) for turn in schedule.jumps)])
     _ddmin(points, lambda kept: search.smaller(replace(search.best, schedule=_schedule(kept))))
@@ -99,7 +97,7 @@ def _fewer_faults(search: _Search) -> None:
 
 
 def _less_traffic(search: _Search) -> None:
-    """A limit where there is none: the first power of two that will do. Then the smallest around it."""
+    """Set a limit: the first power of two that still fails, then the smallest number around it."""
 
     def limited(limit: int) -> bool:
         return search.smaller(replace(search.best, limit=limit))
@@ -125,7 +123,7 @@ def _simpler_faults(search: _Search) -> None:
 
 
 def _simpler(fault: Fault) -> Iterator[Fault]:
-    """Simpler ones, the simplest first: earlier, to the first, with less."""
+    """Simpler faults, the simplest first: with a lower target, a smaller amount, an earlier boundary."""
     amounts = [amount for amount in (0.0, 1.0, float(int(fault.amount))) if _less(amount, fault.amount)]
     for target in dict.fromkeys((0, fault.target // 2)):
         if target < fault.target:
@@ -143,7 +141,7 @@ def _less(amount: float, than: float) -> bool:
 
 
 def _simpler_schedule(search: _Search) -> None:
-    """The task next in line instead of one further behind."""
+    """Choose an earlier task of the queue."""
     for number, (_, index) in enumerate(search.best.schedule.deviations):
 
         def changed(to: int, number: int = number) -> bool:
@@ -156,16 +154,15 @@ def _simpler_schedule(search: _Search) -> None:
 
 
 def _schedule(points: Sequence[tuple[int, int]]) -> Schedule:
-    """The schedule of what ``_less_schedule`` works on: a jump is a deviation to index 0, which there is none of."""
+    """The schedule of the points of ``_less_schedule``, where a jump is a deviation to index 0."""
     return Schedule(tuple(point for point in points if point[1]), tuple(turn for turn, index in points if index == 0))
 
 
 def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
-    """Leave out what ``fails`` can do without: first all, then halves, then less, then single ones.
+    """Leave out items that ``fails`` does not need: first all, then halves, then smaller parts, then single ones.
 
-    ``fails`` is asked with what would be left. One that was needed for the sake of another that has gone is found in
-    the next round.
-    """
+    ``fails`` gets the items that remain. An item that was needed only for another that is gone is found in the next
+    round."""
     size = len(items)
     while items and size:
         for start in range((len(items) - 1) // size * size, -1, -size):
@@ -176,7 +173,7 @@ def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
 
 
 def _descend(value: int, least: int, fails: Callable[[int], bool]) -> None:
-    """A smaller number by steps that halve, until not even one less will do."""
+    """Lower a number by steps that halve, until one less does not fail."""
     step = value - least
     while step:
         if fails(value - step):

@@ -1,7 +1,6 @@
-"""Plans as Hypothesis strategies, for property tests of one's own. Needs the extra ``testing``.
+"""Plans as Hypothesis strategies, for your own property tests. Needs the extra ``testing``.
 
-Everything shrinks towards the run without a fault, first in first out, of few messages.
-"""
+Everything shrinks towards few messages, without a fault, first in, first out."""
 
 from __future__ import annotations
 
@@ -28,7 +27,12 @@ _NO_FAULTS: Final = FaultBudget()
 
 
 def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic]:
-    """1 to ``max_n`` messages of 1 to ``max_keys`` keys: alike, skewed, one of them hot, keyless, with gaps."""
+    """Traffic of any kind: even, skewed, with a hot key, keyless, with gaps.
+
+    Args:
+        max_n: The most messages; the least is 1.
+        max_keys: The most keys; the least is 1.
+    """
     return st.builds(
         Traffic,
         n=st.integers(1, max_n),
@@ -41,7 +45,13 @@ def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic
 
 
 def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 6) -> st.SearchStrategy[Schedule]:
-    """First in, first out, but at few points in turns 0 to ``max_turn``; there, and at as few, time may jump."""
+    """Schedules that deviate from first in, first out at few turns. Time may jump at as few.
+
+    Args:
+        max_turn: The last turn of a deviation or jump.
+        max_deviations: The most deviations, and the most jumps.
+        max_index: The highest index of a deviation.
+    """
     turns = st.integers(0, max_turn)
     deviations = st.dictionaries(turns, st.integers(1, max_index), max_size=max_deviations)
     jumps = st.sets(turns, max_size=max_deviations)
@@ -53,9 +63,15 @@ def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 
 def fault_plans(
     budget: FaultBudget, *, personality: PersonalityName = "kafka", boundaries: int = 200
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
-    """Faults within the budget that can happen on this broker, at boundaries 0 to ``boundaries`` − 1.
+    """Faults within a budget that can happen on one broker.
 
-    Raises ``ImpossiblePlan`` for a kind of fault that never happens there.
+    Args:
+        budget: The most faults of each kind.
+        personality: The broker.
+        boundaries: Number of boundaries; faults are at 0 … ``boundaries`` − 1.
+
+    Raises:
+        ImpossiblePlan: The budget has a kind of fault that never happens there.
     """
     budget.check((personality,))
     return _fault_plans(budget, personality, boundaries)
@@ -71,7 +87,15 @@ def plans(
 ) -> st.SearchStrategy[Plan]:
     """Whole plans: one of these brokers, faults within the budget that can happen there, and a schedule.
 
-    Raises ``ImpossiblePlan`` for a kind of fault that happens on none of them.
+    Args:
+        budget: The most faults of each kind; none by default.
+        personalities: The brokers to draw from.
+        boundaries: Number of boundaries; faults are at 0 … ``boundaries`` − 1.
+        max_turn: The last turn of a deviation or jump.
+        max_deviations: The most deviations, and the most jumps.
+
+    Raises:
+        ImpossiblePlan: The budget has a kind of fault that happens on none of them.
     """
     budget.check(personalities)
     ordered = schedules(max_turn=max_turn, max_deviations=max_deviations)

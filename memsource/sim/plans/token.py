@@ -1,18 +1,17 @@
-"""A plan as one word that can be pasted: what a failing run prints, and what runs it again.
+"""A plan as one word, which a failing run prints and which repeats it.
 
 **The format.** ``lanes1-``, then base64url without padding of
 
-| bytes | what | how |
+| bytes | field | encoding |
 |---|---|---|
-| 4 | check | CRC-32 of all behind it, little-endian |
+| 4 | check | CRC-32 of all bytes after it, little-endian |
 | … | plan | JSON without blanks, deflated (no header, the dictionary below) |
 
-The JSON names the version of lanes, the minor version of Python, and what of a plan is not as it is by default. Turns
-are distances from the turn before. There is one text for a plan; how well it is deflated is up to zlib.
+The JSON names the version of lanes, the minor version of Python, and the fields of the plan that differ from their
+defaults. Turns are distances from the turn before. A plan has one text; its compression depends on zlib.
 
-A run is repeated only by the same code: another version of lanes schedules other steps, and so does another minor
-version of Python. Therefore a token of those is refused.
-"""
+Only the same code repeats a run: another version of lanes schedules other steps, and so does another minor version of
+Python. A token of those is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ DICTIONARY: Final = (
     b'"io_fails","clock_jump","freeze",0,0.0],["crash",0,1.0]],"faults":[[{"lanes":"0.1.0","python":"3.11",'
     b'"personality":"jetstream","kafka","seed":'
 )
-"""What most texts are made of, the commonest last. A part of the format."""
+"""Parts of most texts, the commonest last. It belongs to the format."""
 
 _LANES: Final = version("lanes-runtime")
 _PYTHON: Final = "{}.{}".format(*sys.version_info)
@@ -51,10 +50,9 @@ _FIELDS: Final = ("lanes", "python", "personality", "seed", "limit", "faults", "
 
 
 def encode(plan: Plan) -> str:
-    """The token of a plan: printable, without a blank, mostly below 200 characters.
+    """The token of a plan: printable, without a blank, usually below 200 characters.
 
-    Raises ``ImpossiblePlan`` for a plan of more than some 200,000 deviations.
-    """
+    Raises ``ImpossiblePlan`` for a plan of more than about 200,000 deviations."""
     text = _text(plan)
     if len(text) > LIMIT:
         raise ImpossiblePlan(
@@ -65,12 +63,10 @@ def encode(plan: Plan) -> str:
 
 
 def decode(token: str) -> Plan:
-    """The plan that ``encode`` made the token of.
+    """The plan of a token.
 
-    Raises ``TokenRefused`` for anything else, and names it: not a token, damaged, of another version of lanes or minor
-    version of Python, too large, not a plan. Memory is bounded whatever the token: 1 MiB of text is the most it is
-    taken to be.
-    """
+    Raises ``TokenRefused`` with the reason: not a token, damaged, of another version of lanes or minor version of
+    Python, too large, not a plan. The memory is bounded: at most 1 MiB of text is read."""
     try:
         return _plan(_text_of(token))
     except ImpossiblePlan as error:
@@ -104,7 +100,7 @@ def _packed(text: str) -> str:
 
 
 def _text_of(token: str) -> str:
-    """What was packed into a token."""
+    """The text that is packed in a token."""
     if not isinstance(token, str):
         raise TokenRefused(f"replay token: is a {type(token).__name__}, not a str; paste what the failing run printed")
     if not token.startswith(_PREFIX):
@@ -122,7 +118,7 @@ def _text_of(token: str) -> str:
     except binascii.Error:
         packed = b""
     check, data = packed[:_CHECK_BYTES], packed[_CHECK_BYTES:]
-    # The last character has bits to spare, and there is one token for the bytes.
+    # The last character has spare bits, which must be 0: there is one token for the bytes.
     if not data or _base64(packed) != body or zlib.crc32(data).to_bytes(_CHECK_BYTES, "little") != check:
         raise TokenRefused(f"replay token {_shown(token)}: is damaged (its checksum is wrong); paste all of it")
     return _inflated(data)
@@ -135,10 +131,10 @@ def _inflated(data: bytes) -> str:
         if len(text) > LIMIT:
             raise TokenRefused(f"replay token: stands for more than {LIMIT} characters, which no plan has")
         if not inflater.eof or inflater.unused_data:
-            raise TokenRefused("replay token: what it holds ends too soon, or something follows it")
+            raise TokenRefused("replay token: its content ends too soon, or something follows it")
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        raise TokenRefused(f"replay token: what it holds cannot be read ({error})") from error
+        raise TokenRefused(f"replay token: its content cannot be read ({error})") from error
 
 
 def _plan(text: str) -> Plan:
@@ -162,18 +158,18 @@ def _plan(text: str) -> Plan:
             limit=cast(Any, fields.get("limit")),
         )
     except TypeError as error:
-        raise TokenRefused(f"replay token: is of no plan ({error})") from error
+        raise TokenRefused(f"replay token: holds no plan ({error})") from error
     if _text(plan) != text:
-        raise TokenRefused("replay token: says its plan in another way than lanes does; it was not made by lanes")
+        raise TokenRefused("replay token: has another text than lanes writes; paste a token that lanes printed")
     return plan
 
 
 def _fields(text: str) -> dict[str, object]:
     try:
         fields = json.loads(text, parse_constant=_no_number)
-    # A number of more than 4,300 digits is a ValueError, and what is nested too deep a RecursionError.
+    # A number of more than 4,300 digits is a ValueError, and too deep nesting a RecursionError.
     except (ValueError, RecursionError) as error:
-        raise TokenRefused(f"replay token: what it holds is no JSON ({error})") from error
+        raise TokenRefused(f"replay token: its content is no JSON ({error})") from error
     if not isinstance(fields, dict):
         raise TokenRefused(f"replay token: holds a {type(fields).__name__}, not the fields of a plan")
     return fields
@@ -222,5 +218,5 @@ def _base64(data: bytes) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value that anybody may have written, in a message."""
+    """A foreign value, shortened for a message."""
     return repr(value)[:_SHOWN]

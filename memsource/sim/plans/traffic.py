@@ -1,4 +1,4 @@
-"""What is published in a run: few keys or many, a hot one, messages without a key, gaps. Drawn from a seed."""
+"""The messages of a run, drawn from a seed: few keys or many, a hot one, messages without a key, gaps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _GAPS: Final = (1, 1, 1, 2, 2, 3, 10, 1_000)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message to publish. ``index``: which of its traffic, from 0 on.
+    """One message to publish, with its number in the traffic.
 
-    To ``partition``, which is always the same for a key: where ``memsource.memory.topic`` puts it. ``gap``: so many
-    positions of that partition are left out in front of it, mostly none.
-    """
+    A key always goes to the same ``partition``, that of ``memsource.memory.topic``. ``gap``: positions that are left
+    out before it."""
 
     key: PartitionKey | None
     partition: int
@@ -35,13 +34,20 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """``n`` messages (0 or more) of so many ``keys``, or of these.
+    """The messages of a topic. Shares are in 0 … 1.
 
-    ``skew``: the share of the key of rank r is as 1/rˢᵏᵉʷ (Zipf); 0 = all alike. ``hot``: the share of the first key,
-    the others divide the rest; 0 = as its rank says. ``keyless``: the share of messages without a key. ``gaps``: the
-    share of messages with a gap in front of them. Shares are in 0 … 1.
+    Attributes:
+        n: Number of messages, 0 or more.
+        keys: Number of keys, or the keys.
+        skew: The share of the key of rank r is as 1/rˢᵏᵉʷ (Zipf); 0 = all alike.
+        hot: Share of the first key, while the others divide the rest; 0 = by its rank.
+        keyless: Share of messages without a key.
+        gaps: Share of messages after a gap.
 
-    Raises ``ImpossiblePlan`` for anything else; ``ValueError`` or ``TypeError`` for what can be no key.
+    Raises:
+        ImpossiblePlan: A field is out of its range.
+        ValueError: A key is no valid key.
+        TypeError: A key is of the wrong type.
     """
 
     n: int = 200
@@ -70,9 +76,16 @@ class Traffic:
             raise ImpossiblePlan(f"skew={self.skew!r}: must be in 0 (all keys alike) … 10 (nearly always the first)")
 
     def items(self, seed: int, partitions: int) -> list[Item]:
-        """The messages. The same for the same seed; less messages are the beginning of more.
+        """Draw the messages. O(n log keys).
 
-        Raises ``ImpossiblePlan`` for ``partitions`` below 1. O(n log keys).
+        The same seed gives the same messages. Fewer messages are the beginning of more.
+
+        Args:
+            seed: Seed of the draw.
+            partitions: Number of partitions, 1 or more.
+
+        Raises:
+            ImpossiblePlan: ``partitions`` is below 1.
         """
         if partitions < 1:
             raise ImpossiblePlan(f"partitions={partitions}: there is 1 or more")
@@ -85,7 +98,7 @@ class Traffic:
             if rng.random() < self.keyless:
                 key, partition = None, rng.randrange(partitions)
             else:
-                # The last bound may be rounded to less than the sum of the weights: that is the last key's, too.
+                # The last bound may be rounded below the sum of the weights; the rest belongs to the last key.
                 chosen = min(bisect(bounds, rng.random() * bounds[-1]), len(keys) - 1)
                 key, partition = keys[chosen], homes[chosen]
             gap = rng.choice(_GAPS) if rng.random() < self.gaps else 0
@@ -98,7 +111,7 @@ class Traffic:
         return self.keys
 
     def _weights(self, count: int) -> list[float]:
-        """The share of each key, not yet of one sum but for a hot one."""
+        """The weight of each key; with a hot key they sum up to 1."""
         weights = [rank**-self.skew for rank in range(1, count + 1)]
         if self.hot == 0 or count == 1:
             return weights

@@ -1,4 +1,4 @@
-"""Runs and campaigns of them, and what they show.
+"""Runs, campaigns of runs, and their views.
 
-Reading order: ``run``, ``campaign``, ``simulate``, ``view``, ``story``, ``grid``, ``machine``.
+Reading order: ``run``, ``campaign``, ``simulate``, ``view``, ``grid``, ``machine``.
 """

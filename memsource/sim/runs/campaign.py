@@ -1,4 +1,4 @@
-"""A campaign: one test under many plans, and the smallest of those that fail."""
+"""A campaign: one test under many plans, and the smallest failing one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memsource.sim.plans.token import encode
 from memsource.sim.runs.run import Conditions, Run, collect_garbage, run_plan
 from memsource.sim.world.state import apart
 
-__all__ = ["Campaign", "Failure", "Report"]
+__all__ = ["Campaign", "CampaignReport", "Failure"]
 
 RUNS_A_SEED: Final = 20
 """Runs that share their traffic, and with it the run without faults that they are compared with."""
@@ -36,7 +36,14 @@ GARBAGE: Final = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """``first`` is the run that failed; ``run`` the smallest one found, in ``attempts`` more; ``token`` repeats it."""
+    """The failure of a campaign.
+
+    Attributes:
+        first: The first run that failed.
+        run: The smallest failing run that was found.
+        attempts: Number of runs that it took to find it.
+        token: Token that repeats it.
+    """
 
     first: Run
     run: Run
@@ -45,8 +52,18 @@ class Failure:
 
 
 @dataclass(kw_only=True)
-class Report:
-    """What a campaign was. ``happened``: event or fault → how often. ``seconds``: of virtual time, of all runs."""
+class CampaignReport:
+    """The figures of a campaign.
+
+    Attributes:
+        runs: Number of runs.
+        rechecked: Runs that were made twice, to compare them.
+        crashes: Workers that crashed.
+        turns: Turns of all loops.
+        seconds: Virtual seconds of all runs.
+        happened: Event or fault → how often.
+        failure: The failure, None without one.
+    """
 
     runs: int = 0
     rechecked: int = 0
@@ -57,7 +74,11 @@ class Report:
     failure: Failure | None = None
 
     def add(self, run: Run) -> None:
-        """Count a run."""
+        """Count a run.
+
+        Args:
+            run: The run.
+        """
         self.runs += 1
         self.crashes += run.crashes
         self.turns += run.turns
@@ -66,11 +87,21 @@ class Report:
 
 
 class Campaign:
-    """``runs`` runs of a test: of each personality in turn, with faults drawn from ``budget`` and schedules of every
-    kind, all from ``seed``. The first run of each is without faults: there is one for each at least, and with a budget
-    one more. ``sometimes``: what has to have happened in one run at least (see ``Report``).
+    """Runs of a test on each personality in turn, with drawn faults and schedules of every kind.
 
-    Raises ``ImpossiblePlan`` for what no run can be.
+    The first run on each personality is without faults. There is at least one run for each, and one more with a budget.
+
+    Args:
+        conditions: Conditions of all runs.
+        runs: Number of runs.
+        budget: The most faults of each kind in a run; None = no faults.
+        personalities: The brokers.
+        seed: Seed of all draws, 0 … 2⁶⁴−1.
+        sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
+        attempts: The most runs to make a failure small.
+
+    Raises:
+        ImpossiblePlan: An argument is out of its range, or no run can have one of the faults.
     """
 
     def __init__(
@@ -97,12 +128,18 @@ class Campaign:
         self._sometimes = tuple(sometimes)
         self._attempts = attempts
         self._clean: dict[tuple[PersonalityName, int, int | None], Run] = {}
-        self.report = Report()
+        self.report = CampaignReport()
 
-    def go(self) -> Report:
-        """Run it, until a run fails or all were made; returns ``report``. Blocks.
+    def go(self) -> CampaignReport:
+        """Make the runs until one fails. Blocks.
 
-        Raises ``Nondeterministic`` when a plan gave two different runs, ``Refused`` for what has no virtual time.
+        Returns:
+            ``report``.
+
+        Raises:
+            Nondeterministic: A plan gave two different runs.
+            Refused: The test used something without virtual time.
+            ImpossiblePlan: An event of ``sometimes`` never happened.
         """
         for number in range(self._runs):
             if number % GARBAGE == 0:
@@ -112,7 +149,7 @@ class Campaign:
             if run.findings:
                 self.report.failure = self._failure(run)
                 return self.report
-            # Of every kind in turn: never the same place among so many.
+            # The place among them changes, so runs of every kind are rechecked.
             if number % RECHECKED == number // RECHECKED * 7 % RECHECKED:
                 self.report.rechecked += 1
                 self.recheck(run)
@@ -125,11 +162,16 @@ class Campaign:
         return self.report
 
     def each(self) -> Iterator[Run]:
-        """All runs, one after the other, whatever they find; nothing is made small."""
+        """All runs, one after another, also after a finding. Nothing is made small."""
         return map(self._run, range(self._runs))
 
     def judged(self, plan: Plan, chooser: Chooser | None = None) -> Run:
-        """One run, compared with the run of the same traffic without any fault."""
+        """Make one run, and compare it with the run of the same traffic without faults.
+
+        Args:
+            plan: The plan of the run.
+            chooser: Decides instead of the plan's schedule, if given.
+        """
         run = run_plan(plan, self._conditions, chooser)
         if plan.faults or len(run.plan.schedule):
             self._compare(run)
@@ -143,7 +185,7 @@ class Campaign:
             raise ImpossiblePlan(f"runs={runs}: not one for each of {named}; make {least} or more")
         if runs == least and len(self._budget):
             raise ImpossiblePlan(
-                f"runs={runs}: the first on each of {named} is without faults, and there would be no other; make "
+                f"runs={runs}: the first run on each of {named} is without faults, and there would be no other; make "
                 f"{least + 1} or more, or leave the faults out"
             )
 
@@ -158,7 +200,7 @@ class Campaign:
         return self.judged(plan, self._chooser(number, rng, clean.turns))
 
     def _chooser(self, number: int, rng: random.Random, turns: int) -> Chooser:
-        # Few deviations first: what they find is small already.
+        # Few deviations first: their failures are small already.
         kind = number // len(self._personalities) % 4
         if kind == 0:
             return Fifo()
@@ -192,7 +234,14 @@ class Campaign:
             )
 
     def recheck(self, run: Run) -> None:
-        """Make a run once more. Raises ``Nondeterministic`` when it is another one."""
+        """Make a run once more.
+
+        Args:
+            run: The run to repeat.
+
+        Raises:
+            Nondeterministic: The second run differs.
+        """
         second = self.judged(run.plan)
         difference = _difference(run, second)
         if difference:
@@ -203,15 +252,15 @@ class Campaign:
             )
 
     def _is_innate(self, plan: Plan, name: str) -> bool:
-        """Whether the run of the same traffic without any fault has the finding, too."""
+        """Whether the run of the same traffic without faults has the finding too."""
         return name in self._clean_run(plan.personality, plan.seed, plan.limit).findings
 
     def _failure(self, run: Run) -> Failure:
-        # Else there is nothing to make small.
+        # A run that does not repeat cannot be made small.
         self.recheck(run)
         name = next(iter(run.findings))
         smallest = run
-        # What is wrong with fewer messages alone, such as a count that a test expects, is another failure.
+        # A finding without faults, such as a wrong count of fewer messages, is another failure.
         innate = self._is_innate(run.plan, name)
 
         def fails(plan: Plan) -> bool:
@@ -237,7 +286,7 @@ def _drawn(rng: random.Random, turns: int) -> Schedule:
 
 
 def _difference(first: Run, second: Run) -> str:
-    """In what two runs differ; "" = they are the same."""
+    """The difference of two runs; "" = they are the same."""
     if first.digest != second.digest:
         rows = zip(first.history.splitlines(), second.history.splitlines(), strict=False)
         apart_at = next(
@@ -249,7 +298,7 @@ def _difference(first: Run, second: Run) -> str:
             return f"their histories are equal, and the states they noted are not: {apart(other, one)}"
     if first.findings.keys() != second.findings.keys():
         found = " and then ".join(", ".join(run.findings) or "nothing" for run in (first, second))
-        return f"their histories are equal, and what was found is not: {found}"
+        return f"their histories are equal, and their findings are not: {found}"
     if len(first.states) != len(second.states):
         counts = f"{len(first.states)} and then {len(second.states)}"
         return f"their histories are equal, and the states they noted are {counts}"
@@ -257,7 +306,7 @@ def _difference(first: Run, second: Run) -> str:
 
 
 def _check(runs: object, seed: object, sometimes: object) -> None:
-    """Raises ``ImpossiblePlan`` for what is not of its kind."""
+    """Raises ``ImpossiblePlan`` for a value of the wrong kind."""
     if type(runs) is not int or runs < 1:
         raise ImpossiblePlan(f"runs={runs!r}: must be 1 or more, a whole number")
     if type(seed) is not int or not 0 <= seed < NUMBERS_END:

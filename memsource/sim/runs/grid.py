@@ -1,8 +1,7 @@
 """Text in columns over time: rows of short marks and bars, cut where nothing happens, and folded to a width.
 
-A column is something that happened; columns are in its order, not to scale. Between two of them stands a blank when
-time has passed, and ``~`` when much of it has.
-"""
+A column is one event. Columns are in order and not to scale. A blank between two columns means that time has passed,
+and ``~`` that much time has."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _MARGIN: Final = 2
 
 @dataclass(slots=True)
 class GridRow:
-    """``cells``: column → text. ``bars``: first and last column of what goes on from the one to the other."""
+    """``cells``: column → text. ``bars``: first and last column of a span."""
 
     label: str
     cells: dict[int, str] = field(default_factory=dict)
@@ -37,12 +36,11 @@ class GridRow:
 def draw(
     times: Sequence[float], rows: Sequence[GridRow], *, width: int, merged: bool, alone: AbstractSet[int] = frozenset()
 ) -> list[list[str]]:
-    """Panels of lines, one below the other as many as it takes; none without a column. Pure.
+    """Draw panels of lines, one below the other. Pure.
 
-    ``times``: of each column, in seconds, never falling. ``merged``: columns of one time become one, and the order
-    within it is that of a row alone; those in ``alone`` stay by themselves. ``width``: characters of a line, 40 at
-    least. Every panel begins with a line of times; rows that have nothing in it are left out.
-    """
+    ``times`` has the seconds of each column, and never falls. ``merged``: columns of one time become one, except for
+    those in ``alone``; a row keeps its order within it. ``width``: characters of a line, at least 40. Each panel begins
+    with a line of times, and omits rows that are empty in it."""
     if not times:
         return []
     groups = _merged(times, rows, alone) if merged else [[column] for column in range(len(times))]
@@ -58,7 +56,7 @@ def draw(
 
 
 class _Line:
-    """A row in groups of columns: its text in each, and where a bar goes into one and out of it."""
+    """A row in groups of columns: its text in each, and where a bar enters and leaves one."""
 
     def __init__(self, row: GridRow, groups: Sequence[Sequence[int]]) -> None:
         self.label = row.label
@@ -112,7 +110,7 @@ def _merged(times: Sequence[float], rows: Sequence[GridRow], alone: AbstractSet[
 
 
 def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """From which group to which each panel goes."""
+    """The first and last group of each panel."""
     found, first, used = [], 0, 0
     for number, width in enumerate(widths):
         needed = len(gaps[number]) + width
@@ -143,7 +141,7 @@ def _panel(
 
 
 def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], first: int, last: int, room: int) -> str:
-    """The time at the columns in front of which time has passed, as far as there is room: the longest way first."""
+    """The times of columns after a pause, as far as there is room. Those after the longest pauses come first."""
     offset = 0
     wanted: list[tuple[bool, int, str]] = []
     for number in range(first, last):

@@ -1,7 +1,6 @@
-"""A state machine whose rules are what a broker does: for users' own stateful property tests.
+"""A state machine whose rules are the actions of a broker, for your own stateful property tests.
 
-Each step takes the simulation so much further, and nothing happens between two steps. Needs the extra ``testing``.
-"""
+Each step drives the simulation, and nothing happens between two steps. Needs the extra ``testing``."""
 
 from __future__ import annotations
 
@@ -47,9 +46,9 @@ _TURNS_LIMIT: Final = 100_000
 class SimulationMachine(RuleBasedStateMachine):
     """Workers around the user's handler; Hypothesis decides what is published, what fails, and when.
 
-    Derive from it, say in ``app`` what the workers run, and add rules of your own: ``world`` is there for them, and
-    ``drive`` for what is to be awaited. A rule of this class is left out by ``crash = None``. A new machine is made
-    for every example, so what the handler writes to belongs on ``self``, made in ``app``::
+    Derive from it, return the handler from ``app``, and add your own rules. They use ``world``, and ``drive`` for calls
+    to await. Omit a rule of this class by ``crash = None``. Each example gets a new machine, so the state of the
+    handler belongs on ``self``, made in ``app``::
 
         class Orders(SimulationMachine):
             def app(self):
@@ -63,9 +62,9 @@ class SimulationMachine(RuleBasedStateMachine):
 
         TestOrders = Orders.TestCase
 
-    At the end of an example there are no more faults, everything must be caught up (``World.settled``), ``at_rest``
-    holds, the workers are stopped in order, and all checkers judge the history. What they find is raised as
-    ``SimulationFailed``, and Hypothesis prints the steps that lead there, as few as it can.
+    An example ends without faults. Everything must catch up (``World.settled``), ``at_rest`` must hold, the workers are
+    stopped in order, and all checkers judge the history. A finding is raised as ``SimulationFailed``, and Hypothesis
+    prints the fewest steps that lead there.
     """
 
     personality: ClassVar[PersonalityName] = "kafka"
@@ -78,7 +77,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # An example may be run while an error is handled: only what comes on top of it has ended this one.
+        # An example may run while an error is handled; only a later error has ended this example.
         self._handled = sys.exc_info()[1]
         self._chooser = _Deviating()
         self._loop = SimLoop(
@@ -108,25 +107,39 @@ class SimulationMachine(RuleBasedStateMachine):
     # --- for users
 
     def app(self) -> App | Handler:
-        """What the workers run, one object that all of them share: what it remembers outlives a crash, as a database
-        does. Called once for an example, before its first step."""
+        """The handler that all workers share. Its memory outlives a crash, as a database does.
+
+        Called once for an example, before its first step.
+
+        Returns:
+            The handler, or an ``App`` of it and its settings.
+        """
         raise NotImplementedError(f"{type(self).__name__}.app: return the handler, or an App of it and its settings")
 
     def process(self) -> App | Handler:
-        """What one worker runs, asked for whenever one starts, after a crash too. Override it instead of ``app`` with
-        what makes a new handler each time, where a process shall forget what it remembered."""
+        """The handler of one worker, asked for whenever one starts, after a crash too.
+
+        Override it instead of ``app`` where a process must forget its memory: return a new handler each time."""
         if self._shared is None:
             self._shared = self.app()
         return self._shared
 
     def at_rest(self) -> None:
-        """What holds when all is caught up and the workers still run; nothing unless it is overridden."""
+        """Assert what holds when all is caught up and the workers still run. Does nothing by default."""
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the simulation's loop, and everything else there while it lasts; returns what it does.
+        """Run a coroutine on the simulation's loop, with everything else there. Blocks while virtual time passes.
 
-        Blocks, while virtual time passes. Raises what the coroutine raises, and ``Deadlock``, ``Livelock`` and
-        ``Refused``: after one of these every further call raises it again.
+        Args:
+            coroutine: The coroutine to run.
+
+        Returns:
+            The result of the coroutine.
+
+        Raises:
+            Deadlock: No task can go on; each further call raises it again, as for the next two.
+            Livelock: No time passes.
+            Refused: The code used something without virtual time.
         """
         if self._loop.failure is not None:
             coroutine.close()
@@ -138,7 +151,12 @@ class SimulationMachine(RuleBasedStateMachine):
         return result
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a plain function where the loop runs, as ``World.workers`` and ``World.publish`` want it."""
+        """Call a plain function on the loop, as ``World.workers`` and ``World.publish`` need it.
+
+        Args:
+            function: The function.
+            args: Its arguments.
+        """
 
         async def called() -> T:
             return function(*args)
@@ -154,38 +172,67 @@ class SimulationMachine(RuleBasedStateMachine):
         gaps=st.sampled_from([0.0, 0.3]),
     )
     def produce(self, n: int, keys: int, keyless: float, gaps: float) -> None:
-        """Messages are published."""
+        """Publish messages.
+
+        Args:
+            n: Number of messages.
+            keys: Number of keys.
+            keyless: Share of messages without a key.
+            gaps: Share of messages after a gap.
+        """
         self.call(lambda: self.world.produce(self.topic, n, keys=keys, keyless=keyless, gaps=gaps))
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0, 10.0, 60.0]))
     def advance(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass.
+
+        Args:
+            seconds: Virtual seconds.
+        """
         self.drive(anyio.sleep(seconds))
 
     @rule(turns=st.integers(1, 40), index=st.integers(0, 5))
     def deviate(self, turns: int, index: int) -> None:
-        """So many turns from now it is another task's turn; with index 0, time jumps to the next timer."""
+        """Let another task take a step, or time jump to the next timer.
+
+        Args:
+            turns: Turns from now.
+            index: Index of the task; 0 = time jumps.
+        """
         self._chooser.at(self._loop.turns + turns, index)
 
     @rule(worker=st.integers(0, 3), after=st.sampled_from(AMOUNTS["crash"]))
     def crash(self, worker: int, after: float) -> None:
-        """A worker is gone without a word, and a new one comes after so many seconds."""
+        """Kill a worker without a word; a new one starts later.
+
+        Args:
+            worker: Number of the worker.
+            after: Seconds until a new one starts.
+        """
         self._perform("crash", worker, after)
 
     @rule()
     def rebalance(self) -> None:
-        """The coordinator plans anew."""
+        """Let the coordinator make a new plan."""
         self._perform("rebalance")
 
     @rule(partition=st.integers(0, 3))
     def lost(self, partition: int) -> None:
-        """A partition is taken away without asking."""
+        """Take a partition away without asking.
+
+        Args:
+            partition: Number of the partition.
+        """
         self._perform("lost", partition)
 
     @precondition(lambda self: "redeliver" not in IMPOSSIBLE_FAULTS[self.personality])
     @rule(partition=st.integers(0, 3))
     def redeliver(self, partition: int) -> None:
-        """Something of a partition is delivered again."""
+        """Deliver a message of a partition again.
+
+        Args:
+            partition: Number of the partition.
+        """
         self._perform("redeliver", partition)
 
     @invariant()
@@ -194,6 +241,7 @@ class SimulationMachine(RuleBasedStateMachine):
         _raise(self.personality, self.world.findings, self.world.causes)
 
     def teardown(self) -> None:
+        """End the example: catch up, stop the workers, and let the checkers judge the history."""
         try:
             if sys.exc_info()[1] is self._handled:
                 self._end()
@@ -224,7 +272,7 @@ class SimulationMachine(RuleBasedStateMachine):
         self.at_rest()
         self.drive(self.world.stop())
         self.call(self.world.end)
-        # Who was told to let time pass is late, and no deadline is judged.
+        # After a jump of time every process is late, so no deadline is judged.
         plan = replace(self._plan, schedule=Schedule(jumps=self._chooser.jumps))
         run = judged(plan, self._conditions, self.world, self._loop.turns, self._loop.time())
         _raise(self.personality, run.findings, run.causes)
@@ -235,19 +283,19 @@ class SimulationMachine(RuleBasedStateMachine):
             try:
                 with watching(self._loop, _STEP_LIMIT), contextlib.closing(self._runner):
                     if self._loop.failure is not None:
-                        # The run that failed has left its stop behind, and this one takes it.
+                        # The run that failed has left its stop behind, which this run consumes.
                         with contextlib.suppress(RuntimeError):
                             self._runner.run(anyio.lowlevel.checkpoint())
                     if self._scope is not None:
                         self._runner.run(self._cancelled(self._scope))
             except Exception:
-                # What made the loop fail was raised by the step it failed in.
+                # The step in which the loop failed has raised its error.
                 self._loop.abandon()
                 if self._loop.failure is None:
                     raise
 
     async def _cancelled(self, scope: anyio.CancelScope) -> None:
-        """All workers and the broker's timers, ended."""
+        """End all workers and the broker's timers."""
         assert self._life is not None
         self.world.end()
         self._loop.end()
@@ -263,7 +311,7 @@ class _Deviating:
         self._jumped: list[int] = []
 
     def at(self, turn: int, index: int) -> None:
-        """In this turn the task at ``index``; 0 = time jumps."""
+        """Choose the task at ``index`` in this turn; 0 = time jumps."""
         self._told[turn] = index
 
     @property

@@ -1,4 +1,4 @@
-"""One run of a test under one plan, and everything that can be said about it afterwards."""
+"""One run of a test under one plan, and its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from memsource.history.reader import Segment, read_bytes
 from memsource.jetstream.source import JetStreamPersonality
 from memsource.kafka.source import KafkaPersonality
 from memsource.personality import Personality
-from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Overtime
+from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Overtime, is_finding, notable
 from memsource.sim.loop.choosers import Chooser, Recording, Sparse
 from memsource.sim.loop.event_loop import SimLoop, Threads, current
 from memsource.sim.loop.guards import installed
@@ -32,7 +32,6 @@ from memsource.sim.loop.places import place_of_task, waits
 from memsource.sim.loop.virtual import run
 from memsource.sim.plans.plan import Plan
 from memsource.sim.world.injection import Moment
-from memsource.sim.world.outcomes import is_finding, notable
 from memsource.sim.world.world import World
 
 __all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "broker_of", "collect_garbage", "judged", "run_plan"]
@@ -43,20 +42,19 @@ Test = Callable[[World], Awaitable[None]]
 TIME_LIMIT: Final = 86_400.0
 """Virtual seconds that a test may take."""
 
-_SETUP: Final = "must be a plain function, which is called before each run; what is async goes into the test"
+_SETUP: Final = "must be a plain function, which is called before each run; put async code into the test"
 _MARGIN: Final = 1.0
-"""Virtual seconds by which something may be late where nobody stood still: behind a failure so long is waited."""
+"""Virtual seconds of delay that are allowed without a freeze: the wait after a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What is the same in all runs of a campaign. ``setup`` is called before each; ``partitions``: how many there are.
+    """The conditions of all runs of a campaign. Raises ``ImpossiblePlan`` for a value out of its range.
 
-    ``threads``: ``"refuse"`` or ``"inline"``, see ``memsource.sim.loop.virtual.run``. ``time_limit``: virtual seconds
-    that the test may take, after which it is the finding ``Overtime``. ``checkers`` judge the history. ``broker``
-    makes the broker of a run; None = one with the defaults of its personality. Raises ``ImpossiblePlan`` for what
-    cannot be.
-    """
+    ``setup`` is called before each run. ``threads``: ``"refuse"`` or ``"inline"``, see
+    ``memsource.sim.loop.virtual.run``. ``time_limit``: virtual seconds of the test, after which it is the finding
+    ``Overtime``. ``checkers`` judge the history. ``broker`` makes the broker of a run; None = the default of its
+    personality."""
 
     test: Test
     partitions: int = 4
@@ -78,7 +76,7 @@ class Conditions:
             raise ImpossiblePlan(f"time_limit={limit!r}: must be a number of virtual seconds above 0")
 
     def set_up(self) -> None:
-        """What comes before a run."""
+        """Call ``setup``."""
         done = None if self.setup is None else self.setup()
         if inspect.isawaitable(done):
             if inspect.iscoroutine(done):
@@ -88,11 +86,22 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run was. ``findings``: check → the first thing it found; ``causes``: exceptions behind them.
+    """The result of one run.
 
-    ``states``: what the test noted with ``World.check``. ``digest`` says whether two runs were the same.
-    ``boundaries``: how many there were for a fault to be at. ``happened``: event → how often, of the history, with the
-    faults that met something as ``fault: kind``; ``moments``: when that was.
+    Attributes:
+        plan: The plan, with the schedule that repeats the run.
+        findings: The first finding of each check, by its name.
+        causes: Exceptions that led to findings.
+        states: States that the test noted with ``World.check``.
+        segments: The history, one segment for each process.
+        digest: Equal for equal runs.
+        boundaries: Number of places for a fault.
+        turns: Turns of the loop.
+        seconds: Virtual seconds.
+        crashes: Workers that crashed.
+        happened: Event of the history → how often; faults that met something are ``fault: kind``.
+        history: The rows as bytes.
+        moments: Faults that met something, with their times.
     """
 
     plan: Plan
@@ -110,14 +119,13 @@ class Run:
     moments: list[Moment] = field(default_factory=list, repr=False)
 
 
-@installed(SimLoop)  # until the run is judged: the collector would go through its history again and again meanwhile
+@installed(SimLoop)  # until the run is judged: the collector would walk its history repeatedly
 def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None) -> Run:
-    """Run a test under a plan. Blocks; calls the test with a new world, on a new loop in virtual time.
+    """Run a test under a plan, with a new world on a new loop in virtual time. Blocks.
 
     ``chooser`` decides instead of the plan's schedule; the plan of the result then has the schedule that repeats it.
-    Raises ``Refused`` for what has no virtual time, ``NeverYields`` for a step that does not end, ``ImpossiblePlan``
-    for what the test asks of its world and cannot have, and what is no finding (see ``is_finding``) as it is.
-    """
+    Raises ``Refused`` for a call without virtual time, ``NeverYields`` for a step without end, and ``ImpossiblePlan``
+    for an impossible request of the test. An error that is no finding (see ``is_finding``) goes through."""
     recording = None if chooser is None else Recording(chooser)
     worlds: list[World] = []
     loops: list[SimLoop] = []
@@ -137,7 +145,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
                 if world.interrupted is None:
                     await world.stop()
             finally:
-                # Whatever ends it: who is frozen could not be cancelled.
+                # Frozen workers could not be cancelled.
                 world.end()
             tasks.cancel_scope.cancel()
 
@@ -166,7 +174,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
 
 
 async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
-    """The test itself, and what it raises."""
+    """Run the test itself, and note its error."""
     task = asyncio.current_task()
     assert task is not None, "it runs on a loop of asyncio"
 
@@ -174,7 +182,9 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
         what = f"the test has not ended in {conditions.time_limit:g} virtual seconds (time_limit=): it waits"
         loop.fail(
             Overtime(
-                "\n".join([f"{what} at {place_of_task(task)}, and beside it", *waits(asyncio.all_tasks(loop) - {task})])
+                "\n".join(
+                    [f"{what} at {place_of_task(task)}, and the other tasks", *waits(asyncio.all_tasks(loop) - {task})]
+                )
             )
         )
 
@@ -182,7 +192,7 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
     try:
         await conditions.test(world)
     except BaseException as error:
-        # Whoever cancels it, the run ends: Ctrl-C, the loop, or what another task has raised.
+        # A cancellation ends the run: Ctrl-C, the loop, or an error of another task.
         if isinstance(error, asyncio.CancelledError) and task.cancelling():
             raise
         cause = notable(error)
@@ -196,7 +206,7 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What the consumers log of faults is no news while hundreds of runs have them; the view of a run shows it."""
+    """Silence the log of faults, which hundreds of runs would repeat; the view of a run shows them."""
     log = logging.getLogger("lanes")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -216,7 +226,7 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
 
 
 def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:
-    """Those that can say something of such a run: who stood still was late."""
+    """The checkers that can judge such a run: a process that stood still was late."""
     kinds = {fault.kind for fault in (*plan.faults, *world.injection.performed)}
     stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
     if not stood_still and "slow" not in kinds:
@@ -226,16 +236,16 @@ def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[Make
 
 
 def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds: float) -> Run:
-    """What a world was whose run is over, with what the checkers find in its histories."""
+    """The result of a world whose run is over, with the findings of the checkers."""
     histories = [data for worker in world.members if (data := worker.history.data)]
     segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
     happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)
     happened.update(world.injection.happened)
-    # What was taken before its Assigned was handled has no number, and no row.
+    # An assignment that was taken before its Assigned was handled has no number and no row.
     taken = {(name, str(of.id), of.assignment) for name, of in world.broker.taken if of.assignment}
     if segments:
         for verdict in check(segments, _checkers(plan, conditions, world), taken=taken):
-            # Where nobody stood still, who wrote nothing at its deadline was late, and not suspended.
+            # In a run without a freeze a silent process was late, and not suspended.
             silent = [reason for reason in verdict.reasons if SILENT in reason]
             if verdict.status == "violated" or silent:
                 world.find(verdict.name, "; ".join([*verdict.witnesses, *silent]))
@@ -260,7 +270,7 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
 
 
 def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
-    """What the broker holds as finished was handled well, or its dead letter is there."""
+    """Check that each message that the broker holds as finished was handled well or has a dead letter."""
     left = {(record.partition, record.position) for record in world.broker.unfinished}
     done = {
         (row.partition, row.position)
@@ -284,5 +294,5 @@ def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
 
 
 def collect_garbage() -> None:
-    """At a known point, between runs: while one goes on, nothing is collected."""
+    """Collect garbage between runs, at a known point. Nothing is collected during a run."""
     gc.collect()

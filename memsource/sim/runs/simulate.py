@@ -13,7 +13,7 @@ from memsource.sim.errors import ImpossiblePlan, SimulationFailed
 from memsource.sim.plans.faults import FaultBudget
 from memsource.sim.plans.plan import Plan
 from memsource.sim.plans.token import decode
-from memsource.sim.runs.campaign import Campaign, Failure, Report
+from memsource.sim.runs.campaign import Campaign, CampaignReport, Failure
 from memsource.sim.runs.run import TIME_LIMIT, Conditions, Run, Test
 from memsource.sim.runs.view import render
 
@@ -22,8 +22,7 @@ __all__ = ["OPTIONS", "Options", "Simulation", "replay", "simulate"]
 
 @dataclass
 class Options:
-    """What the command line of a test run says. ``runs``: instead of what the test asks for; ``replay``: a token, and
-    nothing else is run."""
+    """Options of the command line: ``runs`` replaces the number of the test, and ``replay`` is the one token to run."""
 
     runs: int | None = None
     replay: str | None = None
@@ -34,23 +33,38 @@ OPTIONS = Options()
 
 
 class Simulation(Protocol):
-    """What ``simulate`` makes of a test. Calling it runs the campaign; raises ``SimulationFailed`` when a run fails.
+    """A simulated test, made by ``simulate``. Calling it runs the campaign.
 
-    ``report``: of the campaign that the last call made, as far as it came; None = there was no call, or it was a
-    replay. ``lanes_simulation`` is True: by it the pytest plugin knows such a test without importing anything.
+    Attributes:
+        lanes_simulation: True; the pytest plugin finds such a test by it, without an import.
+        report: Figures of the campaign of the last call, as far as it came; None = no call, or a replay.
     """
 
     lanes_simulation: bool
-    report: Report | None
+    report: CampaignReport | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run it, with what the test takes beside its world."""
 
-    def campaign(self, *args: Any, **kwargs: Any) -> Report:
-        """Run it and return what it was, failed or not."""
+    def campaign(self, *args: Any, **kwargs: Any) -> CampaignReport:
+        """Run the campaign and return its report, failed or not.
+
+        Args:
+            args: Positional arguments of the test after its world.
+            kwargs: Keyword arguments of the test.
+        """
 
     def replay(self, token: str, *args: Any, **kwargs: Any) -> Run:
-        """Run one plan; see ``replay``."""
+        """Make the run of a token.
+
+        Args:
+            token: Token of a failing run.
+            args: Positional arguments of the test after its world.
+            kwargs: Keyword arguments of the test.
+
+        Raises:
+            TokenRefused: The token cannot be replayed here.
+        """
 
 
 _OWNERS: Final = ("self", "cls")
@@ -92,21 +106,34 @@ def simulate(
     sometimes: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
 ) -> Simulation | Callable[[Simulated], Simulation]:
-    """Make a coroutine function of a ``World`` a test that is run ``runs`` times, each under another plan.
+    """Make a coroutine function of a ``World`` a test that runs many times, each time under another plan.
 
-    ``faults``: how many of each kind a run may have, none by default: see ``memsource.faults``. ``personalities``: the
-    brokers, in turn. ``partitions``: how many the topic has. ``threads``: ``"inline"`` runs plain handlers, and what
-    goes to a thread by anyio or asyncio, on the loop; ``"refuse"`` refuses them. ``setup``: called before each run, to
-    put back what outlives one. ``seed``: of everything that is drawn. ``sometimes``: events and faults that have to
-    have happened, see ``Report.happened``. ``time_limit``: virtual seconds that the test may take, a day by default.
+    The world is the first parameter, after the ``self`` of a method. Other arguments of the test (fixtures) are passed
+    on.
 
-    The world is the first parameter, behind the ``self`` of a method; whatever else the test takes (fixtures) is passed
-    on. Raises ``ImpossiblePlan`` for what cannot be simulated.
-
-    What the test raises is a finding (what ``pytest.fail`` raises too), as is what the checkers find, a state
-    (``World.check``) that differs from that of the run without faults, a deadlock, and a message that is not handled.
-    Ctrl-C and ``pytest.skip`` end it as ever. The first run that fails is made small, shown, and its token raised in
+    A run fails by an exception of the test, a violation that the checkers find, a deadlock, or an unhandled message. It
+    also fails when a state (``World.check``) differs from that of the run without faults. Ctrl-C and ``pytest.skip``
+    end the test as usual. The first failing run is made small and shown, and its token is raised in
     ``SimulationFailed``.
+
+    Args:
+        test: The test; options are passed by name.
+        runs: Number of runs.
+        faults: The most faults of each kind in a run; none by default. See ``memsource.faults``.
+        personalities: The brokers, in turn.
+        partitions: Number of partitions of the topic.
+        threads: ``"inline"`` runs plain handlers, and functions for a thread of anyio or asyncio, on the loop.
+            ``"refuse"`` refuses them.
+        setup: Called before each run, to reset state that outlives one.
+        seed: Seed of all draws.
+        sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
+        time_limit: Virtual seconds that the test may take; a day by default.
+
+    Returns:
+        The simulated test, or a decorator that makes it.
+
+    Raises:
+        ImpossiblePlan: An argument is out of its range, or the test cannot be simulated.
     """
 
     def decorate(test: Simulated) -> Simulation:
@@ -131,7 +158,7 @@ def simulate(
                 conditions, runs=runs, budget=faults, personalities=personalities, seed=seed, sometimes=sometimes
             )
 
-        # What cannot be is refused here, and not when it is run.
+        # Refuse impossible arguments here, and not at the first run.
         made_of(test, runs, sometimes)
 
         def again(token: str, *args: Any, **kwargs: Any) -> Run:
@@ -139,7 +166,7 @@ def simulate(
 
         @functools.wraps(test)
         def simulated(*args: Any, **kwargs: Any) -> None:
-            __tracebackhide__ = True  # pytest shows what was found, not where it is raised
+            __tracebackhide__ = True  # pytest shows the finding, not this frame
             made.report = None
             if OPTIONS.replay is not None:
                 run = again(OPTIONS.replay, *args, **kwargs)
@@ -152,7 +179,7 @@ def simulate(
             if failure is not None:
                 raise SimulationFailed(_explained(failure)) from next(iter(failure.run.causes), None)
 
-        # A test runner asks for what the test takes: the world is not a fixture.
+        # A test runner reads the parameters as fixtures, and the world is none.
         parameters = list(inspect.signature(test).parameters.values())
         made: Any = simulated
         del made.__wrapped__
@@ -167,15 +194,14 @@ def simulate(
 
 
 def replay(campaign: Campaign, token: str) -> Run:
-    """The run that a token stands for. Raises ``TokenRefused`` for one that cannot be replayed here."""
+    """Make the run of a token. Raises ``TokenRefused`` for one that cannot be replayed here."""
     return campaign.judged(decode(token))
 
 
 def _place_of_world(test: Simulated) -> int:
-    """Which of the test's parameters the world is: the first one, or the second one of a method.
+    """The index of the world among the test's parameters: 0, or 1 for a method.
 
-    Raises ``ImpossiblePlan`` where it is not.
-    """
+    Raises ``ImpossiblePlan`` where there is no world."""
     parameters = list(inspect.signature(test).parameters.values())
     place = int(bool(parameters) and parameters[0].name in _OWNERS)
     name = getattr(test, "__qualname__", repr(test))
@@ -185,8 +211,8 @@ def _place_of_world(test: Simulated) -> int:
     first = parameters[place]
     if not _is_world(first) and any(map(_is_world, parameters)):
         raise ImpossiblePlan(
-            f"simulate({name}): {first.name!r} comes before the world; the world is the first parameter, and what the "
-            "test runner passes comes behind it"
+            f"simulate({name}): {first.name!r} comes before the world; make the world the first parameter, and put "
+            "those of the test runner after it"
         )
     return place
 

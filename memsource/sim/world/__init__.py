@@ -1,4 +1,4 @@
 """The world of a run: a broker, workers around the user's handler, and their faults.
 
-Reading order: ``world``, ``worker``, ``injection``, ``recording``, ``progress``, ``state``, ``outcomes``.
+Reading order: ``world``, ``worker``, ``injection``, ``progress``, ``state``.
 """

@@ -1,4 +1,4 @@
-"""The faults of one run: which are due where, which are armed and have not struck yet, and which have happened."""
+"""The faults of one run: where they are due, which are armed, and which have happened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class InjectedFailure(OSError):
 
 
 class Moment(NamedTuple):
-    """A fault that has happened: when, on the clock of the histories, and whom it met: a worker, a partition or ""."""
+    """A fault that has happened: its time on the clock of the histories, and the worker or partition it met, or ""."""
 
     at: float
     fault: Fault
@@ -26,9 +26,8 @@ class Moment(NamedTuple):
 class Injection:
     """The ``faults`` of a plan. Nothing blocks.
 
-    Some act at their boundary. Others are armed there, and strike whatever comes that they are about. ``performed``:
-    what was done at a boundary, or armed there; ``moments``: what has happened.
-    """
+    Some faults act at their boundary. Others are armed there, and strike the next call of their kind. ``performed``:
+    faults that acted or were armed at a boundary. ``moments``: faults that have happened."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.performed: list[Fault] = []
@@ -44,31 +43,31 @@ class Injection:
         return f"<Injection: {len(self.performed)} of {len(self._faults)} faults, {armed} armed>"
 
     def at(self, boundary: int) -> Sequence[Fault]:
-        """What the plan has for this boundary."""
+        """The faults that are due at this boundary."""
         return self._due.get(boundary, ())
 
     def arm(self, fault: Fault, whom: str = "") -> None:
-        """Let it strike the next time that something of its kind is done; ``whom``: by this worker, "" = by any."""
+        """Let a fault strike the next call of its kind, by the worker ``whom``; "" = by any."""
         self._armed[fault.kind, whom].append(fault)
 
     def take(self, kind: FaultKind, whom: str = "") -> Fault | None:
-        """The fault that strikes now, which is armed no longer; None = there is none."""
+        """Take the fault that strikes now, which is then disarmed; None = there is none."""
         armed = self._armed.get((kind, whom))
         return armed.popleft() if armed else None
 
     def disarm(self, whom: str | None = None) -> None:
-        """Nothing that is armed strikes any more; ``whom``: what is armed for this worker alone."""
+        """Disarm all faults, or those of one worker."""
         for key, armed in self._armed.items():
             if whom is None or whom == key[1]:
                 armed.clear()
 
     def note(self, at: float, fault: Fault, whom: str) -> None:
-        """It happens now."""
+        """Note that a fault happens now."""
         self.moments.append(Moment(at, fault, whom))
 
     @property
     def over(self) -> bool:
-        """Whether everything of the plan was performed, and nothing is armed."""
+        """Whether all faults of the plan were performed, and none is armed."""
         return len(self.performed) >= len(self._faults) and not any(self._armed.values())
 
     @property

@@ -1,4 +1,4 @@
-"""How far a world is: what its broker and its workers have finished."""
+"""The progress of a world: the messages that its broker and its workers have finished."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from lanes.observe.status import Status
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 
-__all__ = ["Progress"]
+__all__ = ["WorldProgress"]
 
 _NAMED: Final = 5
 
 
-class Progress:
-    """Of one ``broker``, which must not be told of a commit without ``note``. Nothing blocks."""
+class WorldProgress:
+    """The progress of one ``broker``. Each settlement must be noted. Nothing blocks."""
 
     def __init__(self, broker: Personality) -> None:
         self._broker = broker
         self._committed: dict[int, tuple[int, Sequence[tuple[int, int]]]] = {}
 
     def note(self, settlements: Sequence[Settlement]) -> None:
-        """The broker has them."""
+        """Note settlements that the broker has."""
         for settlement in settlements:
             number, floor = settlement.partition.id.number, settlement.floor
             if floor is not None:
@@ -33,21 +33,21 @@ class Progress:
                     self._committed[number] = floor, settlement.completed
 
     def left(self) -> list[Record]:
-        """What was never finished. A commit that comes late may set a position back: what was finished once is run
-        again at worst."""
+        """The messages that were never finished.
+
+        A late commit may set a position back. A message that was finished once then runs again at worst."""
         return [record for record in self._broker.unfinished if not self._was_committed(record)]
 
     def left_in_words(self) -> tuple[int, str]:
-        """How many are left, and the places of the first five."""
+        """How many messages are left, and the places of the first five."""
         left = self.left()
         few = ", ".join(f"partition {record.partition} position {record.position}" for record in left[:_NAMED])
         return len(left), few + (", …" if len(left) > _NAMED else "")
 
     def caught_up(self, asked: Callable[[], Sequence[Status]]) -> bool:
-        """Whether nothing is left, or what is left cannot get further: a poison policy has blocked it.
+        """Whether nothing is left, or the rest cannot go on because a poison policy has blocked it.
 
-        ``asked``: the statuses of all workers that are ready. They are asked for where they matter alone.
-        """
+        ``asked`` returns the statuses of all workers that are ready. It is called only where they matter."""
         left = Counter(record.partition for record in self.left())
         if not left:
             return True
@@ -64,8 +64,8 @@ class Progress:
 
 
 def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool:
-    """Whether all that is left of a partition is delivered, or has no room, where nobody is at work: blocked, behind
-    what is, or finished above it."""
+    """Whether the rest of a partition has no room, or is delivered while no handler runs: blocked, queued or finished
+    above."""
     owners = [
         (status, owned)
         for status in statuses

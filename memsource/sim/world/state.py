@@ -13,14 +13,14 @@ __all__ = ["apart", "copied"]
 
 
 def copied(state: Callable[[], object]) -> object:
-    """What ``state`` returns now, as it is now.
+    """A copy of the value that ``state`` returns now.
 
-    Raises ``ImpossiblePlan`` for what is no plain function, and for what has to be awaited or cannot be copied.
-    """
+    Raises ``ImpossiblePlan`` for a function that is not plain, and for a value that must be awaited or cannot be
+    copied."""
     if not callable(state) or inspect.iscoroutinefunction(state):
         raise ImpossiblePlan(
             f"check(state={state!r:.200}): must be a plain function that returns the state, such as "
-            "lambda: rows; what has to be awaited is awaited before"
+            "lambda: rows; await the state before"
         )
     found = state()
     if inspect.isawaitable(found):
@@ -35,19 +35,19 @@ def copied(state: Callable[[], object]) -> object:
         same = bool(kept == found)
     except Exception as error:
         raise ImpossiblePlan(
-            f"check(state=…): what the function returned cannot be copied and compared ({error}): let it return plain "
+            f"check(state=…): the returned value cannot be copied and compared ({error}): let it return plain "
             "values, such as a dict of them"
         ) from error
     if not same:
         raise ImpossiblePlan(
-            f"check(state=…): what the function returned is not equal to a copy of itself ({reprlib.repr(found)}), so "
+            f"check(state=…): the returned value is not equal to a copy of itself ({reprlib.repr(found)}), so "
             "it would differ in every run: let it return plain values, such as a dict of them, or objects with __eq__"
         )
     return kept
 
 
 def apart(found: object, expected: object) -> str:
-    """The first difference of two states, in a line; of what is in one another, where it is."""
+    """The first difference of two states, in one line. For nested values it says where."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in [*expected, *(key for key in found if key not in expected)]:
             if key not in found:
@@ -68,7 +68,7 @@ def apart(found: object, expected: object) -> str:
 
 
 def _differ(one: object, other: object) -> bool:
-    """As they do for what they are in: a value that is not equal to itself is the same one all the same."""
+    """Compare as containers do: a value equals itself, even where ``==`` says otherwise."""
     return one is not other and one != other
 
 

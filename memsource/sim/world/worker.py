@@ -1,4 +1,4 @@
-"""One worker of a world: a process of the user's, from its start to its end or its crash."""
+"""One worker of a world: a process of the user, from its start to its end or crash, and its history."""
 
 from __future__ import annotations
 
@@ -7,40 +7,106 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
 import anyio
 
 from lanes.attempts import Attempts
+from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.consumer import Consumer
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import SourceError
 from lanes.handlers import Decode, Handler, is_async
-from lanes.history.recorder import history_of
+from lanes.history.recorder import Recorder, history_of
+from lanes.history.writer import GivenUp, SegmentFile
 from lanes.source import Source, SourceEvent, SourceTraits
 from memsource.personality import Personality
-from memsource.sim.errors import ImpossiblePlan, Refused
+from memsource.sim.errors import ImpossiblePlan, Refused, is_finding, notable
 from memsource.sim.loop.tasks import GROUP
 from memsource.sim.plans.plan import Fault, FaultKind
 from memsource.sim.world.injection import Injection
-from memsource.sim.world.outcomes import is_finding, notable
-from memsource.sim.world.progress import Progress
-from memsource.sim.world.recording import MemoryRecorder
+from memsource.sim.world.progress import WorldProgress
 
-__all__ = ["App", "Worker", "WorkerHost", "checked_app"]
+__all__ = ["App", "MemoryRecorder", "Worker", "WorkerHost", "checked_app"]
 
 _BLOCKING: Final = ("block", "block_and_dlq")
+
+_KEPT: Final = GivenUp(0, False)
+
+
+class _MemorySegment(SegmentFile):
+    """A segment that keeps every line, until it is cut off."""
+
+    __slots__ = ("chunks", "cut")
+
+    def __init__(self, path: Path, head: str) -> None:
+        self.path = path
+        self.chunks = [head]
+        self.cut = False
+
+    @property
+    def whole(self) -> bool:
+        return True
+
+    def append(self, rows: Sequence[str], marker: str = "") -> GivenUp:
+        if not self.cut:
+            self.chunks += rows
+        return _KEPT
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class MemoryRecorder(Recorder):
+    """Records the history of one worker in memory, with the rows of a file.
+
+    ``number`` stands for its process, and ``wall`` is its wall clock."""
+
+    __slots__ = ("_kept", "_number", "_wall_clock")
+
+    def __init__(self, member: str, number: int, wall: Clock) -> None:
+        super().__init__(".", member=member)
+        self._number = number
+        self._wall_clock = wall
+        self._kept: _MemorySegment | None = None
+
+    def cut(self) -> None:
+        """Cut off the process: rows that it has not handed over are in no history. Idempotent."""
+        if self._kept is not None:
+            self._kept.cut = True
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the file; empty before the consumer has opened."""
+        return b"" if self._kept is None else "".join(self._kept.chunks).encode("ascii")
+
+    def _process(self) -> tuple[int, str]:
+        return self._number, "simulation"
+
+    def _wall(self) -> float:
+        return self._wall_clock()
+
+    def _segment(self, path: Path, head: str) -> SegmentFile:
+        self._kept = _MemorySegment(path, head)
+        self._kept.append([])
+        return self._kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """What each worker runs: the user's ``handler`` with the user's ``settings``.
+    """The consumer of each worker: the user's ``handler`` with the user's ``settings``.
 
-    ``decode``: see ``lanes.Consumer``. ``dead_letters``: whether it is given dead letters, which are then in
-    ``World.dead_letters``. ``attempts``: the store of attempts of all processes, such as a ``MemoryAttempts``; give all
-    apps the same. Settings that need a clock or threads are checked when a world starts the worker.
+    Settings that need a clock or threads are checked when a world starts the worker.
+
+    Attributes:
+        handler: The user's handler.
+        settings: Settings of the consumer; None = the defaults.
+        decode: See ``lanes.Consumer``.
+        dead_letters: Whether the consumer has a dead-letter destination, which is ``World.dead_letters``.
+        attempts: Store of attempts of all processes, such as a ``MemoryAttempts``; give all apps the same.
     """
 
     handler: Handler
@@ -51,7 +117,7 @@ class App:
 
 
 def checked_app(app: object, what: str) -> App:
-    """``app``, or an ``App`` of it if it is a handler. Raises ``ImpossiblePlan`` for anything else; ``what`` it is."""
+    """``app``, or an ``App`` of a handler. Raises ``ImpossiblePlan`` for anything else, with ``what`` as its name."""
     if isinstance(app, App):
         return app
     if inspect.iscoroutine(app):
@@ -67,7 +133,7 @@ class WorkerHost(Protocol):
     broker: Personality
     threads: Literal["refuse", "inline"]
     injection: Injection
-    progress: Progress
+    progress: WorldProgress
 
     @property
     def now(self) -> float:
@@ -96,8 +162,15 @@ class WorkerHost(Protocol):
 
 
 class Worker:
-    """``name`` is its member's name and the group of its tasks; ``gone``: it has crashed, nothing of it counts.
-    ``blocks``: its poison policy may block a lane. ``make`` makes the app of the process that comes after it."""
+    """One worker of a world.
+
+    Args:
+        world: The world of the worker.
+        name: Name of the member, and group of its tasks.
+        number: Number of the process.
+        app: The consumer to run.
+        make: Makes the app of the process that replaces it after a crash.
+    """
 
     def __init__(self, world: WorkerHost, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
         self.world = world
@@ -118,7 +191,7 @@ class Worker:
             app.handler,
             settings=self._settings(),
             decode=app.decode,
-            dead_letters=_Letters(self) if app.dead_letters else None,
+            dead_letters=_WorkerDeadLetters(self) if app.dead_letters else None,
             attempts=app.attempts,
             history=history_of(self.history),
             clock=world.clock,
@@ -140,7 +213,7 @@ class Worker:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """What is called and started within is done by this worker's process, and ends or freezes with it."""
+        """Let the calls within be those of this worker's process: their tasks end and freeze with it."""
         token = GROUP.set(self.name)
         try:
             yield
@@ -148,7 +221,7 @@ class Worker:
             GROUP.reset(token)
 
     async def run(self) -> None:
-        """Consume until it is stopped. What ends it otherwise is a finding."""
+        """Consume until the worker is stopped. Another end is a finding."""
         try:
             await self.consumer.run()
         except (anyio.get_cancelled_exc_class(), GeneratorExit, Refused):
@@ -163,27 +236,27 @@ class Worker:
                 self.world.interrupt(cause)
         finally:
             if not self.gone:
-                # What it could not say goodbye to in time finds out by itself.
+                # A broker that the worker could not leave in time finds out by its timers.
                 self.world.broker.crash(self.name, self.world.now)
             self.world.injection.disarm(self.name)
             self.ended.set()
 
     def stop_limit(self) -> float:
-        """Virtual seconds from now on in which it has stopped, if it is told to."""
+        """Virtual seconds from now within which a stop must end."""
         settings = self.app.settings or Settings()
-        # A drain, and the three things that are closed, 5 s each at most. Twice, to be sure.
+        # A drain, and at most 5 s for each of three things to close. Twice, to be safe.
         waits = 2 * (settings.longest_drain + 15.0)
         return waits + self.slow + max(0.0, self.frozen_until - self.world.now)
 
     async def reach(self) -> None:
-        """A boundary between worker and broker. A crashed worker does not come back from it."""
+        """Reach a boundary between worker and broker. A crashed worker never returns from it."""
         self.world.boundary(self)
         if self.gone:
             await anyio.sleep_forever()
 
 
 class _Link:
-    """A worker's way to the broker; see ``lanes.source.Source``. Everything on it can be slow, fail, or be the last."""
+    """A worker's link to the broker; see ``lanes.source.Source``. Each call can be slow, fail, or be the last."""
 
     def __init__(self, worker: Worker, inner: Source) -> None:
         self._worker = worker
@@ -198,8 +271,7 @@ class _Link:
             await anyio.sleep(self._worker.slow)
 
     async def _begin_within(self) -> None:
-        """A source that takes in at once what is finished or given up does so however slow the way is: that shows in
-        what it writes then."""
+        """Begin a call whose facts the source takes in at once: a slow link delays only its writes."""
         if self._worker.world.broker.takes_in_at_once:
             await self._worker.reach()
         else:
@@ -214,7 +286,7 @@ class _Link:
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         await self._begin()
         events = await self._inner.receive(room)
-        # Behind it nothing suspends unless the process is gone: what was taken is not lost by a cancellation.
+        # Nothing after it suspends while the process lives, so a cancellation loses no received event.
         await self._worker.reach()
         return events
 
@@ -246,7 +318,7 @@ class _Link:
         await self._worker.reach()
 
 
-class _Letters:
+class _WorkerDeadLetters:
     """A worker's dead letters, in the world's broker; see ``lanes.source.DeadLetters``."""
 
     def __init__(self, worker: Worker) -> None:

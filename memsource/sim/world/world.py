@@ -1,9 +1,8 @@
-"""A world: a broker, workers around the user's handler, and what a plan lets happen to them.
+"""A world: a broker, workers around the user's handler, and the faults of a plan.
 
-A crash is what ``kill -9`` is: not one more step of the worker's tasks is taken, so no ``finally`` and no ``except``
-of a handler runs, and nothing of it reaches the broker. What a dead handler held in memory, such as a lock around a
-fake that all workers share, it holds for ever, as a process that shares nothing with the others cannot.
-"""
+A crash is like ``kill -9``. The worker's tasks take no further step, so no ``finally`` and no ``except`` of a handler
+runs, and the broker hears nothing. A dead handler keeps what it held in memory for ever, such as a lock around a fake
+that all workers share. A real process that shares nothing with the others cannot do that."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from memsource.memory.topic import Record
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, SimulationError
 from memsource.sim.loop.event_loop import GROUP, SimLoop
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from memsource.sim.plans.plan import Fault, FaultKind, Plan
 from memsource.sim.plans.traffic import Traffic
 from memsource.sim.world.injection import InjectedFailure, Injection
-from memsource.sim.world.progress import Progress
+from memsource.sim.world.progress import WorldProgress
 from memsource.sim.world.state import copied
 from memsource.sim.world.worker import App, Worker, checked_app
 
@@ -47,10 +46,17 @@ _SLOW_FOR: Final = 10
 
 
 class World:
-    """What a simulated test is given. ``plan`` is what happens; ``broker`` the personality, for a look at it.
+    """The argument of a simulated test.
 
-    ``findings``: check → the first thing it found, of the checks that are the world's own. ``interrupted``: what ends
-    the run without being one of them. ``progress``: what is finished; ``injection``: the faults.
+    Attributes ``findings`` and ``interrupted`` say how the run ended: the first finding of each of the world's own
+    checks, and an error that is no finding. ``progress`` has the finished messages, ``injection`` the faults.
+
+    Args:
+        plan: The plan of the run.
+        broker: The broker of the run.
+        loop: The loop of the run.
+        tasks: Task group of the workers.
+        threads: ``"inline"`` runs plain handlers on the loop; ``"refuse"`` refuses them.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class World:
         self.states: list[object] = []
         self.boundaries = 0
         self.crashes = 0
-        self.progress = Progress(broker)
+        self.progress = WorldProgress(broker)
         self.injection = Injection(plan.faults)
         self.settles = False
         self.interrupted: BaseException | None = None
@@ -102,11 +108,25 @@ class World:
         gaps: float = 0.0,
         value: Callable[[int, bytes | None], bytes | str] | None = None,
     ) -> list[Record]:
-        """Publish ``n`` messages, or as many as the plan allows; returns them. Does not block.
+        """Publish ``n`` messages, or as many as the plan allows. Does not block.
 
-        Keys and their order are drawn from the plan's seed: see ``Traffic`` for ``keys``, ``skew``, ``hot``,
-        ``keyless`` and ``gaps``. ``value`` makes the payload from the number of the message and its key; the default
-        is ``topic`` and number. A world has one topic.
+        Keys and their order are drawn from the plan's seed; see ``Traffic``.
+
+        Args:
+            topic: The one topic of the world.
+            n: Number of messages, 0 or more.
+            keys: Number of keys, or the keys.
+            skew: The share of the key of rank r is as 1/rˢᵏᵉʷ; 0 = all alike.
+            hot: Share of the first key; 0 = by its rank.
+            keyless: Share of messages without a key.
+            gaps: Share of messages after a gap.
+            value: Makes the payload of a message from its number and key; the default is topic and number.
+
+        Returns:
+            The published records.
+
+        Raises:
+            ImpossiblePlan: A number is out of its range, or the world has another topic.
         """
         if self._topic not in (None, topic):
             raise ImpossiblePlan(f"topic {topic!r}: this world has {self._topic!r} already, and a world has one topic")
@@ -134,11 +154,20 @@ class World:
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
     ) -> Record:
-        """Publish one message and return it. Does not block.
+        """Publish one message. Does not block.
 
-        From here on the faults of the plan go on, if ``settled`` had ended them.
+        The faults of the plan go on from here, if ``settled`` had ended them.
+
+        Args:
+            value: Payload; a text is encoded as UTF-8.
+            key: Key; None = a message without one.
+            headers: Headers by name.
+            partition: Number of the partition; None = that of the key.
+
+        Returns:
+            The published record.
         """
-        # What a handler publishes is of the weather it is in.
+        # Messages of a handler do not change whether faults happen.
         if not self._settling and self._current() is None:
             self._faulty = True
         data = value.encode() if isinstance(value, str) else value
@@ -147,12 +176,23 @@ class World:
     def workers(
         self, count: int, app: App | Handler | None = None, *, make: Callable[[], App | Handler] | None = None
     ) -> list[Worker]:
-        """Start ``count`` more workers, each a process of its own in the eyes of the broker. Does not block.
+        """Start more workers; each is a process of its own for the broker. Does not block.
 
-        ``app`` is one object that all of them share, and what it remembers outlives a crash, as a database does.
-        ``make`` makes the handler of each process when it starts, after a crash too: what a handler remembers is gone
-        with its process. One of the two. Raises ``ImpossiblePlan`` for anything else, ``Refused`` for a handler that
-        would run in threads, ``ConfigError`` for settings that contradict each other.
+        Pass either ``app`` or ``make``.
+
+        Args:
+            count: Number of workers, 1 or more.
+            app: One handler or ``App`` that all of them share. Its memory outlives a crash, as a database does.
+            make: Makes the handler of each process when it starts, after a crash too. The memory of a handler ends with
+                its process.
+
+        Returns:
+            The new workers.
+
+        Raises:
+            ImpossiblePlan: An argument is out of its range.
+            Refused: The handler would run in threads.
+            ConfigError: The settings contradict each other.
         """
         if type(count) is not int or count < 1:
             raise ImpossiblePlan(f"workers({count!r}): start 1 or more")
@@ -168,11 +208,14 @@ class World:
         return [self._start(make) for _ in range(count)]
 
     async def settled(self, timeout: float = TAIL) -> None:
-        """Let the faults of the plan happen, then nothing but good weather until everything is caught up.
+        """Let the faults of the plan happen, and then everything catch up without faults. Cancel-safe.
 
-        A lane that a poison policy has blocked is as far as it gets. What is not caught up after ``timeout`` virtual
-        seconds is the finding ``CaughtUp``. Cancel-safe; may be called again after more was produced: with that the
-        faults that are left go on.
+        A lane that a poison policy has blocked counts as caught up. Messages that are unfinished after ``timeout`` are
+        the finding ``CaughtUp``. After more messages were published call it again: with them the remaining faults go
+        on.
+
+        Args:
+            timeout: Virtual seconds for the faults, and again for catching up.
         """
         self.settles = self._settling = True
         try:
@@ -187,8 +230,17 @@ class World:
             self.find("CaughtUp", "\n".join([what, *self._hindrances()]))
 
     async def io(self, name: str = "io", seconds: float = 0.0) -> None:
-        """A call of a user's own fake of a database or an API: takes ``seconds`` of virtual time, is a point at which
-        a worker may crash, and raises ``InjectedFailure`` when the plan says so, before it has done anything."""
+        """Stand for a call to a database or an API, inside the user's own fake of it.
+
+        A worker may crash before and after it.
+
+        Args:
+            name: Name for the error.
+            seconds: Virtual seconds that the call takes.
+
+        Raises:
+            InjectedFailure: The plan says so; nothing was done.
+        """
         worker = self._current()
         if worker is not None:
             await worker.reach()
@@ -199,17 +251,23 @@ class World:
             await worker.reach()
 
     def check(self, *, state: Callable[[], object] | None = None) -> None:
-        """Note the user's final ``state``: at the end it is compared with that of the run without any fault.
+        """Note the user's final state, to compare it with that of the run without faults. Does not block.
 
-        All checkers judge the run when the test has ended, with or without this. Does not block. Raises
-        ``ImpossiblePlan`` for what ``copied`` refuses, and before ``settled``: what is not final differs in every run.
+        All checkers judge the run when the test has ended, with or without this call.
+
+        Args:
+            state: A plain function that returns the state; its value is copied.
+
+        Raises:
+            ImpossiblePlan: The state cannot be copied and compared, or faults still happen because ``settled`` was not
+                called.
         """
         if state is None:
             return
         if self._faulty:
             raise ImpossiblePlan(
-                "check(state=…) while faults happen: the state is not final; call it behind await world.settled(), "
-                "and behind another one when more was produced"
+                "check(state=…) while faults happen: the state is not final; call it after await world.settled(), "
+                "and after another one when more was produced"
             )
         self.states.append(copied(state))
 
@@ -226,7 +284,7 @@ class World:
     # --- for workers
 
     def clock(self) -> float:
-        """The clock of all consumers. Rises with every look, so that all their rows are in one order."""
+        """The clock of all consumers. It rises with every call, so all their rows are in one order."""
         self._latest = max(self._loop.time(), self._latest + _STEP)
         return self._latest
 
@@ -235,37 +293,62 @@ class World:
         return EPOCH + self._loop.time() + self._wall_offset
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
-        """Note what a check has found; the first finding of each counts."""
+        """Note a finding. The first one of each check counts.
+
+        Args:
+            check: Name of the check.
+            what: Text of the finding.
+            cause: The exception that led to it.
+        """
         if check not in self.findings:
             self.findings[check] = what
             if cause is not None:
                 self.causes.append(cause)
 
     def boundary(self, worker: Worker) -> None:
-        """A worker is at the boundary to the broker: what the plan has for this moment happens."""
+        """Perform the faults that the plan has for this moment: a worker is at a boundary to the broker.
+
+        Args:
+            worker: The worker at the boundary.
+        """
         if self._over:
             return
         number = self.boundaries
         self.boundaries += 1
         for fault in self.injection.at(number):
-            # A process may die in good weather, too, and while it stops: whoever goes on behind it loses nothing.
+            # A process may also die without other faults, or while it stops: its successor loses nothing.
             if self._faulty or fault.kind == "crash":
                 self.perform(fault, worker)
 
     def strikes(self, kind: FaultKind, who: str, of: str = "") -> Fault | None:
-        """The fault of this kind that strikes ``who`` now, if one is armed for ``of``; None = there is none."""
+        """Take the armed fault that strikes now; None = there is none.
+
+        Args:
+            kind: Kind of fault.
+            who: Worker that it strikes, for the view of the run.
+            of: Worker for which it was armed; "" = for any.
+        """
         fault = self.injection.take(kind, of)
         if fault is not None:
             self.happens(fault, who)
         return fault
 
     def happens(self, fault: Fault, whom: str) -> None:
-        """Note a fault that strikes now."""
-        # In front of the next row.
+        """Note a fault that strikes now.
+
+        Args:
+            fault: The fault.
+            whom: The worker or partition that it meets, or "".
+        """
+        # Before the next row.
         self.injection.note(max(self.now, self._latest) + _STEP / 2, fault, whom)
 
     def interrupt(self, error: BaseException) -> None:
-        """End the run at once: this is none of its findings, whoever asked for the run gets it. The first counts."""
+        """End the run at once with an error that is no finding. The first one counts.
+
+        Args:
+            error: The error, which is raised to the caller of the run.
+        """
         if self.interrupted is None:
             self.interrupted = error
         self._tasks.cancel_scope.cancel()
@@ -273,14 +356,14 @@ class World:
     # --- for the run
 
     async def turn_time(self) -> None:
-        """Have the broker's timers act when they are due; until cancelled."""
+        """Let the broker act on its timers when they are due. Runs until it is cancelled."""
         while True:
-            # What changes meanwhile may be due earlier than what was known.
+            # A later call may set an earlier timer.
             await anyio.sleep(min(max(self.broker.next_at() - self.now, _STEP), _TICK))
             self.broker.advance(self.now)
 
     async def stop(self) -> None:
-        """Stop all workers in order; whatever does not end is the finding ``StopEnds``. Some may crash meanwhile."""
+        """Stop all workers; one that does not end is the finding ``StopEnds``. Some may crash meanwhile."""
         self._calm()
         left = [worker for worker in self.members if not worker.gone]
         for worker in left:
@@ -296,7 +379,7 @@ class World:
                 self.find("StopEnds", f"{worker.name} has not stopped {limit:g} s after it was told to")
 
     def end(self) -> None:
-        """The run is over: what is cleaned up from here on is not seen."""
+        """End the run: its cleanup is not recorded."""
         self._over = True
         for worker in self.members:
             worker.history.cut()
@@ -320,7 +403,7 @@ class World:
         return worker
 
     def _calm(self) -> None:
-        """From here on nothing is injected, nor what was and has not struck yet. Who is frozen wakes in time."""
+        """Stop injecting faults, also those that are armed. Frozen workers wake in time."""
         self._faulty = False
         self.injection.disarm()
         for worker in self.members:
@@ -331,7 +414,7 @@ class World:
         return next((worker for worker in self.members if worker.name == name), None)
 
     def _hindrances(self) -> list[str]:
-        """Why nothing goes on, as far as it can be seen."""
+        """Visible reasons why nothing goes on."""
         alive = {worker.name for worker in self._alive()}
         return self._loop.waiting(alive) if alive else ["  no worker runs: none was started, or all have ended"]
 
@@ -342,16 +425,21 @@ class World:
         alive = self._alive()
         if self._faulty and not alive:
             return False
-        # A status costs much, and says nothing more where nothing can be blocked.
+        # A status is expensive, and matters only where a lane can be blocked.
         asked = alive if any(worker.blocks for worker in alive) else []
         return self.progress.caught_up(lambda: [worker.consumer.status() for worker in asked if worker.consumer.ready])
 
     # --- faults
 
     def perform(self, fault: Fault, caller: Worker) -> None:
-        """Have a fault happen now; ``caller``: the worker that its target is counted from. Does not block."""
+        """Let a fault happen now. Does not block.
+
+        Args:
+            fault: The fault.
+            caller: The worker that the target of the fault is counted from.
+        """
         alive = self._alive()
-        # The one whose call it is, then those after it.
+        # The worker that calls, then those after it.
         at = alive.index(caller) if caller in alive else 0
         worker = alive[(at + fault.target) % len(alive)] if alive else caller
         self.injection.performed.append(fault)
@@ -366,7 +454,7 @@ class World:
             self.happens(fault, worker.name if fault.kind in _OF_WORKER else whom)
 
     def _struck(self, fault: Fault, worker: Worker, partition: int) -> bool:
-        """Let it act; False where it met nothing, and all goes on as before."""
+        """Let a fault act; False where it met nothing."""
         now, amount = self.now, fault.amount
         if fault.kind == "crash":
             self._crash(worker, amount)
@@ -380,7 +468,7 @@ class World:
         if fault.kind == "restart":
             return self.broker.restart(now)
         if fault.kind == "freeze":
-            # One that stands still already wakes no earlier for it.
+            # A frozen worker wakes no earlier.
             worker.frozen_until = max(worker.frozen_until, now + amount)
             self._loop.freeze(worker.name, worker.frozen_until)
             self.broker.freeze(worker.name, worker.frozen_until)
@@ -401,9 +489,9 @@ class World:
         self.broker.crash(worker.name, self.now)
         self._loop.freeze(worker.name, math.inf)
         if worker.stopped:
-            # Nobody starts it again.
+            # A stopped worker is not replaced.
             return
-        # It is called in a task of the worker, and what is started there would be gone with it.
+        # The caller is a task of the worker, and tasks that it starts would end with the worker.
         token = GROUP.set(None)
         try:
             self._tasks.start_soon(self._replace, worker.make, after)

@@ -14,7 +14,7 @@ from lanes.core.types import Message, Partition, PartitionId, Reader
 from memsource import HistoryError, read_bytes
 from memsource.history import rows
 from memsource.history.rows import RowParser
-from memsource.sim.world.recording import MemoryRecorder
+from memsource.sim.world.worker import MemoryRecorder
 
 _NEVER: Final = re.compile("(?!)")
 

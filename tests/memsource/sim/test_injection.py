@@ -12,7 +12,7 @@ import pytest
 from lanes import Message, Retry, Settings
 from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from memsource.sim.plans.faults import faults
 from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, Fault, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan

@@ -19,7 +19,7 @@ from memsource.kafka.broker import KafkaSettings
 from memsource.kafka.client import RebalanceProtocol
 from memsource.kafka.source import KafkaPersonality
 from memsource.sim.loop.choosers import RandomWalk
-from memsource.sim.loop.waiting import until
+from memsource.sim.loop.virtual import until
 from memsource.sim.plans.plan import Fault, Plan
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.worker import App, Worker

@@ -86,7 +86,7 @@ def test_what_does_not_end_when_cancelled_is_a_livelock() -> None:
 
     tasks: list[asyncio.Task[None]] = []
     # Nor does it run on when the garbage collector finds it.
-    with pytest.raises(Livelock, match="what was cancelled has not ended in 500 turns; most steps: task 2 'stays'"):
+    with pytest.raises(Livelock, match="the cancelled tasks have not ended in 500 turns; most steps: task 2 'stays'"):
         run(main, chooser=Fifo(), turns_limit=500)
     coroutine = tasks[0].get_coro()
     assert inspect.iscoroutine(coroutine)

@@ -137,7 +137,7 @@ def test_the_report_is_that_of_the_last_call(monkeypatch: pytest.MonkeyPatch) ->
     assert test.report is None
     test()
     report: object = test.report
-    assert isinstance(report, memsource.Report)
+    assert isinstance(report, memsource.CampaignReport)
     assert report.runs == 3
     monkeypatch.setattr(OPTIONS, "replay", encode(Plan("kafka", 1)))
     test()

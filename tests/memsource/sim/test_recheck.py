@@ -62,7 +62,7 @@ def test_findings_that_differ_under_equal_histories() -> None:
         await caught_up(world)
         assert len(calls) == 1
 
-    said = "their histories are equal, and what was found is not: nothing and then AssertionError"
+    said = "their histories are equal, and their findings are not: nothing and then AssertionError"
     with pytest.raises(Nondeterministic, match=said):
         test()
 
@@ -77,7 +77,7 @@ def test_a_failure_that_is_not_found_again_is_said_to_be_none() -> None:
         # Run 0 is made twice; run 1 fails, and its repetition does not.
         assert len(calls) != 3
 
-    with pytest.raises(Nondeterministic, match="what was found is not: AssertionError and then nothing"):
+    with pytest.raises(Nondeterministic, match="their findings are not: AssertionError and then nothing"):
         test()
 
 

@@ -134,11 +134,11 @@ def test_what_a_world_cannot_be_is_refused_not_found_guilty() -> None:
         ({"runs": 1}, r"^runs=1: not one for each of kafka, jetstream; make 2 or more$"),
         (
             {"runs": 2, "faults": faults(crash=1)},
-            r"^runs=2: the first on each of kafka, jetstream is without faults, an",
+            r"^runs=2: the first run on each of kafka, jetstream is without faults, an",
         ),
         (
             {"runs": 1, "faults": faults(crash=5), "personalities": ("kafka",)},
-            r"^runs=1: the first on each of kafka is without faults, and there would be no other; make 2 or more, or",
+            r"^runs=1: the first run on each of kafka is without faults, and there would be no other; make 2 or more",
         ),
         ({"personalities": "kafka"}, r"^personalities='kafka': must be several"),
     ],
@@ -172,7 +172,7 @@ def test_a_setup_that_has_to_be_awaited_is_refused() -> None:
         """Never run."""
 
     with pytest.raises(
-        ImpossiblePlan, match=r"^setup=<function .*clear.*must be a plain function, .* what is async go"
+        ImpossiblePlan, match=r"^setup=<function .*clear.*must be a plain function, .* put async code into the test"
     ):
         simulate(setup=clear)(test)
     with pytest.raises(
@@ -197,7 +197,10 @@ async def behind_two(self: object, db: object, world: object) -> None: ...
         (of_an_option, r"^simulate\(of_an_option\): .* must be the world, and it takes world: 'World'$"),
         (of_self_alone, r"must be the world, and it takes self: 'object'$"),
         (of_many, r"must be the world, and it takes \*worlds: 'World'$"),
-        (behind_a_fixture, r"^simulate\(behind_a_fixture\): 'db' comes before the world; the world is the first para"),
+        (
+            behind_a_fixture,
+            r"^simulate\(behind_a_fixture\): 'db' comes before the world; make the world the first para",
+        ),
         (behind_a_fixture_by_type, r"'db' comes before the world"),
         (behind_two, r"'db' comes before the world"),
         (500, r"^simulate\(500\): must be an async function of a world; options go by their names$"),
@@ -219,11 +222,11 @@ async def rows() -> dict[str, int]:
             {"a": 1},
             r"^check\(state=\{'a': 1\}\): must be a plain function that returns the state, such as lambda: rows",
         ),
-        (rows, r"^check\(state=<function rows.*what has to be awaited is awaited before$"),
+        (rows, r"^check\(state=<function rows.*await the state before$"),
         (lambda: rows(), r"^check\(state=…\): the function returned <coroutine object rows.*await it before"),
         (
             threading.Lock,
-            r"^check\(state=…\): what the function returned cannot be copied and compared \(cannot pickle.*plain v",
+            r"^check\(state=…\): the returned value cannot be copied and compared \(cannot pickle.*plain v",
         ),
     ],
 )
@@ -253,6 +256,6 @@ def test_a_state_that_is_not_final_is_refused(produces: str) -> None:
         world.check(state=lambda: 1)
 
     with pytest.raises(
-        ImpossiblePlan, match=r"^check\(state=…\) while faults happen: .* behind await world\.settled\(\)"
+        ImpossiblePlan, match=r"^check\(state=…\) while faults happen: .* after await world\.settled\(\)"
     ):
         test()

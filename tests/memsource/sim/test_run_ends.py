@@ -181,7 +181,7 @@ def test_a_test_that_waits_for_ever_is_a_finding_that_says_where() -> None:
     found = run.findings["Overtime"]
     assert "has not ended in 600 virtual seconds (time_limit=): it waits at " in found
     assert f"{__file__}:" in found.splitlines()[0]
-    assert found.splitlines()[0].endswith(" in test, and beside it")
+    assert found.splitlines()[0].endswith(" in test, and the other tasks")
     assert "of 'w-1' waits at " in found
     assert run.seconds == 600.0
 
