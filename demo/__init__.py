@@ -4,8 +4,8 @@ A parent process owns everything that must survive: the ledger, the approval ser
 process runs the handler under ``lanes`` and is killed with -9 on purpose.
 
 Reading order: ``run``, ``config``, ``under_lanes``, ``events``, ``ledger``, ``faults``, ``report``, ``history``,
-``membership``, ``progress``, ``places``, ``child``, ``supervise``, ``view``, ``terminal``, ``errors``; and the rooms
-``workers``, ``brokers``, ``group``, ``spark``.
+``membership``, ``progress``, ``places``, ``child``, ``supervise``, ``view``, ``terminal``, ``options``, ``errors``; and
+the rooms ``workers``, ``brokers``, ``group``, ``spark``.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from lanes.cli.kit import EXIT_USAGE, choice, command_group, fractions, require, seconds, stop
+from demo.options import fractions, seconds
+from lanes.cli.kit import choice, command_group, require, run_commands, stop
 
 if TYPE_CHECKING:
     import typer
@@ -19,16 +19,7 @@ __all__ = ["app", "main"]
 
 def main() -> NoReturn:
     """Run a command and exit with its status."""
-    require("the demo", "cli")
-    try:
-        status = app()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="python -m demo")
-    except Exception as error:
-        # The class of a parser's error depends on the version of typer; all of them format their message.
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        stop(f"{message().rstrip('.')}; run `python -m demo --help` for the options", EXIT_USAGE)
-    sys.exit(status)
+    run_commands(app, "python -m demo", "the demo")
 
 
 def app() -> typer.Typer:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NoReturn
 
-from lanes.cli.kit import EXIT_USAGE, command_group, require, stop
+from lanes.cli.kit import command_group, run_commands
 
 if TYPE_CHECKING:
     import typer
@@ -16,16 +15,7 @@ __all__ = ["app", "main"]
 
 def main() -> NoReturn:
     """The console script. Raises ``SystemExit`` with the command's status."""
-    require("the command line", "cli")
-    try:
-        status = app()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="lanes")
-    except Exception as error:
-        # The class of a parser's error depends on the version of typer; all of them format their message.
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        stop(f"{message().rstrip('.')}; run `lanes --help` for the commands", EXIT_USAGE)
-    sys.exit(status)
+    run_commands(app, "lanes", "the command line")
 
 
 def app() -> typer.Typer:

@@ -1,9 +1,9 @@
-"""Tools that every command shares: a group, options with units, and one line on stderr for a mistake."""
+"""Tools that every command shares: a group, choices, extras, and one line on stderr for a mistake."""
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
@@ -18,9 +18,8 @@ __all__ = [
     "EXIT_USAGE",
     "choice",
     "command_group",
-    "fractions",
     "require",
-    "seconds",
+    "run_commands",
     "stop",
 ]
 
@@ -34,8 +33,19 @@ MODULES: Final = {
 }
 """The modules of each extra that a command cannot do without."""
 
-_SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(us|ms|s|m)")
-_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+
+def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> NoReturn:
+    """Run the command of the process's arguments, and exit with its status; a mistake is one line on stderr."""
+    require(what, "cli")
+    try:
+        status = make()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name=program)
+    except Exception as error:
+        # The class of a parser's error depends on the version of typer; all of them format their message.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        stop(f"{message().rstrip('.')}; run `{program} --help`", EXIT_USAGE)
+    sys.exit(status)
 
 
 def command_group(help: str = "") -> typer.Typer:  # noqa: A002 (as typer calls it)
@@ -56,22 +66,6 @@ def command_group(help: str = "") -> typer.Typer:  # noqa: A002 (as typer calls 
 
 def _no_options() -> None:
     pass
-
-
-def seconds(option: str, text: str) -> float:
-    """Convert a duration such as ``10ms`` to seconds; any other text ends the process."""
-    found = _SECONDS.fullmatch(text)
-    if found is None:
-        stop(f"{option} {text!r}: must be a number with a unit, such as 10ms, 0.5s or 2m")
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def fractions(option: str, text: str) -> tuple[float, ...]:
-    """Convert numbers separated by commas, or an empty text; any other text ends the process."""
-    try:
-        return tuple(float(part) for part in text.split(",") if part)
-    except ValueError:
-        stop(f"{option} {text!r}: must be fractions separated by commas, such as 0.2,0.8, or empty for none")
 
 
 def choice(option: str, text: str, kinds: Any) -> Any:

@@ -90,17 +90,6 @@ def test_without_typer_the_command_line_says_what_to_install(lanes: Command, mon
     assert said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("text", "value"), [("10ms", 0.01), ("0.5s", 0.5), (".5s", 0.5), ("2m", 120.0), ("0s", 0.0)])
-def test_durations(text: str, value: float) -> None:
-    assert kit.seconds("--latency", text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["", "10", "ms", "1e3s", "-1s", "1 s", "infs", "10ms "])
-def test_invalid_durations_end_the_process(text: str) -> None:
-    with pytest.raises(SystemExit):
-        kit.seconds("--latency", text)
-
-
 def test_check_prints_every_verdict(lanes: Command, tmp_path: Path) -> None:
     history = Recorder(tmp_path, member="publisher")
     history.open(source="S", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=1.0)
