@@ -14,7 +14,7 @@ from lanes.clock import Clock
 from lanes.core.types import Partition, PartitionKey
 from memsource.jetstream.cohort import Cohort
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
-from memsource.memory.dead_letters import KeepsDeadLetters
+from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
 from memsource.personality import PersonalityName

@@ -20,7 +20,7 @@ from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
 from memsource.jetstream.lease_store import Bucket
 from memsource.jetstream.link import Fate, Way
 from memsource.jetstream.pull_consumer import ConsumerSettings
-from memsource.memory.dead_letters import KeepsDeadLetters
+from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.topic import Record
 from memsource.personality import PersonalityName
 

@@ -7,9 +7,12 @@ campaign in the simulator runs the code that is shipped. This file moves message
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import anyio
 
 from lanes.clock import Clock, monotonic
 from lanes.cohort.membership import Membership
@@ -22,11 +25,9 @@ from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
 from memsource.jetstream.cohort_broker import CohortBroker
 from memsource.jetstream.epoch_consumers import Durable, MemoryEpochConsumers
 from memsource.jetstream.lease_store import MemoryLeaseStore
-from memsource.memory.background import Background
 from memsource.memory.broker import Delivery
-from memsource.memory.calls import Call
+from memsource.memory.scripted import READER, Call, ScriptedSource, delivered
 from memsource.memory.topic import Record
-from memsource.memory.turns import READER, Turns, delivered
 
 __all__ = ["CohortMemberSource", "CohortPersonality", "Token"]
 
@@ -58,7 +59,43 @@ class _Drifting(Membership):
         return super().deadline(partition) / self.pace
 
 
-class CohortMemberSource(Turns):
+class Background:
+    """A task of its own for ``run``, on asyncio and on trio.
+
+    ``ended`` is set at its end, ``failure`` is the exception it ended with. Then ``changed`` is called.
+    """
+
+    def __init__(self, run: Callable[[], Awaitable[None]], changed: Callable[[], None]) -> None:
+        self.ended = anyio.Event()
+        self.failure: Exception | None = None
+        self._run = run
+        self._changed = changed
+        self._scope = anyio.CancelScope()
+        # Referenced here, or it could be collected while it runs.
+        self._task: Any
+        if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
+            self._task = asyncio.get_running_loop().create_task(self._guarded())
+        else:
+            import trio
+
+            self._task = trio.lowlevel.spawn_system_task(self._guarded)
+
+    def cancel(self) -> None:
+        """End it at once. Idempotent."""
+        self._scope.cancel()
+
+    async def _guarded(self) -> None:
+        try:
+            with self._scope:
+                await self._run()
+        except Exception as error:
+            self.failure = error
+        finally:
+            self.ended.set()
+            self._changed()
+
+
+class CohortMemberSource(ScriptedSource):
     """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``clock``: seconds, the time in which the broker is advanced; the member's own clock is faster by ``drift``, 0.1 is
@@ -162,8 +199,7 @@ class CohortMemberSource(Turns):
         """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition that is or may be lost."""
         owned = [(tenancy, each) for each in settlements if (tenancy := self._holdings.settled(each)) is not None]
         done = [(tenancy, message) for tenancy, each in owned for message in each.messages]
-        self.calls.append(Call("settle", deliveries=tuple(_token(message).delivery for _, message in done)))
-        async with self._faults.meet("settle"):
+        async with self._meet(Call("settle", deliveries=tuple(_token(message).delivery for _, message in done))):
             self._alive()
             for tenancy, message in done:
                 if self._holdings.leased(message.partition) is tenancy:
@@ -171,8 +207,7 @@ class CohortMemberSource(Turns):
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
-        self.calls.append(Call("extend", deliveries=tuple(_token(message).delivery for message in messages)))
-        async with self._faults.meet("extend"):
+        async with self._meet(Call("extend", deliveries=tuple(_token(message).delivery for message in messages))):
             self._alive()
             for message in messages:
                 if self._holdings.leased(message.partition) is not None and not self.way.cut:
@@ -186,8 +221,7 @@ class CohortMemberSource(Turns):
 
     async def aclose(self) -> None:
         """Leave the cohort; see ``lanes.source.Source.aclose``."""
-        self.calls.append(Call("aclose"))
-        async with self._faults.meet("aclose"):
+        async with self._meet(Call("aclose")):
             background = self._background
             if background is not None and not self.way.severed:
                 self.membership.stop()

@@ -18,8 +18,7 @@ from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent, Sourc
 from memsource.jetstream.broker import JetStreamBroker
 from memsource.jetstream.takeover import Takeover
 from memsource.memory.broker import Delivery
-from memsource.memory.calls import Call
-from memsource.memory.turns import READER, Turns, delivered, delivery
+from memsource.memory.scripted import READER, Call, ScriptedSource, delivered, delivery
 
 __all__ = ["JetStreamMemberSource", "JetStreamPersonality"]
 
@@ -37,7 +36,7 @@ class _Slot:
         self.takeover: Takeover | None = takeover
 
 
-class JetStreamMemberSource(Turns):
+class JetStreamMemberSource(ScriptedSource):
     """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``clock``: seconds, the time in which the broker is advanced. Tokens are ``Delivery`` values. After ``sever`` every
@@ -69,8 +68,7 @@ class JetStreamMemberSource(Turns):
 
     async def open(self) -> SourceTraits:
         """Join the cohort; see ``lanes.source.Source.open``."""
-        self.calls.append(Call("open"))
-        async with self._faults.meet("open"):
+        async with self._meet(Call("open")):
             self._alive()
             self.broker.watch(self._changed)
             self.broker.cohort.join(self.member, self.clock())
@@ -85,8 +83,7 @@ class JetStreamMemberSource(Turns):
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition known to be lost."""
         messages = [message for settlement in settlements for message in settlement.messages]
-        self.calls.append(Call("settle", deliveries=tuple(map(delivery, messages))))
-        async with self._faults.meet("settle"):
+        async with self._meet(Call("settle", deliveries=tuple(map(delivery, messages)))):
             self._alive()
             for message in messages:
                 if self._owns(message.partition):
@@ -96,8 +93,7 @@ class JetStreamMemberSource(Turns):
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
-        self.calls.append(Call("extend", deliveries=tuple(map(delivery, messages))))
-        async with self._faults.meet("extend"):
+        async with self._meet(Call("extend", deliveries=tuple(map(delivery, messages)))):
             self._alive()
             for message in messages:
                 if self._owns(message.partition):
@@ -106,8 +102,7 @@ class JetStreamMemberSource(Turns):
     async def release(self, partition: Partition) -> None:
         """Give a partition back to the cohort; see ``lanes.source.Source.release``."""
         number = partition.id.number
-        self.calls.append(Call("release", partition=number))
-        async with self._faults.meet("release"):
+        async with self._meet(Call("release", partition=number)):
             self._alive()
             if self._owns(partition):
                 epoch = self._slots[number].epoch
@@ -116,8 +111,7 @@ class JetStreamMemberSource(Turns):
 
     async def aclose(self) -> None:
         """Leave the cohort; see ``lanes.source.Source.aclose``."""
-        self.calls.append(Call("aclose"))
-        async with self._faults.meet("aclose"):
+        async with self._meet(Call("aclose")):
             if not self._severed:
                 self.broker.unwatch(self._changed)
                 self._forget_all()

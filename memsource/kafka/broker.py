@@ -29,7 +29,7 @@ from lanes.core.offset_map import decode
 from lanes.core.types import NEVER, Partition, PartitionKey
 from memsource.kafka.client import Callback, Client, Commit, Held, KafkaFailure
 from memsource.kafka.coordinator import Coordinator, KafkaSettings
-from memsource.memory.dead_letters import KeepsDeadLetters
+from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.group import Group
 from memsource.memory.topic import Record
 from memsource.memory.watchers import Watched

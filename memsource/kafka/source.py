@@ -12,13 +12,14 @@ from typing import Final
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import LIMIT, decode, encode
-from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
-from lanes.errors import ContractError, SourceError
-from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent, SourceTraits
+from lanes.core.types import Partition, PartitionId, Room, Settlement
+from lanes.errors import SourceError
+from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.kafka.broker import KafkaBroker
 from memsource.kafka.client import Callback, Client, Commit, KafkaFailure
-from memsource.memory.calls import Call
-from memsource.memory.turns import BATCH, READER, Turns, delivered
+from memsource.memory.group import Group
+from memsource.memory.scripted import BATCH, READER, Call, CommittingSource, floor_of
+from memsource.memory.topic import Record
 
 __all__ = ["KafkaMemberSource", "KafkaPersonality"]
 
@@ -26,7 +27,7 @@ _OF_POLL_INTERVAL: Final = 0.8
 """What a drain may take of ``max_poll_interval``, with its last commit and its release; the rest is a margin."""
 
 
-class KafkaMemberSource(Turns):
+class KafkaMemberSource(CommittingSource):
     """``member`` of the group of ``broker`` as a source: it joins with ``open`` and leaves with ``aclose``.
 
     ``batch``: messages of one partition delivered at once, at most. ``instance``: makes it a static member of this id.
@@ -67,8 +68,7 @@ class KafkaMemberSource(Turns):
 
     async def open(self) -> SourceTraits:
         """Join the group; see ``lanes.source.Source.open``. Raises ``SourceError`` while the broker is down."""
-        self.calls.append(Call("open"))
-        async with self._faults.meet("open"):
+        async with self._meet(Call("open")):
             self._alive()
             self.broker.watch(self._changed)
             try:
@@ -94,18 +94,11 @@ class KafkaMemberSource(Turns):
 
         While the broker is down it waits (848), or fails after ``commit_timeout`` (classic).
         """
-        self.calls.append(Call("settle", commits=tuple(settlements)))
-        async with self._faults.meet("settle"):
+        async with self._meet(Call("settle", commits=tuple(settlements))):
             await self._reach()
             # Nothing suspends from here on: a cancelled commit has not left.
             if settlements:
                 self._commit(settlements)
-
-    async def extend(self, messages: Sequence[Message]) -> None:
-        """Nothing: there is no timer to keep messages from; see ``lanes.source.Source.extend``."""
-        self.calls.append(Call("extend"))
-        async with self._faults.meet("extend"):
-            self._alive()
 
     async def release(self, partition: Partition) -> None:
         """Give a partition back; see ``lanes.source.Source.release``.
@@ -114,8 +107,7 @@ class KafkaMemberSource(Turns):
         asked for is left aside until ``aclose``.
         """
         number = partition.id.number
-        self.calls.append(Call("release", partition=number))
-        async with self._faults.meet("release"):
+        async with self._meet(Call("release", partition=number)):
             self._alive()
             if self._owned.get(number) is partition:
                 self._forget(number)
@@ -236,15 +228,15 @@ class KafkaMemberSource(Turns):
             "positions mean other messages. Nothing more is committed; start again when it is decided where to begin"
         )
 
-    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered | Progressed]:
-        partition, held = self._owned[number], self.client.held[number]
-        position = held.position
-        records = self.broker.fetch(self.client, number, messages, size)
-        if records:
-            position = records[-1].position + 1
-            yield delivered(partition, [(record, None) for record in records])
-        if held.position > position:
-            yield Progressed(partition, held.position)
+    @property
+    def _members(self) -> Group:
+        return self.broker.group
+
+    def _position(self, number: int) -> int:
+        return self.client.held[number].position
+
+    def _fetch(self, number: int, messages: int, size: int) -> list[Record]:
+        return self.broker.fetch(self.client, number, messages, size)
 
     def _pause(self, room: Room) -> None:
         """Pause exactly what is to be paused. A partition may come paused: its former assignment was."""
@@ -254,12 +246,6 @@ class KafkaMemberSource(Turns):
                     self.client.pause(number)
                 else:
                     self.client.resume(number)
-
-    def _at_the_end(self) -> bool:
-        topic, held = self.broker.group.topic, self.client.held
-        return not self.broker.group.rebalancing and all(
-            held[number].position >= topic.log(number).end for number in self._turns
-        )
 
     # --- out
 
@@ -282,9 +268,7 @@ class KafkaMemberSource(Turns):
     def _commit(self, settlements: Sequence[Settlement]) -> None:
         commits = {}
         for settlement in settlements:
-            number = settlement.partition.id.number
-            if settlement.floor is None:
-                raise ContractError(f"a settlement of partition {number} has no floor, where positions are committed")
+            number, floor = settlement.partition.id.number, floor_of(settlement)
             before, now = settlement.partition.incarnation, self.broker.topic_id
             if now is not None and now != before:
                 raise self._recreated(before, now)
@@ -292,7 +276,7 @@ class KafkaMemberSource(Turns):
                 # The loss may have been heard while this call waited, and its cancellation may not have come yet.
                 gone = f"{self._name}: partition {number} was given up: nothing of it is committed any more"
                 raise self._failed or SourceError(gone, retryable=True)
-            commits[number] = Commit(settlement.floor, self._metadata(settlement, settlement.floor))
+            commits[number] = Commit(floor, self._metadata(settlement, floor))
         try:
             self.broker.commit(self.client, commits, self.client.clock())
         except KafkaFailure as failure:

@@ -1,5 +1,4 @@
-"""The broker in memory, its consumer group, and the sources over both.
+"""Brokers in memory, and sources over them, for tests without a server.
 
-Reading order: ``topic``, ``broker``, ``source``, ``group``, ``group_source``, ``calls``, ``turns``, ``watchers``,
-``background``, ``dead_letters``, ``attempts``.
+Reading order: ``topic``, ``watchers``, ``broker``, ``group``, ``scripted``, ``source``, ``group_source``, ``attempts``.
 """

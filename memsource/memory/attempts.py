@@ -13,11 +13,14 @@ __all__ = ["MemoryAttempts"]
 
 
 class MemoryAttempts:
-    """What is kept of failed messages; see ``lanes.Attempts``. Another consumer with the same instance goes on there.
+    """A store of attempts; see ``lanes.Attempts``. Consumers that share an instance share the attempts.
 
-    ``call`` is its way over the network, such as ``World.io``: awaited with the name of the call and its seconds before
-    anything is read or written; what it raises goes on, and nothing has happened then. Every write is fenced by the
-    fencing token of the partition, where it has one.
+    Writes are fenced by the fencing token of the partition, if it has one.
+
+    Args:
+        call: Simulates the network, as ``World.io`` does; None = no network. It is awaited before the store reads
+            or writes, with the name of the call and ``seconds``. If it raises, the store has done nothing.
+        seconds: Seconds that each call takes.
     """
 
     def __init__(self, call: Callable[[str, float], Awaitable[None]] | None = None, *, seconds: float = 0.0) -> None:
@@ -26,7 +29,7 @@ class MemoryAttempts:
         self._rows: dict[tuple[PartitionId, str], dict[int, tuple[Attempt, int]]] = {}
 
     def kept(self) -> dict[PartitionId, dict[int, Attempt]]:
-        """Everything that is there, by partition and position. Does not block."""
+        """All attempts, by partition and position. Does not block."""
         return {
             partition: {position: attempt for position, (attempt, _) in sorted(rows.items())}
             for (partition, _), rows in sorted(self._rows.items())
@@ -34,12 +37,21 @@ class MemoryAttempts:
         }
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        """What former owners have kept of a partition, by position."""
+        """Read the attempts of a partition, by position.
+
+        Args:
+            partition: The partition.
+        """
         await self._reach("load attempts")
         return {position: attempt for position, (attempt, _) in self._of(partition).items()}
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Keep that a message has failed so often, unless a newer owner or attempt has been kept."""
+        """Keep the attempt of a message, unless a newer attempt or owner is there.
+
+        Args:
+            message: The message.
+            attempt: Its attempt.
+        """
         await self._reach("keep an attempt")
         rows, token = self._of(message.partition), message.partition.fencing_token or 0
         before = rows.get(message.position)
@@ -47,7 +59,12 @@ class MemoryAttempts:
             rows[message.position] = attempt, token
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Forget messages of a partition that are finished."""
+        """Delete the attempts of finished messages.
+
+        Args:
+            partition: The partition.
+            positions: Positions of the messages. Unknown ones are ignored.
+        """
         await self._reach("drop attempts")
         rows, token = self._of(partition), partition.fencing_token or 0
         for position in positions:

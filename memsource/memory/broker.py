@@ -1,13 +1,13 @@
-"""A broker as data: partitions of messages, what was delivered of them, and what was acknowledged.
+"""A broker with individual acknowledgements as data: its partitions, deliveries and acknowledgements.
 
-It acts only when it is called, and time is an argument, so the same broker serves a test on a real event loop
-and a simulation. Its rules are those of a broker with individual acknowledgements, in their strictest reading:
+It acts only when it is called, and time is an argument. So the same broker serves a test on a real event loop and a
+simulation. Its rules are the strictest reading of such a broker:
 
 - Positions of a partition rise and may have gaps.
-- Every delivery has a token of its own. Only the token of the newest delivery acknowledges a message; any other
-  is ignored and counted in ``stale``, so whoever settles with an old one sees the message again.
+- Every delivery has a token of its own. Only the token of the newest delivery acknowledges a message. Any other one is
+  ignored and counted in ``stale``, so the message comes again.
 - A message that is not acknowledged within ``ack_wait`` seconds is due again: ``expire(now)`` requeues it.
-- What is requeued is delivered before anything new, in the order in which it was requeued.
+- Requeued messages are delivered before new ones, in the order in which they were requeued.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lanes.core.types import PartitionKey
-from memsource.memory.dead_letters import KeepsDeadLetters
+from lanes.dead_letter import DeadLetter
 from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
 
-__all__ = ["Delivery", "MemoryBroker"]
+__all__ = ["Delivery", "KeepsDeadLetters", "MemoryBroker"]
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delivery of a record: the ``count``-th, under its own ``token``; ``deadline`` is when it is due again."""
+    """One delivery of a record: the ``count``-th, with its own ``token``. At ``deadline`` it is due again."""
 
     record: Record
     token: int
@@ -34,8 +34,29 @@ class Delivery:
     deadline: float
 
 
+class KeepsDeadLetters:
+    """A broker that keeps dead letters by their id, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dead_letters: dict[str, DeadLetter] = {}
+
+    def write_dead_letter(self, dead_letter: DeadLetter) -> None:
+        """Keep a dead letter, unless one with its id is there.
+
+        Args:
+            dead_letter: The dead letter.
+        """
+        self._dead_letters.setdefault(dead_letter.id, dead_letter)
+
+    @property
+    def dead_letters(self) -> list[DeadLetter]:
+        """The dead letters, in order."""
+        return list(self._dead_letters.values())
+
+
 class _Log:
-    """One partition: which of its records are where on their way."""
+    """The state of the records of one partition."""
 
     __slots__ = ("acked", "again", "counts", "fresh", "records", "unacked")
 
@@ -49,11 +70,21 @@ class _Log:
 
 
 class MemoryBroker(Watched, KeepsDeadLetters):
-    """``partitions`` numbered from 0 of one topic called ``name``.
+    """A topic with individual acknowledgements.
 
-    ``ack_wait``: seconds a delivery may stay unacknowledged. ``max_unacked``: how many messages of all partitions
-    together may be, None = any number. ``stale`` counts acknowledgements by tokens that did not count any more.
-    Nothing blocks. Not thread-safe. Everything is kept, so it is for tests, not for hours of traffic.
+    No method blocks. Not thread-safe. It keeps everything, so it serves tests, not hours of traffic.
+
+    Args:
+        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        name: Name of the topic.
+        ack_wait: Seconds after which an unacknowledged delivery is due again, more than 0.
+        max_unacked: Maximum number of unacknowledged messages of all partitions, 1 or more; None = no bound.
+
+    Attributes:
+        stale: Number of acknowledgements with an outdated token.
+
+    Raises:
+        ValueError: A setting is out of its range.
     """
 
     def __init__(
@@ -88,9 +119,17 @@ class MemoryBroker(Watched, KeepsDeadLetters):
     ) -> Record:
         """Append one message and return it.
 
-        Without ``partition`` a key always goes to the same one, and keyless messages go round. ``subject`` is the
-        broker's name unless given. Raises ``IndexError`` for a partition that does not exist, ``ValueError`` or
-        ``TypeError`` for what can be no key.
+        Args:
+            value: The payload. A str is encoded as UTF-8.
+            key: The key; None = a message without one.
+            headers: The headers, in order.
+            subject: The subject; None = the name of the topic.
+            partition: Number of the partition; None = the same one for each key, and each in turn without a key.
+
+        Raises:
+            IndexError: The partition does not exist.
+            ValueError: The key has an invalid value.
+            TypeError: The key has an invalid type.
         """
         record = self._topic.publish(value, key=key, headers=headers, subject=subject, partition=partition)
         self._logs[record.partition].fresh.append(record.position)
@@ -98,7 +137,12 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return record
 
     def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of ``count`` positions, as compaction and transaction markers do."""
+        """Leave a gap of positions, as compaction and transaction markers do.
+
+        Args:
+            count: Number of positions, 0 or more.
+            partition: Number of the partition.
+        """
         self._topic.skip(count, partition=partition)
 
     # --- consumers
@@ -109,7 +153,14 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return self._topic.partitions
 
     def deliver(self, partition: int, messages: int, size: int, now: float) -> list[Delivery]:
-        """Deliver what is next: at most ``messages``, and the last one is that which reaches ``size`` bytes."""
+        """Deliver the next messages of a partition.
+
+        Args:
+            partition: Number of the partition.
+            messages: Maximum number of messages.
+            size: Bytes after which it stops. The message that reaches them is the last one.
+            now: The time, in seconds.
+        """
         log = self._log(partition)
         deliveries: list[Delivery] = []
         while len(deliveries) < messages and size > 0:
@@ -131,7 +182,14 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return deliveries
 
     def ack(self, token: int) -> None:
-        """Acknowledge a delivery. Idempotent. Raises ``KeyError`` for a token that was never given out."""
+        """Acknowledge a delivery. Idempotent.
+
+        Args:
+            token: Token of the delivery. An outdated one is ignored and counted.
+
+        Raises:
+            KeyError: The token was never issued.
+        """
         record = self._tokens[token]
         log = self._logs[record.partition]
         if self._newest(token) is not None:
@@ -140,11 +198,19 @@ class MemoryBroker(Watched, KeepsDeadLetters):
             if self.max_unacked is not None:
                 self._changed()
         elif record.position not in log.acked:
-            # An acknowledgement that comes twice is no mistake; one of an old delivery is.
+            # A repeated acknowledgement is no mistake; one of an old delivery is.
             self.stale += 1
 
     def extend(self, token: int, now: float) -> None:
-        """Start the ``ack_wait`` of a delivery anew. Raises ``KeyError`` for a token that was never given out."""
+        """Restart the ``ack_wait`` of a delivery. An outdated token changes nothing.
+
+        Args:
+            token: Token of the delivery.
+            now: The time, in seconds.
+
+        Raises:
+            KeyError: The token was never issued.
+        """
         delivery = self._newest(token)
         if delivery is not None:
             record = delivery.record
@@ -152,29 +218,43 @@ class MemoryBroker(Watched, KeepsDeadLetters):
             self._logs[record.partition].unacked[record.position] = later
 
     def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
-        """Requeue messages that were delivered before, in this order, as if their ``ack_wait`` was over.
+        """Requeue delivered messages in this order, as if their ``ack_wait`` was over.
 
-        For an acknowledged one it is as if its acknowledgement had been lost on the way. Raises ``ValueError``
-        for a position that was never delivered.
+        An acknowledged message comes again too, as after a lost acknowledgement.
+
+        Args:
+            positions: Positions of the messages.
+            partition: Number of the partition.
+
+        Raises:
+            ValueError: A position was never delivered.
         """
         log = self._log(partition)
         for position in positions:
             if not log.counts[position]:
                 raise ValueError(f"position {position} of partition {partition} was never delivered")
             log.acked.discard(position)
-            # The tokens given out so far are void from now on.
+            # Tokens issued so far are outdated from now on.
             log.unacked.pop(position, None)
-            # Out first: what waits already takes its place anew.
+            # A message that waits already moves to the end.
             log.again.pop(position, None)
             log.again[position] = None
         self._changed()
 
     def requeue(self, partition: int) -> None:
-        """Requeue everything unacknowledged by position: the partition has a new owner."""
+        """Requeue all unacknowledged messages by position, for a new owner of the partition.
+
+        Args:
+            partition: Number of the partition.
+        """
         self.redeliver(self.unacked(partition), partition=partition)
 
     def expire(self, now: float) -> int:
-        """Requeue by position every delivery whose ``ack_wait`` is over at ``now``; returns how many."""
+        """Requeue by position every delivery whose ``ack_wait`` is over. Returns their number.
+
+        Args:
+            now: The time, in seconds.
+        """
         expired = 0
         for number, log in enumerate(self._logs):
             due = sorted(p for p, delivery in log.unacked.items() if delivery.deadline <= now)
@@ -186,30 +266,47 @@ class MemoryBroker(Watched, KeepsDeadLetters):
     # --- questions
 
     def unacked(self, partition: int = 0) -> list[int]:
-        """Positions that were delivered and not acknowledged, rising; those that wait for a redelivery included."""
+        """The delivered and unacknowledged positions, rising. Those that wait for redelivery are included.
+
+        Args:
+            partition: Number of the partition.
+        """
         log = self._log(partition)
         return sorted({*log.unacked, *log.again})
 
     def acked(self, partition: int = 0) -> list[int]:
-        """Positions that were acknowledged, rising."""
+        """The acknowledged positions, rising.
+
+        Args:
+            partition: Number of the partition.
+        """
         return sorted(self._log(partition).acked)
 
     def waiting(self, partition: int = 0) -> int:
-        """How many messages would be delivered next, if there were room."""
+        """The number of messages that wait for delivery.
+
+        Args:
+            partition: Number of the partition.
+        """
         log = self._log(partition)
         return len(log.again) + len(log.fresh)
 
     def deliveries(self, position: int, partition: int = 0) -> int:
-        """How often a position was delivered."""
+        """The number of deliveries of a position.
+
+        Args:
+            position: Position of the message.
+            partition: Number of the partition.
+        """
         return self._log(partition).counts[position]
 
     @property
     def unfinished(self) -> int:
-        """How many messages of all partitions are not acknowledged, delivered or not."""
+        """The number of unacknowledged messages of all partitions, delivered or not."""
         return sum(len(log.records) - len(log.acked) for log in self._logs)
 
     def _newest(self, token: int) -> Delivery | None:
-        """The delivery of this token while it counts."""
+        """The delivery of a token, unless the token is outdated."""
         record = self._tokens[token]
         delivery = self._logs[record.partition].unacked.get(record.position)
         return delivery if delivery is not None and delivery.token == token else None

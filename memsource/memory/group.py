@@ -1,17 +1,17 @@
-"""A consumer group as data: a topic, its committed positions, who owns which partition, and how that changes.
+"""A consumer group as data: a topic, its committed positions, the owners of partitions, and rebalances.
 
-It acts only when it is called, and knows no time, so the same group serves a test on a real event loop, a simulation
-and an explorer that tries every order of events. Its rules are those of Kafka, the ugly ones included:
+It acts only when it is called, and has no clock. So the same group serves a test on a real event loop, a simulation and
+an explorer that tries every order of events. Its rules are those of Kafka, the ugly ones included:
 
-- **Two views.** The coordinator says who owns a partition; a member believes what it has ``poll``\\ ed so far. In
-  between it goes on: a member whose partition was given to another one still fetches and commits.
-- **A commit is checked for nothing** but that its member is known: neither whether it owns the partition, nor whether
-  the position rises, nor whether there is such a position. The last one wins.
-- A position is *next to read*. With it goes what is completed above it, which the group only keeps.
-- **Rebalance**: owners are asked to give partitions back (``revoking``), drain, commit, and ``release`` them; then
-  they are assigned anew. Eager: everybody gives up everything before anybody gets anything. Cooperative: only what
-  moves is given up, and assigned as it comes free.
-- A member reads from the position that is committed at the moment it learns of its assignment.
+- **Two views.** The coordinator knows the owner of a partition. A member believes its last ``poll``. Until the next one
+  it continues to fetch and to commit, also a partition of another member.
+- **A commit is barely checked**: only its member must be known. The member need not own the partition, and the position
+  may fall or not exist. The last commit wins.
+- A position is the *next to read*. With it the group keeps the positions completed above.
+- **Rebalance**: the coordinator revokes partitions; their owners drain, commit and ``release`` them; then it assigns
+  them again. Eager: all members release everything before any assignment. Cooperative: a member releases only
+  partitions that move, and each is assigned as soon as it is free.
+- A member reads from the position that is committed at the moment when it learns of its assignment.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ __all__ = ["Assignor", "Committed", "Group", "GroupState", "Notice", "UnknownMem
 _UNBOUNDED: Final = 1 << 62
 
 Assignor: TypeAlias = Callable[[Sequence[str | None], Sequence[str]], list[str | None]]
-"""Who is to own each partition, from who owns it now (None = nobody) and the members."""
+"""Returns the new owner of each partition, from the present owners (None = free) and the members."""
 
 
 class Committed(NamedTuple):
-    """What is committed of a partition: ``offset`` is next to read, ``completed`` are rising half-open runs above."""
+    """The commit of a partition: ``offset`` is the next to read, ``completed`` are rising half-open runs above it."""
 
     offset: int = 0
     completed: tuple[tuple[int, int], ...] = ()
 
 
 class Notice(NamedTuple):
-    """What the coordinator tells a member about a partition."""
+    """A message of the coordinator to a member about a partition."""
 
     kind: Literal["assigned", "revoking", "lost"]
     partition: int
 
 
 class _Held(NamedTuple):
-    """A partition in the eyes of a member: what it reads next, and whether it was asked to give it back."""
+    """A partition as its member knows it: the position it reads next, and whether it is revoked."""
 
     position: int
     revoking: bool = False
 
 
 class GroupState(NamedTuple):
-    """Everything that decides what a group does next. Equal states behave alike; hashable."""
+    """The whole state of a group. Equal states behave alike. Hashable."""
 
     topic: TopicState
     committed: tuple[Committed, ...]
@@ -64,7 +64,7 @@ class GroupState(NamedTuple):
 
 
 class UnknownMember(LookupError):
-    """The group does not know this member, or knows it no more; Kafka's UNKNOWN_MEMBER_ID."""
+    """The group does not know this member, or no longer knows it; Kafka's UNKNOWN_MEMBER_ID."""
 
 
 class _Member:
@@ -76,13 +76,19 @@ class _Member:
 
 
 class Group(Watched):
-    """``partitions`` numbered from 0 of one topic called ``name``, and the members that share them.
+    """A topic, and the members that share its partitions.
 
-    ``cooperative``: how a rebalance goes, see above. ``assignor`` says who is to own what, from the owners and the
-    members in the order in which they came; pure, a name or None for each partition. ``generation`` counts the
-    assignments; it decides nothing and is no part of the state. Nothing blocks. Not thread-safe. Methods that name a
-    partition raise ``IndexError`` for one that does not exist; those that name a member raise ``UnknownMember`` for
-    one the group does not know.
+    No method blocks. Not thread-safe. Methods raise ``IndexError`` for an unknown partition, and ``UnknownMember``
+    for an unknown member.
+
+    Args:
+        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        name: Name of the topic.
+        cooperative: Whether rebalances are cooperative; see the module.
+        assignor: Pure function that decides the owners; None = ``plan``.
+
+    Attributes:
+        generation: Number of assignments so far. It is not part of the state.
     """
 
     def __init__(
@@ -115,32 +121,59 @@ class Group(Watched):
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> Record:
-        """Append one message and return it; see ``Topic.publish``."""
+        """Append one message and return it.
+
+        Args:
+            value: The payload. A str is encoded as UTF-8.
+            key: The key; None = a message without one.
+            headers: The headers, in order.
+            partition: Number of the partition; None = the same one for each key, and each in turn without a key.
+        """
         record = self.topic.publish(value, key=key, headers=headers, partition=partition)
         self._changed()
         return record
 
     def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of ``count`` positions; see ``Topic.skip``."""
+        """Leave a gap of positions, as compaction does.
+
+        Args:
+            count: Number of positions, 0 or more.
+            partition: Number of the partition.
+        """
         self.topic.skip(count, partition=partition)
         self._changed()
 
     # --- members
 
     def join(self, member: str) -> None:
-        """A member comes, which starts a rebalance. Raises ``ValueError`` when it is known already."""
+        """Add a member, which starts a rebalance.
+
+        Args:
+            member: Name of the member.
+
+        Raises:
+            ValueError: The group knows the member.
+        """
         if member in self._members:
             raise ValueError(f"member {member!r} has joined already: leave, or crash it, first")
         self._members[member] = _Member()
         self.rebalance()
 
     def leave(self, member: str) -> None:
-        """A member goes, with all it owns, which starts a rebalance. Idempotent."""
+        """Remove a member, which starts a rebalance. Idempotent.
+
+        Args:
+            member: Name of the member.
+        """
         if member in self._members:
             self.crash(member)
 
     def crash(self, member: str) -> None:
-        """A member is gone without a word and its session has expired: nothing it says counts any more."""
+        """Remove a member whose session has expired. Its later calls fail.
+
+        Args:
+            member: Name of the member.
+        """
         self._member(member)
         del self._members[member]
         for number, owner in enumerate(self._owners):
@@ -149,7 +182,11 @@ class Group(Watched):
         self.rebalance()
 
     def rejoin(self, member: str) -> None:
-        """A known member starts anew and hears again of all it owns; what it was asked for counts as released."""
+        """Restart a known member. Its revoked partitions are released, and the others are assigned to it again.
+
+        Args:
+            member: Name of the member.
+        """
         state = self._member(member)
         owned = [number for number, owner in enumerate(self._owners) if owner == member]
         state.held.clear()
@@ -160,11 +197,19 @@ class Group(Watched):
         self._changed()
 
     def pending(self, member: str) -> tuple[Notice, ...]:
-        """What the next ``poll`` of this member brings."""
+        """The notices of the next ``poll`` of a member.
+
+        Args:
+            member: Name of the member.
+        """
         return tuple(self._member(member).notices)
 
     def poll(self, member: str) -> list[Notice]:
-        """What the coordinator has decided about this member since it asked last, in that order."""
+        """The decisions of the coordinator about a member since its last poll, in order.
+
+        Args:
+            member: Name of the member.
+        """
         state = self._member(member)
         notices, state.notices = state.notices, []
         for kind, number in notices:
@@ -177,13 +222,24 @@ class Group(Watched):
         return notices
 
     def held(self, member: str) -> list[int]:
-        """The partitions a member believes to own, those it was asked for included."""
+        """The partitions that a member believes to own, revoked ones included.
+
+        Args:
+            member: Name of the member.
+        """
         return sorted(self._member(member).held)
 
     def fetch(self, member: str, partition: int, messages: int, size: int = _UNBOUNDED) -> list[Record]:
-        """What a member reads next: at most ``messages``, and the last one is that which reaches ``size`` bytes.
+        """Read the next records of a member. A revoked partition delivers none.
 
-        Nothing of a partition it was asked for. Raises ``KeyError`` for one that it does not believe to own.
+        Args:
+            member: Name of the member.
+            partition: Number of the partition.
+            messages: Maximum number of records.
+            size: Bytes after which it stops. The record that reaches them is the last one.
+
+        Raises:
+            KeyError: The member does not believe to own the partition.
         """
         log = self.topic.log(partition)
         held = self._member(member).held
@@ -194,19 +250,34 @@ class Group(Watched):
         if records:
             position = records[-1].position + 1
         if not log.read(position, 1, 1):
-            # Only a gap is left, which is read as well.
+            # Only a gap is left: it is read too.
             position = max(position, log.end)
         held[partition] = _Held(position)
         return records
 
     def position(self, member: str, partition: int) -> int:
-        """What a member reads next. Raises ``KeyError`` for a partition that it does not believe to own."""
+        """The position that a member reads next.
+
+        Args:
+            member: Name of the member.
+            partition: Number of the partition.
+
+        Raises:
+            KeyError: The member does not believe to own the partition.
+        """
         return self._member(member).held[partition].position
 
     def commit(self, member: str, partition: int, offset: int, completed: Iterable[tuple[int, int]] = ()) -> None:
-        """Keep a position, whoever owns the partition and whatever was committed before.
+        """Commit a position, for any owner and after any former commit.
 
-        ``completed``: rising half-open runs above it. Raises ``ValueError`` for an offset below 0.
+        Args:
+            member: Name of the member.
+            partition: Number of the partition.
+            offset: The next position to read, 0 or more.
+            completed: Positions completed above it, as rising half-open runs.
+
+        Raises:
+            ValueError: ``offset`` is below 0.
         """
         self._member(member)
         self.topic.log(partition)
@@ -215,13 +286,18 @@ class Group(Watched):
         self._committed[partition] = Committed(offset, tuple((start, end) for start, end in completed))
 
     def release(self, member: str, partition: int) -> None:
-        """A member gives a partition back, whether it was asked for it or not. Idempotent."""
+        """Release a partition, revoked or not. Idempotent.
+
+        Args:
+            member: Name of the member.
+            partition: Number of the partition.
+        """
         state = self._member(member)
         if state.held.pop(partition, None) is None:
             return
         notices = [notice for notice in state.notices if notice.partition == partition]
         lost = any(notice.kind == "lost" for notice in notices)
-        # What it has not heard of is over with it; but behind a loss it may have been assigned anew.
+        # Notices before a loss are outdated. After a loss it may have been assigned again.
         stale = 1 + [notice.kind for notice in notices].index("lost") if lost else len(notices)
         for notice in notices[:stale]:
             state.notices.remove(notice)
@@ -232,7 +308,7 @@ class Group(Watched):
     # --- the coordinator
 
     def rebalance(self) -> None:
-        """Ask for what is to move, and assign what is free. Again while one is under way: plans anew."""
+        """Revoke the partitions that move, and assign the free ones. During a rebalance it plans again."""
         target = self._plan()
         for number, owner in enumerate(self._owners):
             if owner is not None and not (self.cooperative and owner == target[number]):
@@ -240,19 +316,33 @@ class Group(Watched):
         self._assign()
 
     def revoke(self, partition: int) -> None:
-        """Ask for one partition, as a rebalance does. Raises ``ValueError`` when nobody owns it. Idempotent."""
+        """Revoke one partition, as a rebalance does. Idempotent.
+
+        Args:
+            partition: Number of the partition.
+
+        Raises:
+            ValueError: The partition has no owner.
+        """
         owner = self.owner(partition)
         if owner is None:
-            raise ValueError(f"partition {partition} of {self.name} has no owner: nobody can be asked")
+            raise ValueError(f"partition {partition} of {self.name} has no owner: only an owned one can be revoked")
         self._ask(partition, owner)
         self._assign()
 
     def lose(self, member: str, partition: int, *, give: bool = True) -> None:
-        """Take a partition from its owner without asking: its session or its time to drain is over.
+        """Take a partition from its owner, as at the end of its session or of its drain.
 
-        Another member gets it at once, or by the eager rebalance that is under way, when that ends; without another
-        one, or not to ``give``, it stays free until the next rebalance. The former owner goes on until it polls. Raises
-        ``ValueError`` when it is not the owner.
+        Another member gets it at once, or at the end of a running eager rebalance. The former owner goes on until it
+        polls.
+
+        Args:
+            member: Name of the owner.
+            partition: Number of the partition.
+            give: Whether another member gets it. Without another one it is free until the next rebalance.
+
+        Raises:
+            ValueError: The member is not the owner.
         """
         state = self._member(member)
         if self.owner(partition) != member:
@@ -272,28 +362,36 @@ class Group(Watched):
         self._changed()
 
     def owner(self, partition: int) -> str | None:
-        """Who owns a partition in the eyes of the coordinator."""
+        """The owner of a partition, as the coordinator knows it; None = free.
+
+        Args:
+            partition: Number of the partition.
+        """
         self.topic.log(partition)
         return self._owners[partition]
 
     def committed(self, partition: int) -> Committed:
-        """What is committed of a partition; position 0 before the first commit."""
+        """The commit of a partition. Position 0 before the first one.
+
+        Args:
+            partition: Number of the partition.
+        """
         self.topic.log(partition)
         return self._committed[partition]
 
     @property
     def members(self) -> list[str]:
-        """The members known, in the order in which they came."""
+        """The known members, in the order of ``join``."""
         return list(self._members)
 
     @property
     def rebalancing(self) -> bool:
-        """Whether somebody was asked for a partition and has not released it."""
+        """Whether a revoked partition is not released yet."""
         return bool(self._asked)
 
     @property
     def unfinished(self) -> int:
-        """How many messages of all partitions are neither below a committed position nor completed above it."""
+        """The number of messages that are neither below a committed position nor completed above it."""
         return sum(
             position >= offset and not any(start <= position < end for start, end in completed)
             for log, (offset, completed) in zip(self.topic.logs, self._committed, strict=True)
@@ -301,7 +399,7 @@ class Group(Watched):
         )
 
     def recreate(self) -> None:
-        """The topic is deleted and made anew: it is empty, and nothing of it is committed."""
+        """Delete the topic and create it again, empty and without commits."""
         self.topic = Topic(len(self._owners), self.name)
         self._committed = [Committed()] * len(self._owners)
         self._changed()
@@ -319,7 +417,11 @@ class Group(Watched):
         )
 
     def restore(self, state: GroupState) -> None:
-        """Be in a state that ``snapshot`` of a group of as many partitions returned."""
+        """Return to a former state.
+
+        Args:
+            state: A result of ``snapshot`` of a group with the same number of partitions.
+        """
         self.topic.restore(state.topic)
         self._committed = list(state.committed)
         self._owners = list(state.owners)
@@ -365,12 +467,12 @@ class Group(Watched):
 
 
 def plan(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
-    """Who is to own which partition: as even as can be, with as few moves as that allows. Pure and deterministic."""
+    """The default ``Assignor``: shares are even, with the fewest moves. Pure and deterministic."""
     if not members:
         return [None] * len(owners)
     share, rest = divmod(len(owners), len(members))
     loads = Counter(owners)
-    # Who owns most already gets what cannot be shared evenly.
+    # The rest goes to the members that own most.
     order = sorted(members, key=lambda member: -loads[member])
     room = {member: share + (number < rest) for number, member in enumerate(order)}
     target: list[str | None] = []

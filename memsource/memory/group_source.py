@@ -1,35 +1,41 @@
 """A source over a ``Group``: one member of it on a real event loop.
 
 ``GroupSource`` keeps the contract of ``lanes.source`` for a source that commits one position a partition, on asyncio
-and on trio. Several of them on one group share its partitions. What Kafka does by itself, a test does here by a call,
-of the group (``rebalance``, ``lose``, ``crash``) or of the source (``fail``, ``block``).
+and on trio. Several of them share the partitions of one group. A test calls what Kafka does by itself: ``rebalance``,
+``lose`` and ``crash`` of the group, ``fail`` and ``block`` of the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
-from lanes.errors import ContractError, SourceError
-from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent, SourceTraits
-from memsource.memory.calls import Call
+from lanes.core.types import Partition, PartitionId, Room, Settlement
+from lanes.errors import SourceError
+from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.memory.group import Group, UnknownMember
-from memsource.memory.turns import BATCH, READER, Turns, delivered
+from memsource.memory.scripted import BATCH, READER, Call, CommittingSource, floor_of
+from memsource.memory.topic import Record
 
 __all__ = ["GroupSource"]
 
 
-class GroupSource(Turns):
-    """``member`` of ``group`` as a source: it joins with ``open`` and leaves with ``aclose``.
+class GroupSource(CommittingSource):
+    """The source of a member of a group. It joins with ``open`` and leaves with ``aclose``.
 
-    ``batch``: messages of one partition delivered at once, at most. ``revoke_timeout``: seconds that ``Revoking``
-    gives to drain; the group itself waits for ever, until somebody calls ``lose``. ``hands_over``: whether commits
-    keep what is completed above the position.
+    As with Kafka, a commit of a partition that it no longer owns succeeds. When the group no longer knows the member,
+    commits fail, and the next ``receive`` reports all partitions as lost and joins again.
 
-    A commit of a partition that is no longer owned is made all the same, as Kafka does. When the group does not know
-    the member any more, commits fail, and the next ``receive`` reports everything lost and joins again.
+    Methods outside the contract of ``lanes.source.Source`` do not block.
 
-    ``calls`` is what was called so far. Every method but those of the contract is plain and does not block.
+    Args:
+        group: The group.
+        member: Name of the member.
+        batch: Maximum number of messages of one partition in a delivery, 1 or more.
+        revoke_timeout: Seconds to drain in ``Revoking``. The group itself waits until a test calls ``lose``.
+        hands_over: Whether commits include the positions completed above the floor.
+
+    Attributes:
+        calls: The calls so far.
     """
 
     def __init__(
@@ -48,8 +54,7 @@ class GroupSource(Turns):
 
     async def open(self) -> SourceTraits:
         """Join the group; see ``lanes.source.Source.open``."""
-        self.calls.append(Call("open"))
-        async with self._faults.meet("open"):
+        async with self._meet(Call("open")):
             self.group.watch(self._changed)
             self.group.join(self.member)
             return SourceTraits(
@@ -60,23 +65,27 @@ class GroupSource(Turns):
             )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor."""
-        self.calls.append(Call("settle", commits=tuple(settlements)))
-        async with self._faults.meet("settle"):
+        """Commit; see ``lanes.source.Source.settle``.
+
+        Args:
+            settlements: The settlements.
+
+        Raises:
+            ContractError: A settlement has no floor.
+            SourceError: The group does not know the member.
+        """
+        async with self._meet(Call("settle", commits=tuple(settlements))):
             for settlement in settlements:
                 self._commit(settlement)
 
-    async def extend(self, messages: Sequence[Message]) -> None:
-        """Nothing: there is no timer to keep messages from; see ``lanes.source.Source.extend``."""
-        self.calls.append(Call("extend"))
-        async with self._faults.meet("extend"):
-            pass
-
     async def release(self, partition: Partition) -> None:
-        """Give a partition back to the group; see ``lanes.source.Source.release``."""
+        """Give a partition back to the group; see ``lanes.source.Source.release``.
+
+        Args:
+            partition: The partition.
+        """
         number = partition.id.number
-        self.calls.append(Call("release", partition=number))
-        async with self._faults.meet("release"):
+        async with self._meet(Call("release", partition=number)):
             if self._owned.get(number) is partition:
                 self._forget(number)
                 if self.member in self.group.members:
@@ -84,8 +93,7 @@ class GroupSource(Turns):
 
     async def aclose(self) -> None:
         """Leave the group; see ``lanes.source.Source.aclose``."""
-        self.calls.append(Call("aclose"))
-        async with self._faults.meet("aclose"):
+        async with self._meet(Call("aclose")):
             self.group.unwatch(self._changed)
             self.group.leave(self.member)
             self._forget_all()
@@ -98,7 +106,7 @@ class GroupSource(Turns):
             self.group.join(self.member)
             if lost:
                 return [Lost(partition, "the group does not know this member any more") for partition in lost]
-        # Alone, so that no message comes before the event that its partition begins with.
+        # Without messages: none may come before the Assigned of its partition.
         return self._noticed() or self._dealt(room)
 
     def _noticed(self) -> list[SourceEvent]:
@@ -116,31 +124,25 @@ class GroupSource(Turns):
                 events.append(Lost(self._forget(number), "the group gave it to another member"))
         return events
 
-    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered | Progressed]:
-        partition, position = self._owned[number], self.group.position(self.member, number)
-        records = self.group.fetch(self.member, number, messages, size)
-        if records:
-            position = records[-1].position + 1
-            yield delivered(partition, [(record, None) for record in records])
-        if self.group.position(self.member, number) > position:
-            yield Progressed(partition, self.group.position(self.member, number))
+    @property
+    def _members(self) -> Group:
+        return self.group
 
-    def _at_the_end(self) -> bool:
-        ends = (self.group.topic.log(number).end for number in self._turns)
-        positions = (self.group.position(self.member, number) for number in self._turns)
-        return not self.group.rebalancing and all(map(int.__ge__, positions, ends))
+    def _position(self, number: int) -> int:
+        return self.group.position(self.member, number)
+
+    def _fetch(self, number: int, messages: int, size: int) -> list[Record]:
+        return self.group.fetch(self.member, number, messages, size)
 
     # --- out
 
     def _commit(self, settlement: Settlement) -> None:
-        number = settlement.partition.id.number
-        if settlement.floor is None:
-            raise ContractError(f"a settlement of partition {number} has no floor, where positions are committed")
+        number, floor = settlement.partition.id.number, floor_of(settlement)
         completed = settlement.completed if self._hands_over else ()
         try:
-            self.group.commit(self.member, number, settlement.floor, completed)
+            self.group.commit(self.member, number, floor, completed)
         except UnknownMember as error:
             self._changed()
             raise SourceError(
-                f"position {settlement.floor} of partition {number} was not committed: {error}", retryable=True
+                f"position {floor} of partition {number} was not committed: {error}", retryable=True
             ) from error

@@ -1,7 +1,7 @@
-"""A source over a ``MemoryBroker``, and its dead letters: what a test of a handler needs instead of a server.
+"""A source over a ``MemoryBroker``, and its dead letters: for tests of a handler without a server.
 
-``MemorySource`` keeps the contract of ``lanes.source`` on asyncio and on trio. Everything that a real broker does
-by itself, a test does here by a call: give partitions, revoke them, lose them, deliver again, fail, hang.
+``MemorySource`` keeps the contract of ``lanes.source`` on asyncio and on trio. A test calls what a real broker does by
+itself: it assigns, revokes and takes partitions, redelivers, fails and hangs.
 
     async def test_every_order_is_booked() -> None:
         broker = MemoryBroker(partitions=2)
@@ -29,21 +29,36 @@ from lanes.core.types import NEVER, Message, Partition, PartitionId, Room, Settl
 from lanes.dead_letter import DeadLetter
 from lanes.source import Assigned, Delivered, Generation, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.memory.broker import MemoryBroker
-from memsource.memory.calls import Call, CallName, Scripted
-from memsource.memory.turns import BATCH, READER, Turns, delivered, delivery
+from memsource.memory.scripted import (
+    BATCH,
+    READER,
+    Call,
+    CallName,
+    Scripted,
+    ScriptedSource,
+    delivered,
+    delivery,
+)
 
 __all__ = ["Call", "CallName", "MemoryDeadLetters", "MemorySource"]
 
 
-class MemorySource(Turns):
-    """The messages of ``broker`` as a source; another one on the same broker later goes on where this one stopped.
+class MemorySource(ScriptedSource):
+    """A source of the messages of a broker. A later one of the same broker continues where this one stopped.
 
-    ``assigned``: the partitions it owns from the start, None = all. ``batch``: messages of one partition
-    delivered at once, at most. ``extend_interval``: see ``SourceTraits``; None = a third of the broker's
-    ``ack_wait``. ``plans``: see ``SourceTraits``. ``clock``: seconds, for the deadlines of deliveries; they are acted
-    upon by ``broker.expire(now)`` alone.
+    Methods outside the contract of ``lanes.source.Source`` do not block.
 
-    ``calls`` is what was called so far. Every method but those of the contract is plain and does not block.
+    Args:
+        broker: The broker.
+        name: Name of the source; None = that of the broker.
+        assigned: Partitions that it owns from the start; None = all.
+        batch: Maximum number of messages of one partition in a delivery, 1 or more.
+        extend_interval: Seconds, as in ``SourceTraits``; None = a third of the broker's ``ack_wait``.
+        plans: As in ``SourceTraits``.
+        clock: Clock of the deadlines of deliveries, in seconds. Only ``broker.expire(now)`` acts on them.
+
+    Attributes:
+        calls: The calls so far.
     """
 
     def __init__(
@@ -69,12 +84,18 @@ class MemorySource(Turns):
     def __repr__(self) -> str:
         return f"<MemorySource {self._name}: {len(self._owned)} of {len(self.broker.partitions)} partitions>"
 
-    # --- what a test does in place of a broker
+    # --- what a test does in place of a server
 
     def assign(self, partition: int, *, deadline: float = NEVER, fencing_token: int | None = None) -> None:
-        """Give it a partition: what is unacknowledged of it is delivered first. See ``lanes.Partition`` for the rest.
+        """Assign a partition. Its unacknowledged messages are delivered first.
 
-        Raises ``ValueError`` when it owns it already: revoked is owned until it is released.
+        Args:
+            partition: Number of the partition.
+            deadline: Deadline of the lease, as in ``lanes.Partition``; Infinity = no lease.
+            fencing_token: As in ``lanes.Partition``.
+
+        Raises:
+            ValueError: The source owns the partition. A revoked one is owned until its release.
         """
         if partition in self._owned:
             raise ValueError(f"partition {partition} is owned: wait for its release, or lose() it, first")
@@ -86,36 +107,66 @@ class MemorySource(Turns):
         self._tell(Assigned(owned))
 
     def renew(self, partition: int, deadline: float) -> None:
-        """Have the lease of a partition hold until then. Raises ``KeyError`` when it does not own it."""
+        """Renew the lease of a partition.
+
+        Args:
+            partition: Number of the partition.
+            deadline: The new deadline, in seconds of ``lanes.clock.monotonic``.
+
+        Raises:
+            KeyError: The source does not own the partition.
+        """
         self._owned[partition].deadline = deadline
 
     def plan(self, number: int, *, standby: bool = False) -> None:
-        """Say that the group has a plan of this number, by which it owns nothing if it is a ``standby``."""
+        """Report a plan of the group, as the event ``Generation``.
+
+        Args:
+            number: Number of the plan.
+            standby: Whether this member owns nothing by the plan.
+        """
         self._tell(Generation(number, standby))
 
     def revoke(self, partition: int, timeout: float = 30.0) -> None:
-        """Ask for a partition back within ``timeout`` seconds; nothing more of it is delivered.
+        """Revoke a partition. It delivers nothing more.
 
-        Raises ``KeyError`` when it does not own it.
+        Args:
+            partition: Number of the partition.
+            timeout: Seconds within which it should be released.
+
+        Raises:
+            KeyError: The source does not own the partition.
         """
         owned = self._owned[partition]
         self._silence(partition)
         self._tell(Revoking(owned, timeout))
 
     def lose(self, partition: int, reason: str = "lost by the test") -> None:
-        """Take a partition away without asking. Raises ``KeyError`` when it does not own it."""
+        """Take a partition away without asking.
+
+        Args:
+            partition: Number of the partition.
+            reason: The reason in ``Lost``.
+
+        Raises:
+            KeyError: The source does not own the partition.
+        """
         self._tell(Lost(self._forget(partition), reason))
 
     def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
-        """Have messages delivered again; see ``MemoryBroker.redeliver``."""
+        """Redeliver messages; see ``MemoryBroker.redeliver``.
+
+        Args:
+            positions: Positions of the messages.
+            partition: Number of the partition.
+        """
         self.broker.redeliver(positions, partition=partition)
 
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
         """Take the first partitions; see ``lanes.source.Source.open``."""
-        self.calls.append(Call("open"))
-        async with self._faults.meet("open"):
+        async with self._meet(Call("open")):
             self.broker.watch(self._changed)
             for partition in self._initial:
                 self.assign(partition)
@@ -128,32 +179,40 @@ class MemorySource(Turns):
             )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Acknowledge messages; see ``lanes.source.Source.settle``."""
+        """Acknowledge messages; see ``lanes.source.Source.settle``.
+
+        Args:
+            settlements: The settlements.
+        """
         messages = [message for settlement in settlements for message in settlement.messages]
-        self.calls.append(Call("settle", deliveries=tuple(map(delivery, messages))))
-        async with self._faults.meet("settle"):
+        async with self._meet(Call("settle", deliveries=tuple(map(delivery, messages)))):
             for message in messages:
                 self.broker.ack(delivery(message).token)
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
-        self.calls.append(Call("extend", deliveries=tuple(map(delivery, messages))))
-        async with self._faults.meet("extend"):
+        """Restart the ``ack_wait`` of messages; see ``lanes.source.Source.extend``.
+
+        Args:
+            messages: The messages.
+        """
+        async with self._meet(Call("extend", deliveries=tuple(map(delivery, messages)))):
             for message in messages:
                 self.broker.extend(delivery(message).token, self._clock())
 
     async def release(self, partition: Partition) -> None:
-        """Give a partition up; see ``lanes.source.Source.release``."""
+        """Give a partition up; see ``lanes.source.Source.release``.
+
+        Args:
+            partition: The partition.
+        """
         number = partition.id.number
-        self.calls.append(Call("release", partition=number))
-        async with self._faults.meet("release"):
+        async with self._meet(Call("release", partition=number)):
             if self._owned.get(number) is partition:
                 self._forget(number)
 
     async def aclose(self) -> None:
-        """Own nothing any more; see ``lanes.source.Source.aclose``."""
-        self.calls.append(Call("aclose"))
-        async with self._faults.meet("aclose"):
+        """Give all partitions up; see ``lanes.source.Source.aclose``."""
+        async with self._meet(Call("aclose")):
             self.broker.unwatch(self._changed)
             self._forget_all()
 
@@ -161,7 +220,7 @@ class MemorySource(Turns):
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self._ownership:
-            # Alone, so that no message comes before the event that its partition begins with.
+            # Without messages: none may come before the Assigned of its partition.
             events = list(self._ownership)
             self._ownership.clear()
             return events
@@ -181,29 +240,37 @@ class MemorySource(Turns):
 
 
 class MemoryDeadLetters(Scripted):
-    """Dead letters into ``broker.dead_letters``; ``calls`` is what was called so far."""
+    """A writer of dead letters into ``broker.dead_letters``.
+
+    Args:
+        broker: The broker that keeps them.
+
+    Attributes:
+        calls: The calls so far.
+    """
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__()
         self.broker = broker
 
     def __repr__(self) -> str:
-        return f"<MemoryDeadLetters of {self.broker.name}: {len(self.broker.dead_letters)} letters>"
+        return f"<MemoryDeadLetters of {self.broker.name}: {len(self.broker.dead_letters)} dead letters>"
 
     async def open(self) -> None:
         """See ``lanes.source.DeadLetters.open``."""
-        self.calls.append(Call("open"))
-        async with self._faults.meet("open"):
+        async with self._meet(Call("open")):
             pass
 
-    async def put(self, letter: DeadLetter) -> None:
-        """Write a letter, once however often it is put; see ``lanes.source.DeadLetters.put``."""
-        self.calls.append(Call("put", letter=letter))
-        async with self._faults.meet("put"):
-            self.broker.write_dead_letter(letter)
+    async def put(self, dead_letter: DeadLetter) -> None:
+        """Write a dead letter. A repeated call writes nothing; see ``lanes.source.DeadLetters.put``.
+
+        Args:
+            dead_letter: The dead letter.
+        """
+        async with self._meet(Call("put", dead_letter=dead_letter)):
+            self.broker.write_dead_letter(dead_letter)
 
     async def aclose(self) -> None:
         """See ``lanes.source.DeadLetters.aclose``."""
-        self.calls.append(Call("aclose"))
-        async with self._faults.meet("aclose"):
+        async with self._meet(Call("aclose")):
             pass

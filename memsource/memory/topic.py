@@ -1,4 +1,4 @@
-"""What was published: partitions of messages, whose positions rise and may have gaps."""
+"""Published messages in partitions. Positions rise and may have gaps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Record:
 
 
 class RecordReader:
-    """Looks into records; see ``lanes.core.types.Reader``."""
+    """Reads records; see ``lanes.core.types.Reader``."""
 
     def value(self, raw: object) -> bytes:
         return _record(raw).value
@@ -52,7 +52,7 @@ def _record(raw: object) -> Record:
 
 
 class TopicState(NamedTuple):
-    """A topic as a value: which partition the next keyless message goes to, and each one's end and records."""
+    """A topic as a value: the partition of the next message without a key, and the end and records of each."""
 
     keyless: int
     logs: tuple[tuple[int, tuple[Record, ...]], ...]
@@ -69,7 +69,7 @@ class Log:
         self.records: dict[int, Record] = {}
 
     def append(self, record: Record) -> None:
-        """The next record, at ``end`` or above."""
+        """Append a record at ``end`` or above."""
         self.records[record.position] = record
         self.positions.append(record.position)
         self.end = record.position + 1
@@ -80,7 +80,7 @@ class Log:
         self.records = {position: self.records[position] for position in self.positions}
 
     def read(self, position: int, messages: int, size: int) -> list[Record]:
-        """From ``position`` on: at most ``messages``, and the last one is that which reaches ``size`` bytes."""
+        """Read at most ``messages`` records from ``position`` on. The one that reaches ``size`` bytes is the last."""
         found: list[Record] = []
         at = bisect_left(self.positions, position)
         while at < len(self.positions) and len(found) < messages and size > 0:
@@ -92,7 +92,7 @@ class Log:
 
 
 class Topic:
-    """``partitions`` numbered from 0 of one topic called ``name``. Nothing blocks; everything is kept."""
+    """A topic with some partitions, numbered from 0. It keeps everything. No method blocks."""
 
     def __init__(self, partitions: int, name: str) -> None:
         if partitions < 1:
@@ -111,7 +111,7 @@ class Topic:
 
     @property
     def published(self) -> int:
-        """How many messages there are."""
+        """Number of messages."""
         return sum(len(log.records) for log in self.logs)
 
     def publish(
@@ -125,9 +125,9 @@ class Topic:
     ) -> Record:
         """Append one message and return it.
 
-        Without ``partition`` a key always goes to the same one, and keyless messages go round. ``subject`` is the
-        topic's name unless given. Raises ``IndexError`` for a partition that does not exist, ``ValueError`` or
-        ``TypeError`` for what can be no key.
+        Without ``partition`` a key always maps to the same one, and messages without a key take turns. The default of
+        ``subject`` is the name of the topic. Raises ``IndexError`` for an unknown partition, ``ValueError`` or
+        ``TypeError`` for an invalid key.
         """
         encoded = None if key is None else key_bytes(key)
         if partition is None:
@@ -159,7 +159,7 @@ class Topic:
         return TopicState(self._keyless, tuple((log.end, tuple(log.records.values())) for log in self.logs))
 
     def restore(self, state: TopicState) -> None:
-        """Be in a state that ``snapshot`` of a topic of as many partitions returned."""
+        """Return to a state that ``snapshot`` returned, of a topic with the same number of partitions."""
         self._keyless = state.keyless
         for log, (end, records) in zip(self.logs, state.logs, strict=True):
             log.end = end

@@ -1,4 +1,4 @@
-"""Who is called when something has changed."""
+"""Callbacks for changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ P = ParamSpec("P")
 
 
 class Watchers(Generic[P]):
-    """Functions that are called in the order in which they came. One may come or go while they are."""
+    """Functions that are called in the order of ``add``. A call may add or remove some."""
 
     def __init__(self) -> None:
         self._watchers: list[Callable[P, None]] = []
@@ -20,12 +20,12 @@ class Watchers(Generic[P]):
         return f"<Watchers: {len(self._watchers)}>"
 
     def add(self, watcher: Callable[P, None]) -> None:
-        """Call it from now on. Idempotent."""
+        """Call a function from now on. Idempotent."""
         if watcher not in self._watchers:
             self._watchers.append(watcher)
 
     def remove(self, watcher: Callable[P, None]) -> None:
-        """Call it no more. Idempotent."""
+        """Stop calling a function. Idempotent."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)
 
@@ -36,18 +36,26 @@ class Watchers(Generic[P]):
 
 
 class Watched:
-    """What has watchers, which are called whenever there may be something new for them."""
+    """An object that calls its watchers whenever they may have something to do."""
 
     def __init__(self) -> None:
         super().__init__()
         self._watchers: Watchers[[]] = Watchers()
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call ``watcher`` from now on whenever there may be something new for it. Idempotent."""
+        """Call a watcher from now on. Idempotent.
+
+        Args:
+            watcher: The function, which must not block.
+        """
         self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Call it no more. Idempotent."""
+        """Stop calling a watcher. Idempotent.
+
+        Args:
+            watcher: The function.
+        """
         self._watchers.remove(watcher)
 
     def _changed(self) -> None:

@@ -60,7 +60,7 @@ async def test_a_failed_write_is_repeated_without_calling_the_handler() -> None:
     assert handled.count(0) == 2
     assert handled.count(1) == handled.count(2) == 1
     assert len(dead_letters.called("put")) == 6
-    assert len({call.letter.id for call in dead_letters.called("put") if call.letter}) == 1
+    assert len({call.dead_letter.id for call in dead_letters.called("put") if call.dead_letter}) == 1
     assert len(broker.dead_letters) == 1
     assert broker.unfinished == 0
 

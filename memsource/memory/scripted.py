@@ -1,0 +1,329 @@
+"""The base of everything in memory whose calls a test scripts: dead letters, and all sources.
+
+A source in memory waits until something has changed, and gives its partitions turns.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Literal, NamedTuple
+
+import anyio
+import anyio.lowlevel
+
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.dead_letter import DeadLetter
+from lanes.errors import ContractError
+from lanes.source import Delivered, Exhausted, Progressed, SourceEvent
+from memsource.memory.broker import Delivery
+from memsource.memory.group import Group
+from memsource.memory.topic import Record, RecordReader
+
+__all__ = [
+    "BATCH",
+    "READER",
+    "Call",
+    "CallName",
+    "CommittingSource",
+    "Faults",
+    "Scripted",
+    "ScriptedSource",
+    "delivered",
+    "delivery",
+    "floor_of",
+]
+
+CallName = Literal["open", "receive", "settle", "extend", "release", "put", "aclose"]
+
+READER: Final = RecordReader()
+
+BATCH: Final = 100
+"""Default of ``batch``: messages of one partition delivered at once, at most."""
+
+
+class Call(NamedTuple):
+    """One call, noted when it was made.
+
+    Attributes:
+        name: Name of the method.
+        room: The room of a ``receive``.
+        deliveries: The deliveries of a ``settle`` or ``extend``, in the order given.
+        partition: The partition of a ``release``.
+        dead_letter: The dead letter of a ``put``.
+        commits: The settlements of a source that commits positions.
+    """
+
+    name: CallName
+    room: Room | None = None
+    deliveries: tuple[Delivery, ...] = ()
+    partition: int | None = None
+    dead_letter: DeadLetter | None = None
+    commits: tuple[Settlement, ...] = ()
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions of the deliveries."""
+        return [delivery.record.position for delivery in self.deliveries]
+
+
+class Faults:
+    """The faults of calls: errors instead of their work or after it, and gates."""
+
+    def __init__(self) -> None:
+        self._failures: dict[CallName, deque[tuple[Exception, bool]]] = {}
+        self._gates: dict[CallName, anyio.Event] = {}
+
+    def fail(self, call: CallName, error: Exception, times: int, *, done: bool = False) -> None:
+        """Let the next ``times`` of these calls raise ``error``: instead of their work, or after it if ``done``."""
+        self._failures.setdefault(call, deque()).extend([(error, done)] * times)
+
+    def block(self, call: CallName) -> None:
+        """Let these calls wait until ``unblock``. Idempotent."""
+        self._gates.setdefault(call, anyio.Event())
+
+    def unblock(self, call: CallName) -> None:
+        """Let these calls go on. Idempotent."""
+        gate = self._gates.pop(call, None)
+        if gate is not None:
+            gate.set()
+
+    @asynccontextmanager
+    async def meet(self, call: CallName) -> AsyncIterator[None]:
+        """Suspend once, as a call to a broker may, then wait or raise as scripted, before the block or after it.
+
+        Nothing suspends once the block has begun.
+        """
+        await anyio.lowlevel.checkpoint()
+        while call in self._gates:
+            await self._gates[call].wait()
+        failures = self._failures.get(call)
+        error, done = failures.popleft() if failures else (None, False)
+        if error is not None and not done:
+            raise error
+        yield
+        if error is not None:
+            raise error
+
+
+class Scripted:
+    """An object whose calls a test scripts. ``calls`` lists the calls so far. These methods do not block."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._faults = Faults()
+
+    def _changed(self) -> None:
+        """Wake everything that waits, to look again."""
+
+    def _meet(self, call: Call) -> AbstractAsyncContextManager[None]:
+        """Note a call, and meet its faults."""
+        self.calls.append(call)
+        return self._faults.meet(call.name)
+
+    def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
+        """Let the next calls of a method raise.
+
+        Args:
+            call: Name of the method.
+            error: The error to raise.
+            times: Number of calls that raise it.
+            done: Whether they raise it after their work, not instead of it.
+        """
+        self._faults.fail(call, error, times, done=done)
+        self._changed()
+
+    def block(self, call: CallName) -> None:
+        """Let the calls of a method wait until ``unblock``. Idempotent.
+
+        Args:
+            call: Name of the method.
+        """
+        self._faults.block(call)
+        self._changed()
+
+    def unblock(self, call: CallName) -> None:
+        """Let the calls of a method go on. Idempotent.
+
+        Args:
+            call: Name of the method.
+        """
+        self._faults.unblock(call)
+
+    def called(self, name: CallName) -> list[Call]:
+        """The calls of a method so far.
+
+        Args:
+            name: Name of the method.
+        """
+        return [call for call in self.calls if call.name == name]
+
+
+class ScriptedSource(Scripted):
+    """A source that shares the room of a ``receive`` between its partitions, each time beginning with another one.
+
+    A subclass maintains ``_owned``, and in ``_turns`` those of its partitions that may deliver.
+    """
+
+    def __init__(self, batch: int = BATCH) -> None:
+        if batch < 1:
+            raise ValueError(f"batch={batch}: must be 1 or more")
+        super().__init__()
+        self._batch = batch
+        self._owned: dict[int, Partition] = {}
+        self._turns: deque[int] = deque()  # the next one is at the front
+        self._finite = False
+        self._exhausted = False
+        self._waiting: set[anyio.Event] = set()
+
+    def finish(self) -> None:
+        """Make it finite: ``Exhausted`` follows all messages of its own partitions."""
+        self._finite = True
+        self._changed()
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions that it has announced and neither released nor reported lost."""
+        return list(self._owned)
+
+    # --- for each kind of source
+
+    @abstractmethod
+    def _take(self, number: int, messages: int, size: int) -> Iterable[Delivered | Progressed]:
+        """The next events of a partition within some room."""
+
+    @abstractmethod
+    def _at_the_end(self) -> bool:
+        """Whether everything published in its own partitions is delivered."""
+
+    @abstractmethod
+    def _next(self, room: Room) -> Sequence[SourceEvent]:
+        """The next events: those of ownership, or without any the ``_dealt`` ones. It must not suspend."""
+
+    # --- for all sources
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for events; see ``lanes.source.Source.receive``.
+
+        Args:
+            room: Room for messages.
+        """
+        self.calls.append(Call("receive", room))
+        while True:
+            # Nothing suspends from the end of this block to the return: a cancelled receive has taken nothing.
+            async with self._faults.meet("receive"):
+                events = self._next(room)
+            if events:
+                return events
+            await self._change()
+
+    def _dealt(self, room: Room) -> list[SourceEvent]:
+        events = list(self._shares(room))
+        self._turns.rotate(-1)
+        if not events and room.messages > 0 and self._finite and not self._exhausted and self._at_the_end():
+            self._exhausted = True
+            events.append(Exhausted())
+        return events
+
+    def _shares(self, room: Room) -> Iterator[SourceEvent]:
+        messages, size = room.messages, room.bytes
+        for number in list(self._turns):
+            if number not in self._turns or self._owned[number] in room.paused or messages <= 0 or size <= 0:
+                continue
+            for event in self._take(number, min(messages, self._batch), size):
+                if isinstance(event, Delivered):
+                    messages -= len(event.run)
+                    size -= event.size
+                yield event
+
+    def _silence(self, number: int) -> None:
+        """Stop the delivery of a partition. Idempotent."""
+        if number in self._turns:
+            self._turns.remove(number)
+
+    def _forget(self, number: int) -> Partition:
+        """Stop owning a partition. Raises ``KeyError`` if it was not owned."""
+        self._silence(number)
+        return self._owned.pop(number)
+
+    def _forget_all(self) -> list[Partition]:
+        return [self._forget(number) for number in list(self._owned)]
+
+    async def _change(self) -> None:
+        """Wait until something has changed."""
+        event = anyio.Event()
+        self._waiting.add(event)
+        try:
+            await event.wait()
+        finally:
+            self._waiting.discard(event)
+
+    def _changed(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+
+class CommittingSource(ScriptedSource):
+    """A source of a member of a ``Group`` that commits one position a partition."""
+
+    @property
+    @abstractmethod
+    def _members(self) -> Group:
+        """The group."""
+
+    @abstractmethod
+    def _position(self, number: int) -> int:
+        """The position that is read next."""
+
+    @abstractmethod
+    def _fetch(self, number: int, messages: int, size: int) -> list[Record]:
+        """Read the next records of a partition."""
+
+    def _alive(self) -> None:
+        """Raise ``SourceError`` if its process has crashed."""
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Do nothing: the broker has no ``ack_wait``; see ``lanes.source.Source.extend``.
+
+        Args:
+            messages: The messages, which need no extension.
+        """
+        async with self._meet(Call("extend")):
+            self._alive()
+
+    def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered | Progressed]:
+        partition, position = self._owned[number], self._position(number)
+        records = self._fetch(number, messages, size)
+        if records:
+            position = records[-1].position + 1
+            yield delivered(partition, [(record, None) for record in records])
+        if self._position(number) > position:
+            yield Progressed(partition, self._position(number))
+
+    def _at_the_end(self) -> bool:
+        group = self._members
+        return not group.rebalancing and all(
+            self._position(number) >= group.topic.log(number).end for number in self._turns
+        )
+
+
+def delivered(partition: Partition, records: Iterable[tuple[Record, object]]) -> Delivered:
+    """A run of records, each with the token that settles it."""
+    run = [Message(partition, record.position, record.key, record.size, record, token) for record, token in records]
+    return Delivered(partition, run, sum(message.size for message in run))
+
+
+def delivery(message: Message) -> Delivery:
+    """The token of a message, which is its delivery."""
+    assert isinstance(message.token, Delivery)
+    return message.token
+
+
+def floor_of(settlement: Settlement) -> int:
+    """The floor of a settlement. Raises ``ContractError`` for one without."""
+    if settlement.floor is None:
+        number = settlement.partition.id.number
+        raise ContractError(f"a settlement of partition {number} has no floor, where positions are committed")
+    return settlement.floor
