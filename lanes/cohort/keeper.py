@@ -35,55 +35,55 @@ from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
 from lanes.errors import SourceError
 
-__all__ = ["Bell", "LeaseKeeper"]
+__all__ = ["Alarm", "LeaseKeeper"]
 
 log = logging.getLogger("lanes")
 
-_ECHOES: Final = (0.0, 0.01, 0.05)
+_LOOKS: Final = (0.0, 0.01, 0.05)
 """Seconds after a hint at which to look again: a hint may arrive before the write that it announces is applied."""
 
 
-class Bell:
-    """Wakes a task: at once by ``ring``, several times by ``hint``, or at a time."""
+class Alarm:
+    """Wakes a task: at once by ``wake``, several times by ``hint``, or at a time."""
 
-    __slots__ = ("_clock", "_echoes", "_event")
+    __slots__ = ("_clock", "_event", "_looks")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._event = anyio.Event()
-        self._echoes: deque[float] = deque()
+        self._looks: deque[float] = deque()
 
     def __repr__(self) -> str:
-        return f"<Bell: {'rung' if self._event.is_set() else 'silent'}, {len(self._echoes)} echoes>"
+        return f"<Alarm: {'woken' if self._event.is_set() else 'waiting'}, {len(self._looks)} looks due>"
 
     def arm(self) -> None:
-        """Let every ``ring`` from now on end the next ``wait``, even one that comes before that wait."""
+        """Let every ``wake`` from now on end the next ``wait``, even one that comes before that wait."""
         self._event = anyio.Event()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the wait. Does not block. Idempotent."""
         self._event.set()
 
     def hint(self) -> None:
         """End the wait now, and the next ones a little later. Does not block."""
         now = self._clock()
-        self._echoes = deque(now + echo for echo in _ECHOES)
+        self._looks = deque(now + delay for delay in _LOOKS)
         self._event.set()
 
     async def wait(self, until: float) -> bool:
-        """Wait for a ring since ``arm``, a hint or a time (infinity = none). Cancel-safe.
+        """Wait for a wake since ``arm``, a hint or a time (infinity = none). Cancel-safe.
 
         Return whether a hint is due.
         """
-        until = min(until, self._echoes[0]) if self._echoes else until
+        until = min(until, self._looks[0]) if self._looks else until
         if until < math.inf:
             with anyio.move_on_after(max(0.0, until - self._clock())):
                 await self._event.wait()
         else:
             await self._event.wait()
         hinted = False
-        while self._echoes and self._echoes[0] <= self._clock():
-            self._echoes.popleft()
+        while self._looks and self._looks[0] <= self._clock():
+            self._looks.popleft()
             hinted = True
         return hinted
 
@@ -118,7 +118,7 @@ class LeaseKeeper:
         "_store",
         "_waits",
         "_warned",
-        "bell",
+        "alarm",
         "machine",
     )
 
@@ -138,7 +138,7 @@ class LeaseKeeper:
         overdue: Callable[[int], None],
     ) -> None:
         self.machine = machine
-        self.bell = Bell(clock)
+        self.alarm = Alarm(clock)
         self._partition = machine.partition
         self._store = store
         self._consumers = consumers
@@ -209,7 +209,7 @@ class LeaseKeeper:
     def hint(self) -> None:
         """The lease was written, or will be in a moment."""
         if self.machine.deadline == -math.inf:
-            self.bell.hint()
+            self.alarm.hint()
 
     # --- at work
 
@@ -220,13 +220,13 @@ class LeaseKeeper:
         """
         machine = self.machine
         while not (over() and machine.idle):
-            self.bell.arm()
+            self.alarm.arm()
             action = machine.next(self._clock(), self._nonce())
             self._pass_on()
             if over() and machine.idle:
                 return
             if isinstance(action, Wait):
-                if await self.bell.wait(min(action.until, self._drain_by)):
+                if await self.alarm.wait(min(action.until, self._drain_by)):
                     machine.hinted(self._clock())
                 if self._clock() >= self._drain_by:
                     self._drain_by = math.inf
@@ -286,7 +286,7 @@ class LeaseKeeper:
 
     def _tell(self) -> None:
         self._pass_on()
-        self.bell.ring()
+        self.alarm.wake()
 
     def _pass_on(self) -> None:
         """Pass on the events of the last call of the lease machine."""

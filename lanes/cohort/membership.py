@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 import anyio
 
 from lanes.clock import Clock, monotonic
-from lanes.cohort.keeper import Bell, LeaseKeeper
+from lanes.cohort.keeper import Alarm, LeaseKeeper
 from lanes.cohort.leases import Conflict, EpochConsumers, LeaseStore, UnknownResult
 from lanes.cohort.roster import Roster, margin_of, patience_of
 from lanes.config import check_one_of, check_positive, check_seconds, check_whole
@@ -175,7 +175,7 @@ class Membership:
             for partition in range(config.partitions)
         ]
         self._joined = anyio.Event()
-        self._bell = Bell(clock)
+        self._alarm = Alarm(clock)
         self._stopping = False
 
     def __repr__(self) -> str:
@@ -219,7 +219,7 @@ class Membership:
             self._stopping = True
             for keeper in self._keepers:
                 keeper.stop()
-            self._bell.ring()
+            self._alarm.wake()
 
     def _is_stopping(self) -> bool:
         return self._stopping
@@ -330,9 +330,9 @@ class Membership:
                 self._keepers[int(number)].hint()
         elif key.startswith(MEMBER_PREFIX):
             if self._roster.heard(key):
-                self._bell.hint()
+                self._alarm.hint()
         elif key == PLAN_KEY or key.startswith(DRAIN_PREFIX):
-            self._bell.hint()
+            self._alarm.hint()
 
     # --- membership
 
@@ -340,7 +340,7 @@ class Membership:
         """Keep the heartbeat and the plan, until it is told to stop; then leave."""
         roster = self._roster
         while not self._stopping:
-            self._bell.arm()
+            self._alarm.arm()
             try:
                 if self._clock() >= roster.beat_at:
                     await roster.beat()
@@ -350,11 +350,11 @@ class Membership:
                 await roster.look()
             except (Conflict, UnknownResult) as error:
                 log.debug("%s: %s", self._name, error)
-                await self._bell.wait(self._clock() + _PAUSE)
+                await self._alarm.wait(self._clock() + _PAUSE)
             else:
                 self._planned()
                 self._joined.set()
-                await self._bell.wait(roster.look_at)
+                await self._alarm.wait(roster.look_at)
         # Before the drain, so that the others plan without this member at once.
         await self._until_heard(roster.leave)
 

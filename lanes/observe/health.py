@@ -69,13 +69,8 @@ def examine(
 ) -> Health:
     """Return the health at ``now``. O(in flight).
 
-    Args:
-        engine: The engine of the run.
-        now: Seconds of the engine's clock.
-        unhealthy_after: Seconds that work may take before it is a reason.
-        stuck: Messages whose threads ignore their timeouts.
-        unknown: Partitions that cannot start before the store of attempts answers, with the times of the requests.
-        unsettled: Partitions whose settlements fail.
+    ``stuck`` has the messages whose threads ignore their timeouts. ``unknown`` has the partitions that wait for the
+    store of attempts, with the times of their requests. ``unsettled`` has the partitions whose settlements fail.
     """
     reasons = []
     oldest = engine.oldest()
