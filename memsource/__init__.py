@@ -1,14 +1,13 @@
-"""The tools around a run of ``lanes``: a broker in memory to run it on, its history read back, its promises checked.
+"""Tools around a run of ``lanes``: brokers in memory, histories, checkers of promises, and the simulator.
 
 ``simulate`` runs a user's own handler through many orders of events and faults: see ``README.md``. The suite that every
-source passes is in ``memsource.contract``; plans as Hypothesis strategies are in ``memsource.sim.plans.strategies``,
-the base class of state machines is in ``memsource.sim.runs.machine``.
+source passes is in ``memsource.contract``. Plans as Hypothesis strategies are in ``memsource.sim.plans.strategies``,
+and the base class of state machines is in ``memsource.sim.runs.machine``.
 
-A name is imported when it is asked for: the pytest plugin, which every test run loads, shall not import all of this.
+A name is imported when it is first used, because every test run loads the pytest plugin.
 
 Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
-``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
-"""
+``explorer``; and ``personality``, ``cli``, ``pytest_plugin``."""
 
 from __future__ import annotations
 

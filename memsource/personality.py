@@ -1,7 +1,6 @@
-"""What a world needs of a broker: data that acts when it is called, and whose time is an argument.
+"""The Protocol of a simulated broker: data that acts when it is called, with the time as an argument.
 
-Nothing here blocks, sleeps or knows a loop. The world calls ``advance`` whenever ``next_at`` has come.
-"""
+Nothing here blocks, sleeps or knows a loop. The world calls ``advance`` when the time of ``next_at`` has come."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 
 
 class Personality(Protocol):
-    """A broker with one topic, a coordinator of its members, and the members' progress. Times are in seconds."""
+    """A broker with one topic, a coordinator of its members, and their progress. Times are in seconds."""
 
     name: PersonalityName
     takes_in_at_once: bool
-    """Whether its sources take in what is finished or given up before they suspend, however slow the way is."""
+    """Whether its sources take in settlements and releases before they suspend, even over a slow link."""
 
     def publish(
         self, value: bytes, *, key: PartitionKey | None, headers: Iterable[tuple[str, bytes]], partition: int | None
@@ -45,41 +44,41 @@ class Personality(Protocol):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """Which assignments were taken from which members, in order: those they had heard of and had not released when
-        their session or lease expired, their time to give them back was over, or ``lose`` was called. Whether they have
-        heard of it by now or not."""
+        """The assignments that the broker took from members, in order, whether or not the members know it.
+
+        The members had heard of them and not released them. They were taken because a session or lease expired, the
+        time to release them was over, or ``lose`` was called."""
 
     @property
     def unfinished(self) -> list[Record]:
-        """What the broker holds as not finished, whoever works on it."""
+        """The records that the broker holds as unfinished."""
 
     def source(self, member: str, clock: Clock) -> Source:
         """A source for a new member of this name. Its calls act on the broker until the member crashes."""
 
     def crash(self, member: str, now: float) -> None:
-        """A member's process is gone. The broker does not know yet: its own timers tell it."""
+        """End a member's process. The broker learns of it by its own timers."""
 
     def freeze(self, member: str, until: float) -> None:
-        """A member's process does not run until then, as under SIGSTOP: nothing of it reaches the broker."""
+        """Suspend a member's process until then, as under SIGSTOP: its calls do not reach the broker."""
 
     def rebalance(self, now: float) -> bool:
-        """Plan anew as if somebody had come or gone; whether anything is asked back."""
+        """Make a new plan, as after a change of members; returns whether a partition is revoked."""
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner without asking; False when nobody owns it."""
+        """Take a partition from its owner without asking; False when it has no owner."""
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Deliver something again that was delivered; False where this broker never does, or there is nothing."""
+        """Redeliver a message; False where this broker never does, or there is none."""
 
     def restart(self, now: float) -> bool:
-        """Have the only server killed and back at once, without what it had not written down; False where this broker
-        never forgets."""
+        """Kill the only server and start it at once, without unwritten data; False where this broker never forgets."""
 
     def advance(self, now: float) -> None:
         """Act on every timer that is due: sessions, leases, waits for acknowledgements."""
 
     def next_at(self) -> float:
-        """When the next timer is due; infinity = there is none."""
+        """When the next timer is due; infinity = never."""
 
     def write_dead_letter(self, dead_letter: DeadLetter) -> None:
         """Keep a dead letter; one whose id is known already is dropped."""

@@ -30,12 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lanes-runs",
         type=_runs,
         metavar="N",
-        help="runs of each simulated test, instead of what it asks for; what a test has to have seen is not asked for",
+        help="make N runs of each simulated test, without its sometimes=",
     )
     group.addoption(
         "--lanes-replay",
         metavar="TOKEN",
-        help="make the one run that a failing simulated test has printed this token of; other tests are deselected",
+        help="make only the run that a failing test printed as TOKEN",
     )
 
 

@@ -1,9 +1,7 @@
-"""One engine over a broker with individual acknowledgements, in every order of what can happen.
+"""One engine over a broker with individual acknowledgements, in every order of events.
 
-The broker delivers in order; whatever it has no acknowledgement of it delivers again, under a new token, whenever it
-likes. An acknowledgement counts by the newest token alone. When the partition is lost and assigned anew, what is not
-acknowledged comes again before anything new.
-"""
+The broker delivers in order. It may redeliver an unacknowledged message at any time, under a new token, and accepts
+only the newest token. When the partition is lost and assigned again, unacknowledged messages come before new ones."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ _FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
 
 
 class Sent(NamedTuple):
-    """An acknowledgement on its way: whether its message was settled before."""
+    """An acknowledgement under way. ``again``: its message was settled before."""
 
     message: MessageId
     token: int
@@ -39,11 +37,10 @@ class Sent(NamedTuple):
 
 
 class AckState(NamedTuple):
-    """The engine; the newest token of each message (0 = none), and what the broker has acknowledgements of.
+    """The engine, the newest token of each message (0 = none), and the acknowledged messages.
 
-    ``first``: what comes before anything new. ``done``: what was handled to its end in this assignment. ``sent``: what
-    is on its way.
-    """
+    ``first``: messages that come before new ones. ``done``: messages that were handled in this assignment. ``sent``:
+    acknowledgements under way."""
 
     engine: EngineState
     tokens: tuple[int, ...]
@@ -58,8 +55,12 @@ class AckState(NamedTuple):
 
 
 class AckWorld:
-    """The world of a ``Scope`` with one member. ``faults`` are losses of the partition, ``unknown`` acknowledgements
-    that were lost, ``redeliveries`` how often anything comes again."""
+    """One member over individual acknowledgements, in every order of events.
+
+    Args:
+        scope: The scope, with one member; ``faults`` are losses of the partition, ``unknown`` lost acknowledgements.
+        redeliveries: How often messages come again.
+    """
 
     def __init__(self, scope: Scope, redeliveries: int) -> None:
         self.reached: Counter[str] = Counter()
@@ -68,17 +69,24 @@ class AckWorld:
         self._keys = [key.encode() for _, key in scope.messages]
 
     def start(self) -> AckState:
-        """Assigned, and nothing delivered."""
+        """The first state: the partition is assigned, and nothing is delivered."""
         engine = Engine(self._scope.policy())
         engine.assign(Partition(PartitionId(SOURCE, 0), _READER))
         return AckState(snapshot(engine), (0,) * len(self._keys), frozenset())
 
     def steps(self, state: AckState) -> Iterator[tuple[Callable[[], str], AckState]]:
-        """See ``search.World``."""
+        """Every possible event of a state: its text on demand, and the next state. Pure.
+
+        Args:
+            state: The state.
+
+        Raises:
+            Broken: The event or the state breaks an invariant.
+        """
         moving = False
         events = list(self._events(state))
         if all(may_stay_away for _, may_stay_away, _ in events):
-            # At last the broker has waited for long enough.
+            # Nothing else must happen, so the broker's wait for an acknowledgement ends.
             events += [
                 (f"delivered again: {position}", False, partial(self._delivered, state, position))
                 for position, token in enumerate(state.tokens)
@@ -99,12 +107,12 @@ class AckWorld:
             invariants.nothing_stands_still(set(range(len(self._keys))) - state.acked)
 
     def _events(self, state: AckState) -> Iterator[tuple[str, bool, Callable[[], AckState]]]:
-        """Text, whether it may stay away for ever, and what follows."""
+        """The text of each possible event, whether it may never happen, and the next state."""
         engine = restore(state.engine)
         if engine.room().messages and state.first:
             position, *rest = state.first
             delivered = partial(self._delivered, state._replace(first=tuple(rest)), position)
-            yield f"delivered anew: {position}", False, delivered
+            yield f"redelivered after the loss: {position}", False, delivered
         elif engine.room().messages and 0 in state.tokens:
             position = state.tokens.index(0)
             yield f"delivered: {position}", False, partial(self._delivered, state, position)
@@ -132,7 +140,7 @@ class AckWorld:
         elif engine.dirty:
             yield "settles", False, partial(self._settle, state)
         if state.losses < self._scope.faults:
-            yield "lost, and assigned anew", True, partial(self._lose, state)
+            yield "lost and assigned again", True, partial(self._lose, state)
 
     # --- what happens
 
@@ -193,7 +201,7 @@ class AckWorld:
         return self._after(state._replace(sent=tuple(sent)), engine)
 
     def _answered(self, state: AckState, *, arrived: bool, known: bool) -> AckState:
-        """What was sent has arrived or not, which the engine is told or not."""
+        """Whether the acknowledgements have arrived, and whether the engine is told."""
         engine = restore(state.engine)
         newest = {one.message.position for one in state.sent if one.token == state.tokens[one.message.position]}
         acked = newest - set(state.first)
@@ -209,7 +217,7 @@ class AckWorld:
         engine = restore(state.engine)
         engine.lose(_owned(engine))
         engine.assign(Partition(PartitionId(SOURCE, 0), _READER))
-        # The tokens of these are void until they come again.
+        # Their tokens are void until they come again.
         first = tuple(p for p, token in enumerate(state.tokens) if token and p not in state.acked)
         return self._after(state._replace(losses=state.losses + 1, done=frozenset(), first=first), engine)
 
@@ -234,10 +242,10 @@ def _running(engine: Engine) -> list[Message]:
 
 
 def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
-    """What the shell has of the engine's: messages it holds, and others that it settles again."""
+    """The settlement of sent acknowledgements: messages that the engine holds, and others that it settles again."""
     partition = _owned(engine)
     if any(one.message.assignment != partition.assignment for one in sent):
-        # Of an assignment that was lost meanwhile.
+        # Their assignment was lost meanwhile.
         partition = Partition(partition.id, _READER)
         partition.ledger = AckLedger()
     held = {} if partition.assignment == 0 else {m.position: m for m in partition.ledger.in_flight()}

@@ -1,7 +1,6 @@
-"""What must hold whatever the order of events, each as a function that raises ``Broken``.
+"""The invariants of every order of events, each a function that raises ``Broken``.
 
-The numbers are those of the table in ``docs/design/explorer.md``.
-"""
+The numbers are those of the table in ``docs/design/explorer.md``."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ Commit: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 
 
 def covered(commit: Commit, positions: Iterable[int]) -> set[int]:
-    """Which of these positions a commit says are finished."""
+    """The positions that a commit says are finished."""
     floor, completed = commit
     return {p for p in positions if p < floor or any(start <= p < end for start, end in completed)}
 
@@ -65,7 +64,8 @@ def broken(invariant: Callable[..., None], text: str) -> Never:
 
 
 def one_handler_a_key(running: Collection[tuple[object, ...]]) -> None:
-    """1: at most one handler of a key runs at any time. ``running``: one entry a handler, equal for the same key."""
+    """1: at most one handler of a key runs at any time. ``running`` has an entry for each handler, equal for the same
+    key."""
     if len(set(running)) < len(running):
         broken(one_handler_a_key, f"two handlers of one key run at once: {sorted(map(str, running))}")
 
@@ -78,7 +78,7 @@ def starts_in_order(message: Message, last: int | None) -> None:
 
 
 def former_ended_first(position: int, unfinished: Collection[int]) -> None:
-    """3: nothing starts before all that is before it in its key has ended well. ``unfinished``: what has not."""
+    """3: a message starts only after all earlier messages of its key have ended well; ``unfinished`` have not."""
     if unfinished:
         broken(former_ended_first, f"position {position} starts while {sorted(unfinished)} of its key are unfinished")
 
@@ -87,7 +87,7 @@ def former_ended_first(position: int, unfinished: Collection[int]) -> None:
 
 
 def commit_only_what_is_done(commit: Commit, unfinished: Collection[int]) -> None:
-    """8: every position that a commit says is finished was handled to its end, or its dead letter confirmed."""
+    """8: each position that a commit says is finished was handled, or its dead letter confirmed."""
     if wrong := covered(commit, unfinished):
         broken(commit_only_what_is_done, f"commit {commit} says that {sorted(wrong)} are finished, and they are not")
 
@@ -99,25 +99,25 @@ def commits_rise(commit: Commit, before: Commit | None, positions: Sequence[int]
 
 
 def committed_never_falls(commit: Commit, before: Commit, positions: Sequence[int]) -> None:
-    """9, at the broker: without a lost member what is committed never says less than before."""
+    """9, at the broker: without a lost member the committed set never shrinks."""
     if commit[0] < before[0] or covered(before, positions) - covered(commit, positions):
         broken(committed_never_falls, f"{commit} is committed after {before}")
 
 
 def one_commit_under_way(commit: Commit, under_way: Commit | None) -> None:
-    """10: two commits of a partition are never under way at once, for they may cross."""
+    """10: two commits of a partition are never under way at once, because they may overtake each other."""
     if under_way is not None:
         broken(one_commit_under_way, f"commit {commit} is sent while {under_way} is under way")
 
 
 def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
-    """11, 12: commits are of the current assignment; nothing is committed behind its drain or a loss."""
+    """11, 12: a commit belongs to the current assignment, and none follows its drain or loss."""
     if not owned:
         broken(commit_names_what_is_assigned, f"commit {commit} of an assignment that was released or lost")
 
 
 def given_up_is_forgotten(engine: Engine) -> None:
-    """12: what was released or lost is in none of the places from which something is committed, settled or started."""
+    """12: a released or lost partition is in no collection from which the engine commits, settles or starts."""
     kept = {*engine.committer.partitions, *engine.committer.ahead, *engine.dirty}
     kept |= {message.partition for message in [*engine.stopped.by_head, *engine.chains.ready]}
     if strays := kept - set(engine.partitions.values()):
@@ -128,7 +128,7 @@ def given_up_is_forgotten(engine: Engine) -> None:
 
 
 def in_flight_bounded(state: EngineState) -> None:
-    """25: what is in flight is what is counted, and never more than ``max_in_flight``."""
+    """25: the count of messages in flight is right, and at most ``max_in_flight``."""
     counted, bound = state.flow.in_flight, state.policy.max_in_flight
     held = [m for a in state.assignments for m in a.in_flight + a.fenced + a.waiting if m.state != SETTLED]
     if len(held) != counted or counted > bound:
@@ -136,14 +136,14 @@ def in_flight_bounded(state: EngineState) -> None:
 
 
 def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound: int) -> None:
-    """27: from the floor that the broker confirmed up to what starts there are ``max_ahead`` messages at most."""
+    """27: at most ``max_ahead`` messages lie between the confirmed floor and a message that starts."""
     ahead = sum(confirmed <= position <= started for position in positions)
     if ahead > bound:
         broken(ahead_bounded, f"position {started} starts {ahead} ahead of the confirmed {confirmed}; bound {bound}")
 
 
 def only_its_lane_waits(state: EngineState) -> None:
-    """29: a lane waits for its own head alone; what is not admitted waits for ``max_ahead``, which is said."""
+    """29: a lane waits only for its own head, and other messages only for ``max_ahead``, which the engine reports."""
     running_elsewhere = {(a.id, m.lane) for a in state.assignments for m in a.fenced}
     for each in state.assignments:
         if each.draining or not each.live:
@@ -167,7 +167,7 @@ def first_come_first_taken(taken: MessageId, ready: Sequence[MessageId]) -> None
 
 
 def keeps_its_turn(before: Sequence[MessageId], after: Sequence[MessageId], gone: Collection[MessageId]) -> None:
-    """30: what is ready keeps its turn; whatever becomes ready takes its place behind."""
+    """30: a ready head keeps its turn, and a new one queues after it."""
     stayed = [one for one in before if one not in gone]
     if list(after[: len(stayed)]) != stayed:
         broken(keeps_its_turn, f"the queue was {list(before)} and is {list(after)}")
@@ -177,29 +177,28 @@ def keeps_its_turn(before: Sequence[MessageId], after: Sequence[MessageId], gone
 
 
 def drained_when_nothing_runs(running: Collection[int]) -> None:
-    """36: a partition is drained when nothing of it runs."""
+    """36: a drained partition has no running handler."""
     if running:
         broken(drained_when_nothing_runs, f"drained while {sorted(running)} run")
 
 
 def prefix_closed(done: Collection[int], positions: Sequence[int]) -> None:
-    """36: where the completed set is not handed over, a drain leaves no hole below what has finished."""
+    """36: where the completed set is not handed over, a drain leaves no hole below a finished message."""
     holes = [p for p in positions if p < max(done, default=-1) and p not in done]
     if holes:
         broken(prefix_closed, f"drained with {sorted(done)} finished and {holes} not")
 
 
 def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:
-    """37: a drain starts nothing; if it closes the prefix, nothing above the highest that has started before.
+    """37: a drain starts nothing. If it closes the prefix, it starts nothing above the highest started message.
 
-    ``closing``: whether it does, and its deadline has not passed.
-    """
+    ``closing``: it closes the prefix, and its deadline has not passed."""
     if draining and (not closing or position > highest):
         broken(drain_starts_nothing_above, f"position {position} starts during a drain; highest started: {highest}")
 
 
 def other_partitions_untouched(before: EngineState, after: EngineState, given_up: Collection[int]) -> None:
-    """41: giving one partition up changes nothing of the others. ``given_up``: numbers of the partitions."""
+    """41: giving up one partition changes no other. ``given_up`` has the numbers of the partitions."""
     for old, new in zip(_others(before, given_up), _others(after, given_up), strict=True):
         if old != new:
             broken(other_partitions_untouched, f"giving up {sorted(given_up)} changed {new} from {old}")
@@ -212,20 +211,20 @@ def _others(state: EngineState, given_up: Collection[int]) -> list[object]:
 
 
 def one_owner(owners: Mapping[int, Collection[str]]) -> None:
-    """43: unless a member was lost, nobody starts anything of a partition that another one works on."""
+    """43: without a lost member, a partition is worked on by one member at most."""
     for number, names in owners.items():
         if len(names) > 1:
             broken(one_owner, f"partition {number} is worked on by {', '.join(sorted(names))}")
 
 
 def clean_rebalance_repeats_nothing(position: int, *, done: bool) -> None:
-    """44: without a fault nothing that has finished runs again."""
+    """44: without a fault no finished message runs again."""
     if done:
         broken(clean_rebalance_repeats_nothing, f"position {position} had finished, and runs again without a fault")
 
 
 def replay_from_the_committed(message: Message) -> None:
-    """56: an assignment runs nothing that its predecessors said was finished."""
+    """56: an assignment runs no message that was committed before it."""
     partition = message.partition
     if covered((partition.floor or 0, tuple(partition.completed)), [message.position]):
         broken(replay_from_the_committed, f"position {message.position} runs again although it was committed")
@@ -235,7 +234,7 @@ def replay_from_the_committed(message: Message) -> None:
 
 
 def zombie_changes_nothing(before: EngineState, after: EngineState) -> None:
-    """40, 53: a handler that ends behind its fence changes no ledger, no commit and nothing to settle."""
+    """40, 53: a handler that ends after its fence changes no ledger, no commit and no settlement."""
     changed = [new for old, new in zip(_ledgers(before), _ledgers(after), strict=True) if old != new]
     if changed:
         broken(zombie_changes_nothing, f"the end of a fenced handler changed {changed}")
@@ -246,13 +245,13 @@ def _ledgers(state: EngineState) -> list[object]:
 
 
 def stop_keeps_what_is_done(commit: Commit, done: Collection[int]) -> None:
-    """54: when a partition is released in order, everything that has finished is committed."""
+    """54: an orderly release leaves every finished message committed."""
     if lacking := set(done) - covered(commit, done):
         broken(stop_keeps_what_is_done, f"released with {commit} committed, and {sorted(lacking)} had finished too")
 
 
 def nothing_stands_still(lacking: Collection[int]) -> None:
-    """56, 14: when nothing is left to happen, everything is handled, and committed."""
+    """56, 14: when no event is left, every message is handled and committed."""
     if lacking:
         broken(nothing_stands_still, f"nothing more happens, and {sorted(lacking)} are not handled or not committed")
 
@@ -266,13 +265,13 @@ def running_of(assignment: AssignmentState) -> list[int]:
 
 
 def ack_only_what_is_done(message: Message, done: Collection[int], *, owned: bool) -> None:
-    """19: what is acknowledged was handled to its end, in the assignment in which it is acknowledged."""
+    """19: an acknowledged message was handled, in the same assignment."""
     if message.position not in done or not owned:
         broken(ack_only_what_is_done, f"position {message.position} is acknowledged, and {sorted(done)} are done")
 
 
 def redelivery_joins_the_held(before: EngineState, after: EngineState, position: int) -> None:
-    """21: what comes again while it is held changes the token of what is held, and nothing else."""
+    """21: the redelivery of a held message changes its token and nothing else."""
     (old,), (new,) = ([a for a in state.assignments if a.owned] for state in (before, after))
     if position in {m.position for m in old.in_flight}:
         blank = [[m._replace(token=None) for m in held] for held in (old.in_flight, new.in_flight)]
@@ -282,7 +281,7 @@ def redelivery_joins_the_held(before: EngineState, after: EngineState, position:
 
 
 def settled_runs_no_more(after: EngineState, position: int, *, done: bool) -> None:
-    """22: what was done and comes again is acknowledged again, and not run."""
+    """22: a finished message that comes again is acknowledged again, and does not run."""
     queued = {m.position for a in after.assignments if a.owned for m in a.in_flight if m.state == QUEUED}
     if done and position in queued:
         broken(settled_runs_no_more, f"position {position} was done, came again, and is queued")

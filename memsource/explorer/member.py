@@ -1,4 +1,7 @@
-"""One member of a group: its value, and the next values that events lead to."""
+"""One member of a group: its value, and the next value after an event.
+
+The value is the engine with the knowledge of the shell around it. The shell stands for the rest of ``lanes`` without
+waiting: it performs the steps that the real drains ask for."""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ SOURCE: Final = "memory"
 """The source of all partitions."""
 
 HANDLER: Final = frozenset({"ends well", "fails", "gives up", "is cancelled"})
-"""What may become of a handler."""
+"""The ends of a handler."""
 
 DRAINS: Final = {
     ENDING: ("deadline",),
@@ -81,17 +84,16 @@ DRAINS: Final = {
     SETTLING: ("settles late",),
     RELEASING: ("releases", "is refused"),
 }
-"""What may come of a drain by itself, by its phase."""
+"""The events of a drain, by its phase."""
 
 Published: TypeAlias = dict[int, dict[int, str]]
-"""What was published: partition -> position -> key."""
+"""The published messages: partition -> position -> key."""
 
 
 class Event(NamedTuple):
-    """What happens to a member: a word, and as far as it needs them a partition, an assignment, a position, and more.
+    """An event of a member: a word, with a partition, an assignment and a position where it needs them.
 
-    ``run``: positions and keys. ``notices``: what it hears of which partition, and what is committed of that.
-    """
+    ``run``: positions and keys. ``notices``: news about partitions, each with its committed set."""
 
     word: str
     number: int = 0
@@ -102,7 +104,7 @@ class Event(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What the others see of it: a word, and as far as it needs them a partition, a position and a commit."""
+    """An effect of a member on the others: a word, with a partition, a position and a commit where it needs them."""
 
     word: str
     number: int = 0
@@ -111,19 +113,18 @@ class Output(NamedTuple):
 
 
 class OnWay(NamedTuple):
-    """A commit that was sent: whether the broker has made it, and nobody knows."""
+    """A commit that was sent and not answered. ``made``: the broker has made it."""
 
     commit: Commit
     made: bool = False
 
 
 class Assignment(NamedTuple):
-    """What the shell knows of an assignment.
+    """The knowledge of the shell about one assignment.
 
-    ``origin``: what was committed when it began; ``done``: what it has handled to its end since. ``started``: the last
-    position that started, by key. ``sent``: the last commit. ``confirmed``: the floor the broker
-    confirmed. ``drain``: the phase of its drain. ``over``: it was lost or released.
-    """
+    ``origin``: the committed set at its beginning. ``done``: positions that it has handled. ``started``: the last
+    started position of each key. ``sent``: the last commit. ``confirmed``: the floor that the broker confirmed.
+    ``drain``: the phase of its drain. ``over``: it was lost or released."""
 
     number: int
     origin: Commit
@@ -137,7 +138,7 @@ class Assignment(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member: its engine, what its shell knows of each assignment by its number, and whether it is being stopped."""
+    """A member: its engine, the knowledge of its shell by assignment, and whether it is being stopped."""
 
     engine: EngineState
     assignments: tuple[tuple[int, Assignment], ...] = ()
@@ -145,7 +146,7 @@ class Member(NamedTuple):
 
 
 def events(scope: Scope, member: Member) -> list[Event]:
-    """What may happen to a member by itself."""
+    """The events that are possible without another member."""
     engine, known = restore(member.engine), dict(member.assignments)
     found: list[Event] = []
     if engine.ready and engine.running_handlers < engine.concurrency:
@@ -182,7 +183,7 @@ def events(scope: Scope, member: Member) -> list[Event]:
 
 
 class _Actor:
-    """A member on which something happens. ``outputs``: what the others see; ``notes``: rare branches."""
+    """A member at an event. ``outputs`` are its effects on others, and ``notes`` the rare branches that it took."""
 
     def __init__(self, scope: Scope, topic: Published, member: Member) -> None:
         self._scope = scope
@@ -195,7 +196,7 @@ class _Actor:
         self.notes: list[str] = []
 
     def state(self) -> Member:
-        """The member as it is now. Raises ``Broken`` when what must hold after every event does not."""
+        """The member now. Raises ``Broken`` when an invariant of every event does not hold."""
         self._check(invariants.given_up_is_forgotten, self.engine)
         engine = snapshot(self.engine)
         self._check(invariants.in_flight_bounded, engine)
@@ -207,7 +208,7 @@ class _Actor:
         return Member(engine, tuple(sorted(self._known.items())), self._stopping)
 
     def happen(self, event: Event) -> None:
-        """Let it happen. Raises ``Broken``."""
+        """Apply an event. Raises ``Broken``."""
         if event.word in HANDLER:
             self._ended(event.assignment, event.position, event.word)
         else:
@@ -334,7 +335,7 @@ class _Actor:
         self.outputs.append(Output("done", self._known[assignment].number, position))
 
     def _unfinished(self, shell: Assignment) -> set[int]:
-        """What the predecessors of an assignment have not committed, and it has not handled itself."""
+        """The positions that no predecessor has committed and this assignment has not handled."""
         positions = set(self._topic[shell.number])
         return positions - covered(shell.origin, positions) - shell.done
 
@@ -382,7 +383,7 @@ class _Actor:
 
     def _answered(self, assignment: int) -> None:
         if self._known[assignment].over:
-            self._note("a commit was answered behind the end of its assignment")
+            self._note("a commit was answered after the end of its assignment")
             del self._known[assignment]
         else:
             self._know(assignment, on_way=None)
@@ -410,7 +411,7 @@ class _Actor:
             elif kind == "revoking" and owned is not None:
                 self._drain(owned)
             elif kind == "revoking":
-                # It was never begun: this member is being stopped.
+                # The partition was never assigned here, because this member is being stopped.
                 self.outputs.append(Output("released", number))
             elif kind == "lost" and owned is not None:
                 self._lose(owned)
@@ -420,7 +421,7 @@ class _Actor:
     def _session_expires(self) -> None:
         for partition in list(self.engine.partitions.values()):
             self.engine.lose(partition)
-        # What the old session has sent is refused.
+        # The broker refuses commits of the old session.
         self._known.clear()
 
     def _lose(self, partition: Partition) -> None:
@@ -439,7 +440,8 @@ class _Actor:
             self._note("abandoned by a drain")
 
     def _excuse(self) -> None:
-        """Heads that wait and failed handlers are not awaited by a drain; only a completed set keeps what is above."""
+        """A drain waits for no waiting head and no failed handler. Without a completed set, messages above them may
+        repeat."""
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
 
@@ -474,7 +476,7 @@ class _Actor:
                 self._tell(assignment, "kept")
 
     def _settles_late(self, assignment: int) -> None:
-        """What has finished was not settled in time. The commit on its way, if any, is cancelled."""
+        """Finished messages were not settled in time. A commit under way is cancelled."""
         self._tell(assignment, "late")
         if self._known[assignment].on_way is not None:
             self._unanswered(assignment)
@@ -513,7 +515,7 @@ class _Actor:
 
 
 class Act(NamedTuple):
-    """What becomes of a member, what the others see of it, and which rare branches it went through."""
+    """The result of an event: the member, its effects on others, and the rare branches that it took."""
 
     member: Member
     outputs: tuple[Output, ...]
@@ -521,7 +523,7 @@ class Act(NamedTuple):
 
 
 def act(scope: Scope, topic: Published, member: Member, event: Event) -> Act:
-    """Let an event happen to a member. Pure. Raises ``Broken``, and whatever the engine raises."""
+    """Apply an event to a member. Pure. Raises ``Broken``, and any error of the engine."""
     actor = _Actor(scope, topic, member)
     actor.happen(event)
     return Act(actor.state(), tuple(actor.outputs), tuple(actor.notes))

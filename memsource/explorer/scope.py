@@ -1,4 +1,4 @@
-"""What is explored: how much of everything there is, and what must be met on the way."""
+"""The scope of an exploration: the number of everything, and the events that it must reach."""
 
 from __future__ import annotations
 
@@ -14,16 +14,27 @@ __all__ = ["Scope"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What is explored.
+    """The scope of an exploration.
 
-    ``messages``: a (partition, key) each, in the order of their publication. ``gap``: one position is left out behind
-    the first and behind the last. ``members``: how many there are; the first is there from the beginning. ``moves``:
-    how often one comes, or is stopped. ``faults``: how many losses, expired sessions, crashes, missed deadlines and
-    refused releases there are in all. ``failures``: how many handlers fail. ``unknown``: how many commits are answered
-    late or never. ``settles``: what has finished may enter the ledger without a commit.
-    ``rotate``: everything goes to the member that came last; else partitions are shared evenly. ``hands_over``:
-    commits keep what is completed above the floor; ``close_prefix``: drains run what would be repeated without that.
-    ``invariants``: check these alone, None = all.
+    Attributes:
+        messages: (partition, key) of each message, in the order of publication.
+        gap: Leave out one position after the first message and after the last.
+        partitions: Number of partitions.
+        members: Number of members; the first one is there from the beginning.
+        moves: How often a member joins or is stopped.
+        faults: Losses, expired sessions, crashes, missed deadlines and refused releases, in total.
+        failures: Handlers that fail.
+        unknown: Commits that are answered late or never.
+        settles: Finished messages may enter the ledger without a commit.
+        rotate: All partitions go to the last member that joined; otherwise they are shared evenly.
+        cooperative: Rebalances are cooperative.
+        hands_over: Commits keep the completed set above the floor.
+        close_prefix: Drains run messages that would repeat without a completed set.
+        concurrency: Handlers of a member at a time.
+        max_in_flight: Bound of the engine.
+        max_ahead: Bound of the engine.
+        batch: The most messages of a fetch.
+        invariants: Invariants to check; None = all.
     """
 
     messages: tuple[tuple[int, str], ...]
@@ -46,7 +57,7 @@ class Scope:
     invariants: frozenset[Callable[..., None]] | None = None
 
     def policy(self) -> Policy:
-        """What the engines go by."""
+        """The policy of the engines."""
         return Policy(
             concurrency=self.concurrency,
             max_in_flight=self.max_in_flight,
@@ -64,7 +75,7 @@ class Scope:
         )
 
     def expected(self) -> frozenset[str]:
-        """The events and rare branches that an exploration must reach, or it has proved less than it says."""
+        """The events and rare branches that a complete exploration must reach."""
         mixed = max(Counter(number for number, _ in set(self.messages)).values()) > 1
         applies = {
             _ALWAYS: True,
@@ -89,6 +100,6 @@ _FAULTS: Final = (
     "crashes, starts again, session expires, joins again, loses, deadline, is cancelled, fences, settles late, "
     "is refused, "
     "fenced while handlers ran, a fenced handler ended, waited behind a fenced handler, "
-    "a commit was answered behind the end of its assignment"
+    "a commit was answered after the end of its assignment"
 )
 _FAILURES: Final = "fails, gives up, time passes, held for a retry, given to the dead letters, parked"

@@ -1,4 +1,4 @@
-"""Breadth-first search through every order of events, with the shortest path to what goes wrong."""
+"""Breadth-first search through every order of events, with the shortest path to a violation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Broken(Exception):
-    """An invariant does not hold. ``step``: what has just happened, where that is not in the path yet."""
+    """An invariant does not hold. ``step`` is the last event, where the path does not have it yet."""
 
     def __init__(self, invariant: str, text: str, step: str | None = None) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -22,25 +22,29 @@ class Broken(Exception):
 
 
 class World(Protocol[S]):
-    """What is explored: states as values, and what may happen next in each."""
+    """States as values, and the events that are possible in each."""
 
     def start(self) -> S:
-        """Where everything begins."""
+        """The first state."""
 
     def steps(self, state: S) -> Iterator[tuple[Callable[[], str], S]]:
-        """Everything that may happen in ``state``: its text on demand, and the state it leads to.
+        """Every possible event of ``state``: its text on demand, and the next state. Pure.
 
-        Raises ``Broken`` for a step that breaks an invariant, and for a state that does. Pure: the same again each
-        time.
-        """
+        Raises ``Broken`` for an event or a state that breaks an invariant."""
 
     @property
     def reached(self) -> Counter[str]:
-        """How often each kind of event and each rare branch was seen so far."""
+        """How often each kind of event and each rare branch was reached."""
 
 
 class Violation(NamedTuple):
-    """What broke, why, and the shortest way there."""
+    """A broken invariant.
+
+    Attributes:
+        invariant: Name of the invariant.
+        text: The fault.
+        path: The shortest sequence of events that leads to it.
+    """
 
     invariant: str
     text: str
@@ -52,7 +56,16 @@ class Violation(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """What a search has seen. ``depth``: steps to the farthest state. ``complete``: there is nothing else to see."""
+    """The result of a search.
+
+    Attributes:
+        states: Number of visited states.
+        steps: Number of events between them.
+        depth: Events to the farthest state.
+        reached: How often each kind of event and each rare branch was reached.
+        violation: The first violation; None without one.
+        complete: All states were visited.
+    """
 
     states: int
     steps: int
@@ -67,9 +80,13 @@ class Exploration(NamedTuple):
 
 
 def search(world: World[S], *, max_states: int | None = None) -> Exploration:
-    """Visit every state of a world once, nearest first; ends at the first violation.
+    """Visit every state of a world once, nearest first, until the first violation. Blocks.
 
-    ``max_states``: give up behind so many, None = never. Memory: a few hundred bytes a state.
+    It needs a few hundred bytes a state.
+
+    Args:
+        world: The world to explore.
+        max_states: Stop after this number of states; None = never.
     """
     first = world.start()
     known = {first: 0}

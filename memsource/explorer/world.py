@@ -1,4 +1,11 @@
-"""A group of members, each with its own engine, in every order of events."""
+"""A group of members, each with its own engine, in every order of events.
+
+A state is a few numbers: the state of the group, the state of each member, and the handled messages. The states of the
+group and of one member are numbered, and each event in one of them is computed once.
+
+Two kinds of orders are left out, because they show nothing new. A member that has lost a partition hears of it at once:
+it could have acted before the loss, and its messages may still arrive after it. While a member owns nothing and hears
+nothing, its fenced handlers end last, because no other member sees them."""
 
 from __future__ import annotations
 
@@ -30,7 +37,10 @@ _Call = tuple[int, str, tuple[object, ...]]
 
 
 class Groups:
-    """``topic`` is what was published: partition -> position -> key. Member ``first`` is there from the beginning."""
+    """The states of a group, by number. Each call in one of them is made once.
+
+    ``topic`` has the published messages: partition -> position -> key. The member ``first`` is there from the
+    beginning."""
 
     def __init__(self, scope: Scope, first: str) -> None:
         self.topic: Published = {number: {} for number in range(scope.partitions)}
@@ -50,7 +60,7 @@ class Groups:
         self.first: Final = self._number()
 
     def call(self, state: int, method: str, *args: object) -> int:
-        """The state behind a call of the group."""
+        """The state after a call of the group."""
         call = state, method, args
         found = self._calls.get(call)
         if found is None:
@@ -60,7 +70,7 @@ class Groups:
         return found
 
     def fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
-        """The state behind a fetch of exactly so many, and what was fetched; None when there is no such fetch."""
+        """The state after a fetch of exactly ``count`` messages, and the messages; None when there is no such fetch."""
         fetch = state, name, number, count
         if fetch not in self._fetches:
             self._fetches[fetch] = self._fetch(*fetch)
@@ -85,17 +95,17 @@ class Groups:
         return name in self._members[state]
 
     def hears(self, state: int, name: str) -> Event | None:
-        """What a member would hear now."""
+        """The news that a member would hear now; None = there are none."""
         notices = self._members[state][name]
         told = tuple((kind, number, self.committed(state, number)) for kind, number in notices)
         return Event("hears", notices=told) if told else None
 
     def owners(self, state: int) -> Sequence[str | None]:
-        """Who owns which partition."""
+        """The owner of each partition."""
         return self._states[state].owners
 
     def committed(self, state: int, number: int) -> Commit:
-        """What is committed of a partition."""
+        """The committed set of a partition."""
         return self._states[state].committed[number]
 
     def _number(self) -> int:
@@ -108,13 +118,12 @@ class Groups:
 
 
 def _rotate(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
-    """Everything goes to the member that came last."""
+    """Assign everything to the last member that joined."""
     return [members[-1] if members else None] * len(owners)
 
 
 class View(NamedTuple):
-    """What others see of a member: what may happen to it by itself, what runs, whether it owns anything, its
-    partitions that do not drain, and its room."""
+    """A member as the others see it: its possible events, running handlers, ownership, live partitions and room."""
 
     events: tuple[Event, ...]
     running: frozenset[tuple[object, ...]]
@@ -131,7 +140,9 @@ class _Done(NamedTuple):
 
 
 class Members:
-    """``fresh`` is a member that has just begun."""
+    """The states of a member, by number. Each event in one of them is computed once.
+
+    ``fresh`` is the number of a member that has just started."""
 
     def __init__(self, scope: Scope, topic: Published) -> None:
         self._scope = scope
@@ -149,11 +160,11 @@ class Members:
         return self._members[number]
 
     def view(self, number: int) -> View:
-        """What others see of it."""
+        """A member as the others see it."""
         return self._views[number]
 
     def act(self, number: int, event: Event) -> _Done:
-        """What becomes of a member. Raises ``Broken``."""
+        """Apply an event to a member. Raises ``Broken``."""
         found = self._acts.get((number, event))
         if found is None:
             try:
@@ -192,11 +203,10 @@ def _view(scope: Scope, member: Member) -> View:
 
 
 class State(NamedTuple):
-    """Everything: the group, its members, what was handled to its end (one bit a message), and what has been used up.
+    """The whole state: the group, its members, the handled messages (one bit each), and the events that are used up.
 
-    ``split``: what a member sent before a loss may arrive behind it. ``excused``: a drain had to leave a hole.
-    ``crashed``: who has, and did not start again yet.
-    """
+    ``split``: a message that a member sent before a loss may arrive after it. ``excused``: a drain had to leave a hole.
+    ``crashed``: the member that crashed and did not start again yet."""
 
     group: int
     members: tuple[int, ...]
@@ -211,7 +221,7 @@ class State(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What may happen, and what follows. ``moving``: it happens at last if nothing else does."""
+    """A possible event and the next state. ``moving``: the event must happen if nothing else does."""
 
     event: Event
     state: State
@@ -219,7 +229,11 @@ class _Step(NamedTuple):
 
 
 class GroupWorld:
-    """The world of one ``Scope``. ``reached`` counts events and rare branches."""
+    """A group of members in every order of events, within a scope. ``reached`` counts events and rare branches.
+
+    Args:
+        scope: The scope of the exploration.
+    """
 
     def __init__(self, scope: Scope) -> None:
         self.reached: Counter[str] = Counter()
@@ -236,11 +250,18 @@ class GroupWorld:
         return f"<GroupWorld {len(self._names)} members, {len(self._members)} states of one>"
 
     def start(self) -> State:
-        """The first member is there, and has heard of nothing."""
+        """The first state: one member is there and has heard nothing."""
         return State(self._groups.first, (self._members.fresh,) + (_DOWN,) * (len(self._names) - 1))
 
     def steps(self, state: State) -> Iterator[tuple[Callable[[], str], State]]:
-        """See ``search.World``."""
+        """Every possible event of a state: its text on demand, and the next state. Pure.
+
+        Args:
+            state: The state.
+
+        Raises:
+            Broken: The event or the state breaks an invariant.
+        """
         moving = False
         for index, name in enumerate(self._names):
             for step in self._down(state, index, name) if state.members[index] == _DOWN else self._up(state, index):
@@ -276,7 +297,7 @@ class GroupWorld:
         hears = self._groups.hears(state.group, name) if known else None
         for event in view.events:
             if event.word in HANDLER and not view.owns and hears is None:
-                continue  # It is late.
+                continue  # See ``_late``.
             following = self._allowed(state, index, event)
             if following is not None:
                 moving = event.word not in ("stops", "deadline", "settles late", "is refused")
@@ -297,14 +318,14 @@ class GroupWorld:
             yield from self._struck(_faulty(state), index, name)
 
     def _late(self, state: State, index: int) -> Iterator[_Step]:
-        """The end of fenced handlers that nobody waits for."""
+        """The ends of fenced handlers that no member waits for."""
         if state.members[index] != _DOWN:
             for event in self._members.view(state.members[index]).events:
                 if event.word in HANDLER:
                     yield _Step(event, self._act(state, index, event))
 
     def _struck(self, state: State, index: int, name: str) -> Iterator[_Step]:
-        """The faults that a member in the group can meet."""
+        """The possible faults of a member in the group."""
         crashed = state._replace(group=self._call(state, "crash", name))
         yield _Step(Event("crashes"), _with(crashed, index, _DOWN)._replace(crashed=index), moving=False)
         event = Event("session expires")
@@ -314,17 +335,17 @@ class GroupWorld:
                 yield _Step(Event("loses", number), self._heard(self._taken(state, name, number), index), moving=False)
 
     def _taken(self, state: State, name: str, number: int) -> State:
-        """A partition was taken from its owner."""
+        """Take a partition from its owner."""
         return state._replace(group=self._call(state, "lose", name, number), split=True)
 
     def _allowed(self, state: State, index: int, event: Event) -> State | None:
-        """The state in which a member may act by itself; None when that is used up, or refused."""
+        """The state in which a member may act without another one; None when such events are used up or refused."""
         scope, word, name = self._scope, event.word, self._names[index]
         if word in ("made", "confirmed", "unanswered"):
             on_way = dict(self._members[state.members[index]].assignments)[event.assignment].on_way
             made = on_way is not None and on_way.made
             if word != "unanswered" and not made and not self._groups.knows(state.group, name):
-                return None  # The group knows it no more, which it is told instead.
+                return None  # The group has expelled the member, and answers so.
             if word == "confirmed" or made:
                 return state
             return None if state.unknown == scope.unknown else state._replace(unknown=state.unknown + 1)
@@ -339,14 +360,14 @@ class GroupWorld:
         return state
 
     def _heard(self, state: State, index: int) -> State:
-        """A member hears what the coordinator has to say."""
+        """Let a member hear the news of the coordinator."""
         name = self._names[index]
         event = self._groups.hears(state.group, name)
         assert event is not None, "there is something to hear"
         return self._act(state._replace(group=self._call(state, "poll", name)), index, event)
 
     def _act(self, state: State, index: int, event: Event) -> State:
-        """Something happens to a member, and the rest see it. Raises ``Broken``."""
+        """Apply an event to a member, and its effects to the others. Raises ``Broken``."""
         name = self._names[index]
         if event.word == "leaves":
             return _with(state, index, _DOWN)._replace(group=self._call(state, "leave", name))
@@ -392,7 +413,7 @@ class GroupWorld:
         return state
 
     def _together(self, state: State) -> None:
-        """What must hold of all members together."""
+        """Check the invariants of all members together."""
         if state.members in self._sound:
             return
         views = {name: self._members.view(m) for name, m in zip(self._names, state.members, strict=True) if m != _DOWN}
@@ -402,16 +423,16 @@ class GroupWorld:
         self._sound.add(state.members)
 
     def _stands_still(self, state: State) -> None:
-        """Nothing more happens by itself: everything that has an owner must be handled and committed."""
+        """Check the state at rest: each owned partition must be handled and committed."""
         for number, owner in enumerate(self._groups.owners(state.group)):
             if owner is None:
-                continue  # Nobody is there, or it is nobody's until the next rebalance.
+                continue  # No member is there, or the next rebalance assigns it.
             self.reached["came to rest"] += 1
             shells = self._members[state.members[self._names.index(owner)]].assignments
             shell = next((s for _, s in shells if s.number == number and not s.over), None)
             positions = set(self._topic[number])
             finished = set() if shell is None else covered(shell.origin, positions) | shell.done
-            # A member that was lost may have committed less behind the back of its successor.
+            # A lost member may have overwritten the commit of its successor.
             kept = (
                 finished if state.split else finished & covered(self._groups.committed(state.group, number), positions)
             )
@@ -435,7 +456,7 @@ def _with(state: State, index: int, member: int) -> State:
 
 
 def _faulty(state: State) -> State:
-    """What was handled before a fault may be handled again, so it is of no interest any more."""
+    """Count a fault. Messages that were handled before it may repeat, so they are forgotten."""
     return state._replace(faults=state.faults + 1, done=0)
 
 

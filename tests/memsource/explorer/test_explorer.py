@@ -53,7 +53,9 @@ def test_individual_acknowledgements_keep_the_promises_too(name: str) -> None:
     expected = {"delivered", "delivered again", "held when it came again", "settled when it came again"}
     expected |= {"takes", "ends well", "settles", "acknowledged", "came to rest"}
     expected |= {"acknowledgements get lost", "sending fails", "sent, and not known"} if scope.unknown else set()
-    expected |= {"lost, and assigned anew", "delivered anew", "a fenced handler ended"} if scope.faults else set()
+    expected |= (
+        {"lost and assigned again", "redelivered after the loss", "a fenced handler ended"} if scope.faults else set()
+    )
     expected |= {"fails", "held for a retry", "time passes"} if scope.failures else set()
     assert expected - exploration.reached.keys() == set()
 
