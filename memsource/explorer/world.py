@@ -79,7 +79,7 @@ class Groups:
     def _fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
         group = self._group
         group.restore(self._states[state])
-        if number not in group.held(name):
+        if number not in group.partitions_of(name):
             return None
         before = group.position(name, number)
         records = group.fetch(name, number, count)

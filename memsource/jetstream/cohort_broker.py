@@ -18,7 +18,7 @@ from lanes.core.cohort.records import DrainRequest as Wish
 from lanes.core.types import Partition, PartitionKey
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
 from memsource.jetstream.lease_store import Bucket
-from memsource.jetstream.link import Fate, Way
+from memsource.jetstream.link import Link, LinkFault
 from memsource.jetstream.pull_consumer import ConsumerSettings
 from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.topic import Record
@@ -28,15 +28,15 @@ __all__ = ["CohortBroker", "CohortMember"]
 
 NAMESPACE: Final = "orders"
 
-Before = Callable[[str, bool], Awaitable[Fate | None]]
-"""Called with a member and whether the request writes, in front of each of its requests and behind it; see ``Way``."""
+Before = Callable[[str, bool], Awaitable[LinkFault | None]]
+"""Called with a member and whether the request writes, in front of each of its requests and behind it; see ``Link``."""
 
 
 class CohortMember(Protocol):
     """The source of a member, as its broker sees it; see ``CohortMemberSource`` for the names."""
 
     member: str
-    way: Way
+    link: Link
 
     @property
     def announced(self) -> Mapping[tuple[int, int], Partition]: ...
@@ -150,13 +150,13 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
 
     # --- members
 
-    def way(self, member: str, clock: Clock) -> Way:
+    def link(self, member: str, clock: Clock) -> Link:
         """A new member's way to the servers."""
 
-        async def before(writes: bool) -> Fate | None:
+        async def before(writes: bool) -> LinkFault | None:
             return None if self.before is None else await self.before(member, writes)
 
-        return Way(clock, self.later, before=before)
+        return Link(clock, self.later, before=before)
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:

@@ -39,7 +39,7 @@ class Token(NamedTuple):
     delivery: Delivery
 
 
-class _Tenancy(OwnedPartition):
+class _PulledPartition(OwnedPartition):
     """``durable`` = None: nothing is delivered, for it is taken over, or drained."""
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -121,26 +121,26 @@ class CohortMemberSource(ScriptedSource):
         self._clock = clock
         self._pace = 1.0 + drift
         self._random = random.Random(f"member {broker.seed} {number}")
-        self.way = broker.way(member, clock)
-        self._holdings: OwnedPartitions[_Tenancy] = OwnedPartitions(
+        self.link = broker.link(member, clock)
+        self._partitions: OwnedPartitions[_PulledPartition] = OwnedPartitions(
             broker.stream.topic.name,
             READER,
             membership=self._membership,
-            make=_Tenancy,
+            make=_PulledPartition,
             follow=self._follow,
             in_flight=broker.in_flight,
             clock=clock,
             wake=self._taken_in,
         )
-        self.membership = self._holdings.membership
+        self.membership = self._partitions.membership
         self._background: Background | None = None
         self._restarts = broker.restarts
 
     def _membership(self, *, changed: Callable[[], None]) -> Membership:
         broker = self.broker
         made = _Drifting(
-            MemoryLeaseStore(broker.bucket, self.way),
-            MemoryEpochConsumers(broker.stream, self.way, int(broker.cohort.lease)),
+            MemoryLeaseStore(broker.bucket, self.link),
+            MemoryEpochConsumers(broker.stream, self.link, int(broker.cohort.lease)),
             broker.config,
             member=self.member,
             settings=broker.cohort,
@@ -157,7 +157,7 @@ class CohortMemberSource(ScriptedSource):
 
     def sever(self) -> None:
         """Its process is gone. Idempotent."""
-        self.way.sever()
+        self.link.sever()
         self._unwatch()
 
     def poke(self) -> None:
@@ -167,7 +167,7 @@ class CohortMemberSource(ScriptedSource):
     @property
     def alive(self) -> bool:
         """Whether it is a member that was not severed."""
-        return self._background is not None and not self._background.ended.is_set() and not self.way.severed
+        return self._background is not None and not self._background.ended.is_set() and not self.link.severed
 
     # --- lanes.source.Source
 
@@ -181,7 +181,7 @@ class CohortMemberSource(ScriptedSource):
             if broker.hints:
                 broker.bucket.watch(self.membership.hint)
             self._restarts = broker.restarts
-            self._background = Background(self.membership.run, self._holdings.changed)
+            self._background = Background(self.membership.run, self._partitions.changed)
         while not self.membership.joined.is_set():
             self._raise_failure()
             await self._change()
@@ -197,36 +197,36 @@ class CohortMemberSource(ScriptedSource):
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition that is or may be lost."""
-        owned = [(tenancy, each) for each in settlements if (tenancy := self._holdings.settled(each)) is not None]
-        done = [(tenancy, message) for tenancy, each in owned for message in each.messages]
+        settled = [(owned, each) for each in settlements if (owned := self._partitions.settled(each)) is not None]
+        done = [(owned, message) for owned, each in settled for message in each.messages]
         async with self._meet(Call("settle", deliveries=tuple(_token(message).delivery for _, message in done))):
             self._alive()
-            for tenancy, message in done:
-                if self._holdings.leased(message.partition) is tenancy:
-                    self._acknowledge(tenancy, message)
+            for owned, message in done:
+                if self._partitions.leased(message.partition) is owned:
+                    self._acknowledge(owned, message)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
         async with self._meet(Call("extend", deliveries=tuple(_token(message).delivery for message in messages))):
             self._alive()
             for message in messages:
-                if self._holdings.leased(message.partition) is not None and not self.way.cut:
+                if self._partitions.leased(message.partition) is not None and not self.link.cut:
                     self.broker.stream.extend(_token(message).durable, message.position, self._clock())
 
     async def release(self, partition: Partition) -> None:
         """Give a partition back to the cohort; see ``lanes.source.Source.release``."""
         self.calls.append(Call("release", partition=partition.id.number))
-        if not self.way.severed:
-            await self._holdings.release(partition, self._flush)
+        if not self.link.severed:
+            await self._partitions.release(partition, self._flush)
 
     async def aclose(self) -> None:
         """Leave the cohort; see ``lanes.source.Source.aclose``."""
         async with self._meet(Call("aclose")):
             background = self._background
-            if background is not None and not self.way.severed:
+            if background is not None and not self.link.severed:
                 self.membership.stop()
                 try:
-                    while not background.ended.is_set() and self._holdings.leave():
+                    while not background.ended.is_set() and self._partitions.leave():
                         await self._change()
                 finally:
                     background.cancel()
@@ -235,7 +235,7 @@ class CohortMemberSource(ScriptedSource):
     # --- in
 
     def _alive(self) -> None:
-        if self.way.severed:
+        if self.link.severed:
             raise SourceError(f"member {self.member} has crashed: make a new source")
 
     def _raise_failure(self) -> None:
@@ -246,39 +246,39 @@ class CohortMemberSource(ScriptedSource):
     def _next(self, room: Room) -> list[SourceEvent]:
         self._alive()
         self._raise_failure()
-        self._holdings.step()
+        self._partitions.step()
         events = self._told()
         if not events and self._restarts != self.broker.restarts:
             self._restarts = self.broker.restarts
-            for tenancy in list(self._holdings.by_number.values()):
-                if tenancy.durable is not None:
-                    self._holdings.take_over(tenancy)
+            for owned in list(self._partitions.by_number.values()):
+                if owned.durable is not None:
+                    self._partitions.take_over(owned)
         # Whoever deals may find out that something is lost, and nobody waits for that yet.
         return events or self._dealt(room) or self._told()
 
     def _told(self) -> list[SourceEvent]:
-        events = self._holdings.next_events()
+        events = self._partitions.next_events()
         for event in events:
-            if isinstance(event, Assigned) and self._holdings.of(event.partition) is not None:
+            if isinstance(event, Assigned) and self._partitions.of(event.partition) is not None:
                 self._turns.append(event.partition.id.number)
         return events
 
     def _taken_in(self) -> None:
         """Something is new: what is owned no more was released, or is known to be lost."""
         for number, partition in list(self._owned.items()):
-            if self._holdings.of(partition) is None:
+            if self._partitions.of(partition) is None:
                 self.released.add(self._forget(number))
-        for number, tenancy in self._holdings.by_number.items():
+        for number, owned in self._partitions.by_number.items():
             if number not in self._owned:
-                self._owned[number] = tenancy.partition
+                self._owned[number] = owned.partition
         self._changed()
 
-    def _follow(self, tenancy: _Tenancy, owned: LeaseOwned) -> None:
-        tenancy.begin()
-        tenancy.durable = Durable(tenancy.number, owned.epoch, owned.sub)
-        if not owned.again:
-            self.announced[tenancy.number, owned.token] = tenancy.partition
-            self.broker.owned.append((tenancy.number, owned.token, self.member))
+    def _follow(self, owned: _PulledPartition, lease: LeaseOwned) -> None:
+        owned.begin()
+        owned.durable = Durable(owned.number, lease.epoch, lease.sub)
+        if not lease.again:
+            self.announced[owned.number, lease.token] = owned.partition
+            self.broker.owned.append((owned.number, lease.token, self.member))
 
     async def _flush(self) -> None:
         """Whatever was sent has arrived, but the call may meet its faults."""
@@ -286,28 +286,28 @@ class CohortMemberSource(ScriptedSource):
             pass
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
-        tenancy = self._holdings.by_number[number]
-        if not self.way.cut and tenancy.durable is not None and self._holdings.leased(tenancy.partition) is not None:
-            records = self._pull(tenancy, tenancy.durable, messages, size)
+        owned = self._partitions.by_number[number]
+        if not self.link.cut and owned.durable is not None and self._partitions.leased(owned.partition) is not None:
+            records = self._pull(owned, owned.durable, messages, size)
             if records:
-                yield delivered(tenancy.partition, records)
+                yield delivered(owned.partition, records)
 
-    def _pull(self, tenancy: _Tenancy, durable: Durable, messages: int, size: int) -> list[tuple[Record, Token]]:
+    def _pull(self, owned: _PulledPartition, durable: Durable, messages: int, size: int) -> list[tuple[Record, Token]]:
         """What the durable has, as far as nothing is missing; what is done already is acknowledged again."""
         stream = self.broker.stream
         deliveries = stream.pull(durable, messages, size, self._clock())
         if deliveries is None:
-            self._holdings.lose(tenancy, f"its durable {durable} is gone")
+            self._partitions.lose(owned, f"its durable {durable} is gone")
             return []
         run: list[tuple[Record, Token]] = []
         for delivery in deliveries:
             if self.broker.loses_delivery(durable):
                 continue
-            if not tenancy.follows(delivery.token):
-                self._holdings.take_over(tenancy)
+            if not owned.follows(delivery.token):
+                self._partitions.take_over(owned)
                 break
             record = delivery.record
-            if not tenancy.ledger.delivered(record.position):
+            if not owned.ledger.delivered(record.position):
                 stream.ack(durable, record.position, self._clock())
             else:
                 run.append((record, Token(durable, delivery)))
@@ -315,7 +315,7 @@ class CohortMemberSource(ScriptedSource):
 
     def _at_the_end(self) -> bool:
         stream = self.broker.stream
-        by_number = self._holdings.by_number
+        by_number = self._partitions.by_number
         durables = [by_number[number].durable for number in self._turns]
         if None in durables or not len(durables) == len(by_number) == self.membership.planned:
             return False
@@ -323,16 +323,16 @@ class CohortMemberSource(ScriptedSource):
 
     # --- out
 
-    def _acknowledge(self, tenancy: _Tenancy, message: Message) -> None:
+    def _acknowledge(self, owned: _PulledPartition, message: Message) -> None:
         token = _token(message)
-        if not self.way.cut and not self._ack(token) and token.durable == tenancy.durable:
-            self._holdings.lose(tenancy, f"its durable {token.durable} took no acknowledgement")
+        if not self.link.cut and not self._ack(token) and token.durable == owned.durable:
+            self._partitions.lose(owned, f"its durable {token.durable} took no acknowledgement")
 
     def _ack(self, token: Token) -> bool:
         """Acknowledge; False where it is known that nobody took it."""
         stream, position = self.broker.stream, token.delivery.record.position
-        if self.way.latency:
-            at = self._clock() + self.way.latency
+        if self.link.latency:
+            at = self._clock() + self.link.latency
             self.broker.later(at, lambda now: _late_ack(self.broker, token, now))
             return True
         return stream.ack(token.durable, position, self._clock())
@@ -358,6 +358,6 @@ class CohortPersonality(CohortBroker[CohortMemberSource]):
         """A source for a new member of this name. A former one of the name should have crashed or be closed."""
         number = len(self.members)
         made = CohortMemberSource(self, member, clock, number=number, drift=self._drifts[number % len(self._drifts)])
-        made.way.latency = self._latencies[number % len(self._latencies)]
+        made.link.latency = self._latencies[number % len(self._latencies)]
         self.members.append(made)
         return made

@@ -19,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 
 from lanes.cohort.leases import ConsumerExists, EpochConsumer
 from lanes.core.types import PartitionKey
-from memsource.jetstream.link import Way
+from memsource.jetstream.link import Link
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.memory.broker import Delivery
 from memsource.memory.topic import Log, Record, Topic
@@ -258,9 +258,9 @@ class MemoryEpochConsumers:
     ``lease``: seconds of the member's leases, which each durable it makes tells; 0 = none does.
     """
 
-    def __init__(self, stream: EpochStream, way: Way, lease: int = 0) -> None:
+    def __init__(self, stream: EpochStream, link: Link, lease: int = 0) -> None:
         self.stream = stream
-        self.way = way
+        self.link = link
         self.lease = lease
 
     def __repr__(self) -> str:
@@ -268,28 +268,28 @@ class MemoryEpochConsumers:
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         """See ``lanes.cohort.leases.EpochConsumers.found``."""
-        return await self.way.ask(lambda now: (self.stream.found(partition), self.stream.server_ms(now)))
+        return await self.link.read(lambda now: (self.stream.found(partition), self.stream.server_ms(now)))
 
     async def marked(self) -> int | None:
         """See ``lanes.cohort.leases.EpochConsumers.marked``."""
-        return await self.way.ask(lambda now: self.stream.marked)
+        return await self.link.read(lambda now: self.stream.marked)
 
     async def mark(self) -> None:
         """See ``lanes.cohort.leases.EpochConsumers.mark``."""
-        await self.way.tell(lambda now: self.stream.mark(self.lease))
+        await self.link.write(lambda now: self.stream.mark(self.lease))
 
     async def names(self) -> Sequence[tuple[int, int, int]]:
         """See ``lanes.cohort.leases.EpochConsumers.names``."""
-        return await self.way.ask(
+        return await self.link.read(
             lambda now: [name for partition in self.stream.topic.partitions for name in self.stream.names(partition)]
         )
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
         """See ``lanes.cohort.leases.EpochConsumers.create``."""
         name = Durable(partition, epoch, sub)
-        await self.way.tell(lambda now: self.stream.create(name, now, nonce=nonce, start=start, lease=self.lease))
+        await self.link.write(lambda now: self.stream.create(name, now, nonce=nonce, start=start, lease=self.lease))
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:
         """See ``lanes.cohort.leases.EpochConsumers.delete``."""
         name = Durable(partition, epoch, sub)
-        await self.way.tell(lambda now: self.stream.delete(name, now))
+        await self.link.write(lambda now: self.stream.delete(name, now))

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from lanes.cohort.leases import Conflict, Entry
-from memsource.jetstream.link import Way
+from memsource.jetstream.link import Link
 from memsource.memory.watchers import Watchers
 
 __all__ = ["Bucket", "MemoryLeaseStore"]
@@ -31,7 +31,7 @@ _REMEMBERED: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Stored:
     value: bytes | None
     revision: int
     expires: float = math.inf
@@ -50,9 +50,9 @@ class Bucket:
         self._late = late
         self._markers = markers
         self._random = random.Random(f"bucket {seed}")
-        self._keys: dict[str, _Held] = {}
+        self._keys: dict[str, _Stored] = {}
         self._expiries: list[tuple[float, str, int]] = []
-        self._past: list[tuple[float, int, str, _Held | None]] = []
+        self._past: list[tuple[float, int, str, _Stored | None]] = []
         self._watchers: Watchers[[str]] = Watchers()
 
     def __repr__(self) -> str:
@@ -61,8 +61,8 @@ class Bucket:
     def read(self, key: str, now: float) -> Entry:
         """The newest entry of a key; see ``lanes.cohort.leases.Entry``."""
         self.advance(now)
-        held = self._keys.get(key)
-        return Entry(None, 0) if held is None else Entry(held.value, held.revision)
+        stored = self._keys.get(key)
+        return Entry(None, 0) if stored is None else Entry(stored.value, stored.revision)
 
     def write(
         self,
@@ -94,9 +94,9 @@ class Bucket:
         """The keys that begin so and hold a value, sorted."""
         self.advance(now)
         return {
-            key: Entry(held.value, held.revision)
-            for key, held in sorted(self._keys.items())
-            if held.value is not None and key.startswith(prefix)
+            key: Entry(stored.value, stored.revision)
+            for key, stored in sorted(self._keys.items())
+            if stored.value is not None and key.startswith(prefix)
         }
 
     # --- what goes wrong with a bucket
@@ -122,14 +122,14 @@ class Bucket:
         again. What had expired since lives again for a moment."""
         self.advance(now)
         while self._past and self._past[-1][0] > now - seconds:
-            _, revision, key, held = self._past.pop()
+            _, revision, key, stored = self._past.pop()
             self._revision = revision
-            if held is None:
+            if stored is None:
                 self._keys.pop(key, None)
             else:
-                self._keys[key] = held
+                self._keys[key] = stored
         self._expiries = sorted(
-            (held.expires, key, held.revision) for key, held in self._keys.items() if held.expires < math.inf
+            (stored.expires, key, stored.revision) for key, stored in self._keys.items() if stored.expires < math.inf
         )
 
     # --- time
@@ -142,8 +142,8 @@ class Bucket:
         """Let expire what is due."""
         while self._expiries and self._expiries[0][0] <= now:
             at, key, revision = heappop(self._expiries)
-            held = self._keys.get(key)
-            if held is None or held.revision != revision or held.value is None:
+            stored = self._keys.get(key)
+            if stored is None or stored.revision != revision or stored.value is None:
                 continue
             if self._markers:
                 self._put(key, None, math.inf, at)
@@ -164,18 +164,18 @@ class Bucket:
     # --- inside
 
     def _revision_of(self, key: str) -> int:
-        held = self._keys.get(key)
-        return 0 if held is None else held.revision
+        stored = self._keys.get(key)
+        return 0 if stored is None else stored.revision
 
     def _living(self, key: str) -> int:
         """The revision of a key that holds a value: what has expired has none, whatever it left behind."""
-        held = self._keys.get(key)
-        return 0 if held is None or held.value is None else held.revision
+        stored = self._keys.get(key)
+        return 0 if stored is None or stored.value is None else stored.revision
 
     def _put(self, key: str, value: bytes | None, expires: float, now: float) -> None:
         self._note(key, now)
         self._revision += 1
-        self._keys[key] = _Held(value, self._revision, expires)
+        self._keys[key] = _Stored(value, self._revision, expires)
         if expires < math.inf:
             heappush(self._expiries, (expires, key, self._revision))
 
@@ -193,16 +193,16 @@ class MemoryLeaseStore:
     """A member's ``lanes.cohort.leases.LeaseStore`` over a ``bucket``, reached by its ``way``. On asyncio and on
     trio."""
 
-    def __init__(self, bucket: Bucket, way: Way) -> None:
+    def __init__(self, bucket: Bucket, link: Link) -> None:
         self.bucket = bucket
-        self.way = way
+        self.link = link
 
     def __repr__(self) -> str:
         return f"<MemoryLeaseStore over {self.bucket!r}>"
 
     async def read(self, key: str) -> Entry:
         """See ``lanes.cohort.leases.LeaseStore.read``."""
-        return await self.way.ask(lambda now: self.bucket.read(key, now))
+        return await self.link.read(lambda now: self.bucket.read(key, now))
 
     async def write(
         self,
@@ -214,10 +214,10 @@ class MemoryLeaseStore:
         fence: tuple[str, int] | None = None,
     ) -> int:
         """See ``lanes.cohort.leases.LeaseStore.write``."""
-        return await self.way.tell(
+        return await self.link.write(
             lambda now: self.bucket.write(key, value, now, revision=revision, ttl=ttl, fence=fence)
         )
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
         """See ``lanes.cohort.leases.LeaseStore.entries``."""
-        return await self.way.ask(lambda now: self.bucket.entries(prefix, now))
+        return await self.link.read(lambda now: self.bucket.entries(prefix, now))

@@ -15,7 +15,7 @@ from lanes.clock import Clock
 from lanes.cohort.leases import Conflict, ConsumerExists, UnknownResult
 from lanes.errors import SourceError
 
-__all__ = ["Fate", "Later", "Way"]
+__all__ = ["Later", "Link", "LinkFault"]
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ Later = Callable[[float, Callable[[float], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class LinkFault:
     """What becomes of one call. ``"request lost"``: nothing; ``"reply lost"``: it is done, and nobody hears of it;
     ``"late"``: a write is done ``seconds`` later, when who asked for it may have given up; a read is lost then."""
 
@@ -35,12 +35,12 @@ class Fate:
     seconds: float = 0.0
 
 
-class Way:
+class Link:
     """``clock`` is the server's; ``later`` its way to do something at a time. ``timeout``: seconds of the client.
 
     ``latency``: seconds that each request takes. ``cut``: no request arrives. ``before`` is called and awaited in front
     of each request and behind each that was done, with whether it writes; what it returns in front is what becomes of
-    it, unless one was put into ``fates``: those are of the next calls. After ``sever`` every call raises
+    it, unless one was put into ``faults``: those are of the next calls. After ``sever`` every call raises
     ``SourceError``, and nothing is done.
     """
 
@@ -50,13 +50,13 @@ class Way:
         later: Later,
         *,
         timeout: float = TIMEOUT,
-        before: Callable[[bool], Awaitable[Fate | None]] | None = None,
+        before: Callable[[bool], Awaitable[LinkFault | None]] | None = None,
     ) -> None:
         self.latency = 0.0
         self.cut = False
-        self.fates: deque[Fate | None] = deque()
-        self.asked = 0
-        self.told = 0
+        self.faults: deque[LinkFault | None] = deque()
+        self.reads = 0
+        self.writes = 0
         self._clock = clock
         self._later = later
         self._timeout = timeout
@@ -65,7 +65,7 @@ class Way:
 
     def __repr__(self) -> str:
         state = "severed" if self._severed else "cut" if self.cut else "open"
-        return f"<Way: {state}, {self.asked} asked, {self.told} told>"
+        return f"<Link: {state}, {self.reads} reads, {self.writes} writes>"
 
     def sever(self) -> None:
         """The client's process is gone. Idempotent."""
@@ -76,36 +76,36 @@ class Way:
         """Whether the client's process is gone."""
         return self._severed
 
-    async def ask(self, act: Callable[[float], T]) -> T:
+    async def read(self, act: Callable[[float], T]) -> T:
         """Have the server do what changes nothing, and return its answer. Raises ``UnknownResult`` without one."""
-        self.asked += 1
+        self.reads += 1
         return await self._call(act, writes=False)
 
-    async def tell(self, act: Callable[[float], T]) -> T:
+    async def write(self, act: Callable[[float], T]) -> T:
         """The same of what changes something: without an answer it was done, will be, or never is."""
-        self.told += 1
+        self.writes += 1
         return await self._call(act, writes=True)
 
     async def _call(self, act: Callable[[float], T], *, writes: bool) -> T:
-        fate = await self._reach(writes)
-        if self.fates:
-            fate = self.fates.popleft()
+        fault = await self._reach(writes)
+        if self.faults:
+            fault = self.faults.popleft()
         if self.latency:
             await anyio.sleep(self.latency)
         # From here to what the server does nothing suspends.
         self._alive()
-        if fate is not None and fate.kind == "late" and writes:
-            self._later(self._clock() + fate.seconds, lambda now: _unheard(act, now))
-        elif fate is not None and fate.kind == "reply lost" and not self.cut:
+        if fault is not None and fault.kind == "late" and writes:
+            self._later(self._clock() + fault.seconds, lambda now: _unheard(act, now))
+        elif fault is not None and fault.kind == "reply lost" and not self.cut:
             _unheard(act, self._clock())
-        elif fate is None and not self.cut:
+        elif fault is None and not self.cut:
             done = act(self._clock())
             await self._reach(writes)
             return done
         await anyio.sleep(self._timeout)
         raise UnknownResult(f"no answer within {self._timeout:g} s")
 
-    async def _reach(self, writes: bool) -> Fate | None:
+    async def _reach(self, writes: bool) -> LinkFault | None:
         await anyio.lowlevel.checkpoint()
         self._alive()
         return None if self._before is None else await self._before(writes)

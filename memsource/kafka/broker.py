@@ -27,7 +27,7 @@ from typing import Final
 
 from lanes.core.offset_map import decode
 from lanes.core.types import NEVER, Partition, PartitionKey
-from memsource.kafka.client import Callback, Client, Commit, Held, KafkaFailure
+from memsource.kafka.client import Callback, Client, ClientPartition, Commit, KafkaFailure
 from memsource.kafka.coordinator import Coordinator, KafkaSettings
 from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.group import Group
@@ -261,7 +261,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         for event in events:
             if isinstance(event, Callback) and event.kind == "assign":
                 for number in event.partitions:
-                    client.held[number] = self._begin(client, number)
+                    client.partitions[number] = self._begin(client, number)
         return events
 
     def fetch(self, client: Client, partition: int, messages: int, size: int) -> list[Record]:
@@ -269,14 +269,14 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
         Nothing of a partition that is paused or being revoked. Raises ``KeyError`` for one it does not believe to own.
         """
-        held = client.held[partition]
-        if held.revoking or held.silent or not client.running or messages <= 0 or size <= 0:
+        owned = client.partitions[partition]
+        if owned.revoking or owned.silent or not client.running or messages <= 0 or size <= 0:
             return []
         if partition in client.paused:
             return []
         if self.up and self.coordinator.exists:
-            self._fill(client, partition, held, max(messages, self.settings.prefetch))
-        return held.take(messages, size)
+            self._fill(client, partition, owned, max(messages, self.settings.prefetch))
+        return owned.take(messages, size)
 
     def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
         """Keep positions, whoever owns the partitions and whatever was committed before.
@@ -346,43 +346,43 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             raise LookupError(f"member {member!r} has no source of {self.topic}; these have one: {known}")
         return client
 
-    def _begin(self, client: Client, partition: int) -> Held:
+    def _begin(self, client: Client, partition: int) -> ClientPartition:
         commit = self._commits.get(partition)
-        held = Held(0 if commit is None else commit.offset)
+        owned = ClientPartition(0 if commit is None else commit.offset)
         if commit is None or not self._reachable(partition, commit.offset):
-            self._reset(client, partition, held)
-            held.position = held.fetched
-        return held
+            self._reset(client, partition, owned)
+            owned.position = owned.fetched
+        return owned
 
     def _reachable(self, partition: int, position: int) -> bool:
         return self._starts[partition] <= position <= self.group.topic.log(partition).end
 
-    def _reset(self, client: Client, partition: int, held: Held) -> None:
+    def _reset(self, client: Client, partition: int, owned: ClientPartition) -> None:
         policy = self.settings.offset_reset
         if policy == "earliest":
-            held.fetched = self._starts[partition]
+            owned.fetched = self._starts[partition]
         elif policy == "latest":
-            held.fetched = self.group.topic.log(partition).end
+            owned.fetched = self.group.topic.log(partition).end
         else:
-            held.silent = True
+            owned.silent = True
             client.failures.append(
-                KafkaFailure("_AUTO_OFFSET_RESET", f"partition {partition} of {self.topic} has no {held.fetched}")
+                KafkaFailure("_AUTO_OFFSET_RESET", f"partition {partition} of {self.topic} has no {owned.fetched}")
             )
 
-    def _fill(self, client: Client, partition: int, held: Held, messages: int) -> None:
+    def _fill(self, client: Client, partition: int, owned: ClientPartition, messages: int) -> None:
         """Fetch until so many messages are in the client."""
         log = self.group.topic.log(partition)
-        if not self._reachable(partition, held.fetched):
-            self._reset(client, partition, held)
-            if held.silent:
+        if not self._reachable(partition, owned.fetched):
+            self._reset(client, partition, owned)
+            if owned.silent:
                 return
-        records = log.read(held.fetched, messages - len(held.queue), _ALL)
-        held.queue.extend(records)
+        records = log.read(owned.fetched, messages - len(owned.queue), _ALL)
+        owned.queue.extend(records)
         if records:
-            held.fetched = records[-1].position + 1
-        if not log.read(held.fetched, 1, 1):
+            owned.fetched = records[-1].position + 1
+        if not log.read(owned.fetched, 1, 1):
             # Only a gap is left, which is read as well.
-            held.fetched = log.end
+            owned.fetched = log.end
 
     def _keep(self, client: Client, partition: int, commit: Commit) -> None:
         ahead = max(0, self.group.topic.log(partition).end - commit.offset)

@@ -15,7 +15,16 @@ from lanes.core.types import NEVER, Partition
 from memsource.memory.group import Notice
 from memsource.memory.topic import Record
 
-__all__ = ["Callback", "Client", "Code", "Commit", "Held", "KafkaFailure", "OffsetReset", "RebalanceProtocol"]
+__all__ = [
+    "Callback",
+    "Client",
+    "ClientPartition",
+    "Code",
+    "Commit",
+    "KafkaFailure",
+    "OffsetReset",
+    "RebalanceProtocol",
+]
 
 
 RebalanceProtocol = Literal["eager", "cooperative", "848"]
@@ -71,7 +80,7 @@ class Callback(NamedTuple):
     partitions: tuple[int, ...]
 
 
-class Held:
+class ClientPartition:
     """A partition in the eyes of a client.
 
     ``position``: next to hand out. ``fetched``: next to fetch; in between is the ``queue``. ``revoking``: asked for.
@@ -124,7 +133,7 @@ class Client:
     instance: str | None = None
     id: str = ""
     joined: float = 0.0
-    held: dict[int, Held] = field(default_factory=dict)
+    partitions: dict[int, ClientPartition] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
     polling: bool = False
     last_poll: float = 0.0
@@ -145,7 +154,7 @@ class Client:
     releases: set[int] = field(default_factory=set)
 
     def __repr__(self) -> str:
-        return f"<Client {self.name}: {len(self.held)} partitions, {len(self.paused)} paused>"
+        return f"<Client {self.name}: {len(self.partitions)} partitions, {len(self.paused)} paused>"
 
     @property
     def running(self) -> bool:
@@ -156,13 +165,13 @@ class Client:
         """It can never go on: it owns nothing, and no callback says so."""
         self.fatal = failure
         self.failures.append(failure)
-        self.held.clear()
+        self.partitions.clear()
 
     def pause(self, partition: int) -> None:
         """Hand nothing of it out, and drop what was fetched. Whoever owns it, and until ``resume``. Idempotent."""
         self.paused.add(partition)
-        if partition in self.held:
-            self.held[partition].purge()
+        if partition in self.partitions:
+            self.partitions[partition].purge()
 
     def resume(self, partition: int) -> None:
         """Hand it out again. Idempotent."""

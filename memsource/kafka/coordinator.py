@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from lanes.core.types import NEVER, Partition
-from memsource.kafka.client import Callback, Client, Held, KafkaFailure, OffsetReset, RebalanceProtocol
+from memsource.kafka.client import Callback, Client, ClientPartition, KafkaFailure, OffsetReset, RebalanceProtocol
 from memsource.memory.group import Group, Notice, plan
 
 __all__ = ["Coordinator", "KafkaSettings"]
@@ -141,10 +141,10 @@ class Coordinator:
     def release(self, client: Client, partition: int) -> None:
         """The client drops a partition. One that it was asked for goes back; another one stays its own until it
         leaves, as no client of Kafka can give back what nobody wants. Idempotent."""
-        held = client.held.pop(partition, None)
-        if held is None or not held.revoking:
+        owned = client.partitions.pop(partition, None)
+        if owned is None or not owned.revoking:
             return
-        if not any(each.revoking for each in client.held.values()):
+        if not any(each.revoking for each in client.partitions.values()):
             client.revoking_since = None
         client.releases.add(partition)
         self._flush(client)
@@ -156,12 +156,12 @@ class Coordinator:
             return []
         client.closing = True
         self._fall_silent(client)
-        return [Callback("revoke", tuple(client.held))] if client.held else []
+        return [Callback("revoke", tuple(client.partitions))] if client.partitions else []
 
     def end_close(self, client: Client) -> None:
         """Leave, unless the member is static: its partitions wait for it until its session is over. Idempotent."""
         client.closing = client.closed = True
-        client.held.clear()
+        client.partitions.clear()
         if client in self.clients and (client.instance is None or not self.knows(client)):
             self.clients.remove(client)
             self.group.leave(client.id)
@@ -313,11 +313,11 @@ class Coordinator:
         for client in self.clients:
             if client.id == member:
                 for number in self.group.topic.partitions if numbers is None else numbers:
-                    held = client.held.get(number)
+                    owned = client.partitions.get(number)
                     # What it has not heard of yet it never had.
-                    if self.group.owner(number) == member and held is not None and held.partition is not None:
-                        self.taken.append((client.name, held.partition))
-                        held.partition = None
+                    if self.group.owner(number) == member and owned is not None and owned.partition is not None:
+                        self.taken.append((client.name, owned.partition))
+                        owned.partition = None
 
     def _same(self, one: Client, other: Client) -> bool:
         return one.instance is not None and one.instance == other.instance and self.knows(one)
@@ -335,8 +335,8 @@ class Coordinator:
 
     def _lost(self, client: Client) -> Callback:
         # Kafka calls nothing back for what it is revoking already.
-        lost = tuple(number for number, held in client.held.items() if not held.revoking)
-        client.held.clear()
+        lost = tuple(number for number, owned in client.partitions.items() if not owned.revoking)
+        client.partitions.clear()
         client.releases.clear()
         client.revoking_since = None
         client.rejoining = True
@@ -353,21 +353,21 @@ class Coordinator:
         while client.notices and client.notices[0].kind == kind:
             numbers.append(client.notices.popleft().partition)
         if kind == "assigned":
-            client.held.update((number, Held()) for number in numbers)
+            client.partitions.update((number, ClientPartition()) for number in numbers)
             return [Callback("assign", tuple(numbers))]
         if kind == "lost":
-            lost = Callback("lost", tuple(n for n in numbers if client.held.pop(n, None) is not None))
+            lost = Callback("lost", tuple(n for n in numbers if client.partitions.pop(n, None) is not None))
             return [lost, *self._deleted()]
         for number in numbers:
-            if number not in client.held:
+            if number not in client.partitions:
                 # Dropped before anybody asked.
                 self.group.release(client.id, number)
                 continue
-            client.held[number].revoking = True
-            client.held[number].purge()
+            client.partitions[number].revoking = True
+            client.partitions[number].purge()
             if client.revoking_since is None:
                 client.revoking_since = self.now
-        asked = tuple(number for number in numbers if number in client.held)
+        asked = tuple(number for number in numbers if number in client.partitions)
         if not asked:
             return []
         return [Callback("revoke", asked), *(self._deleted() if self.settings.protocol == "eager" else ())]

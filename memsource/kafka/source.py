@@ -184,7 +184,7 @@ class KafkaMemberSource(CommittingSource):
             )
 
     def _assigned(self, number: int) -> Assigned:
-        broker, floor = self.broker, self.client.held[number].position
+        broker, floor = self.broker, self.client.partitions[number].position
         commit = broker.committed(number)
         end = broker.group.topic.log(number).end
         # Foreign metadata is normal, and says nothing; so does that of another floor, after a reset.
@@ -192,7 +192,7 @@ class KafkaMemberSource(CommittingSource):
         owned = Partition(
             PartitionId(broker.topic, number), READER, broker.topic_id or "", floor=floor, completed=completed or ()
         )
-        self._owned[number] = self.client.held[number].partition = owned
+        self._owned[number] = self.client.partitions[number].partition = owned
         self._turns.append(number)
         return Assigned(owned)
 
@@ -233,7 +233,7 @@ class KafkaMemberSource(CommittingSource):
         return self.broker.group
 
     def _position(self, number: int) -> int:
-        return self.client.held[number].position
+        return self.client.partitions[number].position
 
     def _fetch(self, number: int, messages: int, size: int) -> list[Record]:
         return self.broker.fetch(self.client, number, messages, size)

@@ -46,7 +46,7 @@ class Notice(NamedTuple):
     partition: int
 
 
-class _Held(NamedTuple):
+class _MemberPartition(NamedTuple):
     """A partition as its member knows it: the position it reads next, and whether it is revoked."""
 
     position: int
@@ -60,7 +60,7 @@ class GroupState(NamedTuple):
     committed: tuple[Committed, ...]
     owners: tuple[str | None, ...]
     asked: frozenset[int]
-    members: tuple[tuple[str, tuple[Notice, ...], tuple[tuple[int, _Held], ...]], ...]
+    members: tuple[tuple[str, tuple[Notice, ...], tuple[tuple[int, _MemberPartition], ...]], ...]
 
 
 class UnknownMember(LookupError):
@@ -68,11 +68,11 @@ class UnknownMember(LookupError):
 
 
 class _Member:
-    __slots__ = ("held", "notices")
+    __slots__ = ("notices", "partitions")
 
-    def __init__(self, notices: Iterable[Notice] = (), held: Iterable[tuple[int, _Held]] = ()) -> None:
+    def __init__(self, notices: Iterable[Notice] = (), owned: Iterable[tuple[int, _MemberPartition]] = ()) -> None:
         self.notices = list(notices)
-        self.held = dict(held)
+        self.partitions = dict(owned)
 
 
 class Group(Watched):
@@ -189,7 +189,7 @@ class Group(Watched):
         """
         state = self._member(member)
         owned = [number for number, owner in enumerate(self._owners) if owner == member]
-        state.held.clear()
+        state.partitions.clear()
         state.notices = [Notice("assigned", number) for number in owned if number not in self._asked]
         for number in self._asked.intersection(owned):
             self._free(number)
@@ -214,20 +214,20 @@ class Group(Watched):
         notices, state.notices = state.notices, []
         for kind, number in notices:
             if kind == "assigned":
-                state.held[number] = _Held(self._committed[number].offset)
+                state.partitions[number] = _MemberPartition(self._committed[number].offset)
             elif kind == "revoking":
-                state.held[number] = state.held[number]._replace(revoking=True)
+                state.partitions[number] = state.partitions[number]._replace(revoking=True)
             else:
-                del state.held[number]
+                del state.partitions[number]
         return notices
 
-    def held(self, member: str) -> list[int]:
+    def partitions_of(self, member: str) -> list[int]:
         """The partitions that a member believes to own, revoked ones included.
 
         Args:
             member: Name of the member.
         """
-        return sorted(self._member(member).held)
+        return sorted(self._member(member).partitions)
 
     def fetch(self, member: str, partition: int, messages: int, size: int = _UNBOUNDED) -> list[Record]:
         """Read the next records of a member. A revoked partition delivers none.
@@ -242,8 +242,8 @@ class Group(Watched):
             KeyError: The member does not believe to own the partition.
         """
         log = self.topic.log(partition)
-        held = self._member(member).held
-        position, revoking = held[partition]
+        owned = self._member(member).partitions
+        position, revoking = owned[partition]
         if revoking or messages <= 0 or size <= 0:
             return []
         records = log.read(position, messages, size)
@@ -252,7 +252,7 @@ class Group(Watched):
         if not log.read(position, 1, 1):
             # Only a gap is left: it is read too.
             position = max(position, log.end)
-        held[partition] = _Held(position)
+        owned[partition] = _MemberPartition(position)
         return records
 
     def position(self, member: str, partition: int) -> int:
@@ -265,7 +265,7 @@ class Group(Watched):
         Raises:
             KeyError: The member does not believe to own the partition.
         """
-        return self._member(member).held[partition].position
+        return self._member(member).partitions[partition].position
 
     def commit(self, member: str, partition: int, offset: int, completed: Iterable[tuple[int, int]] = ()) -> None:
         """Commit a position, for any owner and after any former commit.
@@ -293,7 +293,7 @@ class Group(Watched):
             partition: Number of the partition.
         """
         state = self._member(member)
-        if state.held.pop(partition, None) is None:
+        if state.partitions.pop(partition, None) is None:
             return
         notices = [notice for notice in state.notices if notice.partition == partition]
         lost = any(notice.kind == "lost" for notice in notices)
@@ -413,7 +413,7 @@ class Group(Watched):
             tuple(self._committed),
             tuple(self._owners),
             frozenset(self._asked),
-            tuple((name, tuple(m.notices), tuple(sorted(m.held.items()))) for name, m in self._members.items()),
+            tuple((name, tuple(m.notices), tuple(sorted(m.partitions.items()))) for name, m in self._members.items()),
         )
 
     def restore(self, state: GroupState) -> None:
@@ -426,7 +426,7 @@ class Group(Watched):
         self._committed = list(state.committed)
         self._owners = list(state.owners)
         self._asked = set(state.asked)
-        self._members = {name: _Member(notices, held) for name, notices, held in state.members}
+        self._members = {name: _Member(notices, owned) for name, notices, owned in state.members}
         self._changed()
 
     # --- inside

@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 from lanes import Message, Nak
 from memsource.jetstream.cohort_source import CohortPersonality
-from memsource.jetstream.link import TIMEOUT, Fate
+from memsource.jetstream.link import TIMEOUT, LinkFault
 from memsource.sim.loop.event_loop import GROUP
 from memsource.sim.loop.virtual import until
 from memsource.sim.plans.traffic import Traffic
@@ -136,21 +136,21 @@ class _Cohort:
 
     # --- what goes wrong on the way to the servers
 
-    async def before(self, member: str, writes: bool) -> Fate | None:
+    async def before(self, member: str, writes: bool) -> LinkFault | None:
         world = self.world
         worker = next(each for each in reversed(world.members) if each.name == member)
         await worker.reach()
         if worker.slow_until > world.now:
             # A call that takes longer than its timeout arrives late.
-            return Fate("late", worker.slow) if worker.slow > TIMEOUT else None
+            return LinkFault("late", worker.slow) if worker.slow > TIMEOUT else None
         if not writes:
             return None
         failing = world.injection.take("commit_fails", member)
         if failing is not None:
             world.happens(failing, member)
-            return Fate("reply lost" if failing.amount >= 1 else "request lost")
+            return LinkFault("reply lost" if failing.amount >= 1 else "request lost")
         late = world.strikes("io_fails", member)
-        return None if late is None else Fate("late", _LATE[late.target % len(_LATE)])
+        return None if late is None else LinkFault("late", _LATE[late.target % len(_LATE)])
 
     # --- the handler
 

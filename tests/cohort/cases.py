@@ -15,7 +15,7 @@ from memsource.sim.plans.plan import Plan
 __all__ = ["Case", "broker", "case_of"]
 
 QUICK, STEPS, BRIEF, SLOW, FAILS_ONCE, VERY_SLOW = range(6)
-"""The fates of a message, which its value names."""
+"""The faults of a message, which its value names."""
 
 _CALM = (QUICK, STEPS, STEPS, BRIEF, BRIEF, SLOW, SLOW)
 _TROUBLE = (*_CALM, FAILS_ONCE, VERY_SLOW)

@@ -13,7 +13,7 @@ from lanes.core.cohort.actions import LeaseLost, LeaseOwned, LeaseRevoked
 from lanes.core.cohort.records import PLAN_KEY, CohortConfig, PlanRecord, decode
 from memsource.jetstream.epoch_consumers import EpochStream, MemoryEpochConsumers
 from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
-from memsource.jetstream.link import Way
+from memsource.jetstream.link import Link
 from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.event_loop import current
 from memsource.sim.loop.virtual import run
@@ -39,21 +39,21 @@ class Servers:
         self.clock = current().time
         self.bucket = Bucket()
         self.stream = EpochStream(partitions, retention=retention)
-        self.ways: dict[str, Way] = {}
+        self.links: dict[str, Link] = {}
 
     def member(
         self,
         name: str,
         config: CohortConfig = CONFIG,
-        make: Callable[[Bucket, Way], LeaseStore] = MemoryLeaseStore,
-        consumers: Callable[[EpochStream, Way, int], EpochConsumers] = MemoryEpochConsumers,
+        make: Callable[[Bucket, Link], LeaseStore] = MemoryLeaseStore,
+        consumers: Callable[[EpochStream, Link, int], EpochConsumers] = MemoryEpochConsumers,
         **settings: Any,
     ) -> Membership:
-        way = self.ways[name] = Way(self.clock, never)
+        link = self.links[name] = Link(self.clock, never)
         chosen = CohortSettings(**{"lease": 4.0, **settings})
         made = Membership(
-            make(self.bucket, way),
-            consumers(self.stream, way, int(chosen.lease)),
+            make(self.bucket, link),
+            consumers(self.stream, link, int(chosen.lease)),
             config,
             member=name,
             settings=chosen,

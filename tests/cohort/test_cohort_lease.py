@@ -54,7 +54,7 @@ def test_after_a_lost_bucket_a_shorter_lease_waits_for_longer_ones(
             tasks.start_soon(first.run)
             assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 5.0)
             # It trusts its leases until their end, and the bucket has lost them.
-            servers.ways["a"].cut = True
+            servers.links["a"].cut = True
             servers.bucket.lose(servers.clock())
             second = servers.member("b", config, lease=SHORT)
             tasks.start_soon(second.run)
@@ -94,7 +94,7 @@ def test_a_member_frozen_in_its_set_up_waits_for_owners_of_the_lost_bucket(reten
             first = servers.member("a", config)
             tasks.start_soon(first.run)
             assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 5.0)
-            servers.ways["a"].cut = True
+            servers.links["a"].cut = True
             servers.bucket.lose(servers.clock())
             awake.set()
             await second.joined.wait()
@@ -134,7 +134,7 @@ def test_an_owner_between_two_durables_of_a_work_queue_keeps_its_partition(parti
             for number in numbers:
                 first.takeover(number, NOTHING)
             assert await until(lambda: not any(map(servers.stream.names, numbers)), 5.0)
-            servers.ways["a"].cut = True
+            servers.links["a"].cut = True
             servers.bucket.lose(servers.clock())
             believed = max(map(first.deadline, numbers))
             assert min(map(first.deadline, numbers)) > servers.clock()

@@ -24,7 +24,7 @@ from lanes.core.cohort.records import (
 )
 from memsource.jetstream.epoch_consumers import Durable, MemoryEpochConsumers
 from memsource.jetstream.lease_store import MemoryLeaseStore
-from memsource.jetstream.link import Way
+from memsource.jetstream.link import Link
 from memsource.sim.loop.virtual import until
 from tests.cohort.members import CONFIG, Servers, config_of, never, once, serve, virtual
 from tests.cohort.stage import Stage, staged
@@ -229,7 +229,7 @@ def test_a_foreign_durable_on_a_work_queue_is_refused() -> None:
     async def test() -> None:
         servers = Servers(retention="workqueue")
         servers.stream.create(Durable(1, 7, 0), 0.0, nonce="x", start=None)
-        way = Way(servers.clock, never)
+        way = Link(servers.clock, never)
         member = Membership(
             MemoryLeaseStore(servers.bucket, way),
             Foreign(servers.stream, way),

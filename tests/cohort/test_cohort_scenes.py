@@ -11,7 +11,7 @@ import pytest
 from lanes import Retry
 from lanes.cohort.membership import CohortSettings
 from memsource.jetstream.epoch_consumers import Retention
-from memsource.jetstream.link import Fate
+from memsource.jetstream.link import LinkFault
 from memsource.memory.topic import Record
 from tests.cohort.stage import PATIENT, Stage, staged
 
@@ -72,7 +72,7 @@ def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(retention: Re
         _, first = stage.join()
         await stage.owns(first, 0)
         held = await stage.hold(0, 0, 0)
-        first.way.cut = True
+        first.link.cut = True
         _, second = stage.join()
         (partition,) = first.announced.values()
         while not stage.starts("w-2"):
@@ -81,7 +81,7 @@ def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(retention: Re
             await stage.pass_time(0.1)
         assert stage.world.now >= partition.deadline
         assert first.owned == []
-        first.way.cut = False
+        first.link.cut = False
         stage.closed.clear()
         await stage.world.settled()
         assert sorted(stage.starts("w-2")) == held
@@ -199,12 +199,12 @@ def test_kv_blackout_does_not_overlap_owners(seconds: float) -> None:
         await stage.wait(lambda: [len(source.owned) for source in joined] == [1, 1], "both own one")
         tokens = sorted(token for source in joined for _, token in source.announced)
         for source in joined:
-            source.way.cut = True
+            source.link.cut = True
         await stage.pass_time(seconds)
         owned = [len(source.owned) for source in joined]
         assert owned == ([1, 1] if seconds < LEASE / 2 else [0, 0])
         for source in joined:
-            source.way.cut = False
+            source.link.cut = False
         stage.publish(0, 1)
         await stage.world.settled()
         await stage.wait(lambda: sorted(n for source in joined for n in source.owned) == [0, 1], "all is owned")
@@ -224,7 +224,7 @@ def test_bucket_lost_epochs_still_rise(retention: Retention) -> None:
         ((_, old),) = first.announced
         partition = first.announced[0, old]
         # It learns nothing of it, and trusts its lease until its end.
-        first.way.cut = True
+        first.link.cut = True
         lost = stage.world.now
         stage.broker.lose(0, lost)
         _, second = stage.join()
@@ -283,7 +283,7 @@ def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply los
 
     async def scene(stage: Stage, number: int) -> None:
         worker, first = stage.join()
-        first.way.fates.extend([*[None] * number, Fate(kind)])
+        first.link.faults.extend([*[None] * number, LinkFault(kind)])
         await stage.owns(first, 0)
         positions = stage.publish(0, 0)
         await stage.pass_time(LEASE)
@@ -331,7 +331,7 @@ def test_a_late_renewal_loses_the_partition_on_both_sides() -> None:
         _, source = stage.join()
         await stage.owns(source, 0)
         tokens = [token for _, token in source.announced]
-        (tenancy,) = source._holdings.by_number.values()
+        (tenancy,) = source._partitions.by_number.values()
         tenancy.partition.deadline = stage.world.now
         await stage.wait(lambda: len(source.announced) == 2, "it is lost and owned anew")
         assert max(token for _, token in source.announced) > tokens[0]

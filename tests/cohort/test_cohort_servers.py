@@ -11,7 +11,7 @@ from lanes.cohort.leases import Conflict, ConsumerExists, Entry, UnknownResult
 from lanes.errors import SourceError
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
 from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
-from memsource.jetstream.link import Fate, Way
+from memsource.jetstream.link import Link, LinkFault
 
 SIZE = 1 << 20
 
@@ -172,14 +172,14 @@ def test_a_deleted_durable_answers_nothing() -> None:
 
 
 def store(now: Callable[[], float], later: list[tuple[float, Callable[[float], None]]]) -> MemoryLeaseStore:
-    return MemoryLeaseStore(Bucket(), Way(now, lambda at, act: later.append((at, act)), timeout=0.001))
+    return MemoryLeaseStore(Bucket(), Link(now, lambda at, act: later.append((at, act)), timeout=0.001))
 
 
 @pytest.mark.anyio
 async def test_a_late_write_lands_after_its_call() -> None:
     later: list[tuple[float, Callable[[float], None]]] = []
     made = store(lambda: 1.0, later)
-    made.way.fates.extend([Fate("late", 4.0), Fate("late", 4.0), None])
+    made.link.faults.extend([LinkFault("late", 4.0), LinkFault("late", 4.0), None])
     with pytest.raises(UnknownResult):
         await made.write("plan", b"1", revision=0)
     # A late read gets nothing.
@@ -197,13 +197,13 @@ async def test_a_late_write_lands_after_its_call() -> None:
 @pytest.mark.anyio
 async def test_no_call_arrives_on_a_cut_link_or_after_a_crash() -> None:
     made = store(lambda: 1.0, [])
-    made.way.cut = True
+    made.link.cut = True
     for _ in range(2):
         with pytest.raises(UnknownResult, match=r"no answer within 0.001 s"):
             await made.write("plan", b"1", revision=0)
-    made.way.cut = False
+    made.link.cut = False
     assert await made.read("plan") == Entry(None, 0)
-    made.way.sever()
+    made.link.sever()
     with pytest.raises(SourceError, match="crashed"):
         await made.read("plan")
-    assert repr(made.way) == "<Way: severed, 2 asked, 2 told>"
+    assert repr(made.link) == "<Link: severed, 2 reads, 2 writes>"

@@ -80,8 +80,8 @@ class CohortHarness:
         asked, quiet = -1, 0
         while quiet < 10:
             # Not in the middle of a look: it would plan without who is coming.
-            quiet = quiet + 1 if asked == self._newest.way.asked else 0
-            asked = self._newest.way.asked
+            quiet = quiet + 1 if asked == self._newest.link.reads else 0
+            asked = self._newest.link.reads
             await anyio.lowlevel.checkpoint()
         entry = bucket.read(PLAN_KEY, self.now)
         plan = decode(PlanRecord, PLAN_KEY, entry.value or b"")

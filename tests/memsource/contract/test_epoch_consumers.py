@@ -13,7 +13,7 @@ from lanes.cohort.leases import ConsumerExists, EpochConsumer, EpochConsumers, U
 from memsource.contract.epochs import EPOCH_CHECKS, EpochCheck, EpochHarness
 from memsource.contract.harness import ContractBroken
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, MemoryEpochConsumers, Retention
-from memsource.jetstream.link import Fate, Way
+from memsource.jetstream.link import Link, LinkFault
 
 SIZE: Final = 1 << 20
 RETENTIONS: Final[tuple[Retention, ...]] = get_args(Retention)
@@ -31,7 +31,7 @@ class MemoryHarness:
         self._made: dict[EpochConsumers, MemoryEpochConsumers] = {}
 
     def consumers(self, lease: int = 0) -> EpochConsumers:
-        made = MemoryEpochConsumers(self.stream, Way(lambda: 0.0, _never, timeout=0.001), lease)
+        made = MemoryEpochConsumers(self.stream, Link(lambda: 0.0, _never, timeout=0.001), lease)
         wrapped: EpochConsumers = made if self._wrap is None else self._wrap(made)
         self._made[wrapped] = made
         return wrapped
@@ -48,7 +48,7 @@ class MemoryHarness:
 
     def fail(self, consumers: EpochConsumers, what: Literal["request", "reply"]) -> None:
         kind: Literal["request lost", "reply lost"] = "request lost" if what == "request" else "reply lost"
-        self._made[consumers].way.fates.append(Fate(kind))
+        self._made[consumers].link.faults.append(LinkFault(kind))
 
 
 def _never(at: float, act: Callable[[float], None]) -> None:

@@ -110,7 +110,7 @@ def test_cooperative_only_what_moves_is_given_up() -> None:
     # As it comes free, while the other one is still draining.
     assert (group.poll("b"), group.rebalancing) == ([("assigned", 3)], True)
     group.release("a", 2)
-    assert (group.poll("b"), group.rebalancing, group.held("a")) == ([("assigned", 2)], False, [0, 1])
+    assert (group.poll("b"), group.rebalancing, group.partitions_of("a")) == ([("assigned", 2)], False, [0, 1])
     group.leave("a")
     assert group.poll("b") == [("assigned", 0), ("assigned", 1)]
 
@@ -185,7 +185,7 @@ def test_the_only_member_gets_back_what_it_lost_in_the_next_rebalance() -> None:
     group.join("a")
     group.poll("a")
     group.lose("a", 0)
-    assert (group.poll("a"), group.owner(0), group.held("a")) == ([("lost", 0)], None, [])
+    assert (group.poll("a"), group.owner(0), group.partitions_of("a")) == ([("lost", 0)], None, [])
     with pytest.raises(ValueError, match="partition 0 of memory has no owner"):
         group.revoke(0)
     group.rebalance()
@@ -242,7 +242,7 @@ def step(group: Group, random: Random) -> None:
         group.join(member)
         return
     owner = group.owner(number)
-    held = group.held(member)
+    held = group.partitions_of(member)
     actions: list[Callable[[], object]] = [
         lambda: group.publish(key=random.choice("xyz")),
         lambda: group.publish(),

@@ -12,7 +12,7 @@ from lanes.cohort.leases import Entry, LeaseStore
 from memsource.contract.harness import ContractBroken
 from memsource.contract.leases import LEASE_CHECKS, LeaseCheck, LeaseHarness
 from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
-from memsource.jetstream.link import Fate, Way
+from memsource.jetstream.link import Link, LinkFault
 
 
 class MemoryHarness:
@@ -25,7 +25,7 @@ class MemoryHarness:
         self._stores: dict[LeaseStore, MemoryLeaseStore] = {}
 
     def store(self) -> LeaseStore:
-        made = MemoryLeaseStore(self.bucket, Way(lambda: self.now, _never, timeout=0.001))
+        made = MemoryLeaseStore(self.bucket, Link(lambda: self.now, _never, timeout=0.001))
         wrapped: LeaseStore = made if self._wrap is None else self._wrap(made)
         self._stores[wrapped] = made
         return wrapped
@@ -35,7 +35,7 @@ class MemoryHarness:
 
     def fail(self, store: LeaseStore, what: Literal["request", "reply"]) -> None:
         kind: Literal["request lost", "reply lost"] = "request lost" if what == "request" else "reply lost"
-        self._stores[store].way.fates.append(Fate(kind))
+        self._stores[store].link.faults.append(LinkFault(kind))
 
 
 def _never(at: float, act: Callable[[float], None]) -> None:
@@ -122,7 +122,7 @@ class _SendsAgain(_Wrong):
     """Nothing is lost on its way, for it sends again what was not answered."""
 
     async def asked(self, key: str, ask: _Ask) -> _Ask:
-        self.inner.way.fates.clear()
+        self.inner.link.faults.clear()
         return ask
 
 

@@ -30,7 +30,7 @@ class VirtualMember:
         return list(self._heard)
 
     def owned(self) -> list[int]:
-        return sorted(self.client.held)
+        return sorted(self.client.partitions)
 
     def poll(self) -> None:
         cluster, broker, client = self._cluster, self._broker, self.client
@@ -41,7 +41,7 @@ class VirtualMember:
                     self._heard.append(event.code)
                 else:
                     self._hear(event.kind, event.partitions)
-        for partition in list(client.held):
+        for partition in list(client.partitions):
             records = broker.fetch(client, partition, 1_000, 1 << 20)
             self._taken[partition] += [record.position for record in records]
         broker.polling(client, cluster.now, on=False)
@@ -76,7 +76,7 @@ class VirtualMember:
         self.client.resume(partition)
 
     def position(self, partition: int = 0) -> int:
-        return self.client.held[partition].position
+        return self.client.partitions[partition].position
 
     def close(self) -> None:
         for callback in self._broker.begin_close(self.client, self._cluster.now):

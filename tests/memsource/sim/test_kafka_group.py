@@ -14,7 +14,7 @@ def test_a_member_that_starts_anew_hears_of_all_it_owns_and_has_released_what_it
     assert group.pending("a") == (Notice("revoking", 2),)
     group.rejoin("a")
     assert group.pending("a") == (Notice("assigned", 0), Notice("assigned", 1))
-    assert (group.held("a"), group.rebalancing, group.owner(2)) == ([], False, "b")
+    assert (group.partitions_of("a"), group.rebalancing, group.owner(2)) == ([], False, "b")
     assert group.poll("b") == [("assigned", 2)]
 
 

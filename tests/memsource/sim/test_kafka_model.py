@@ -148,7 +148,7 @@ class Model:
 
     def fetch(self, client: Client, partition: int, messages: int) -> None:
         key = client, partition
-        if key not in self.next or partition not in client.held:
+        if key not in self.next or partition not in client.partitions:
             return
         came = self.stand.fetch(client, partition, messages)
         if key in self.revoking or partition in client.paused or not client.running:

@@ -62,12 +62,12 @@ def test_positions_pass_markers_and_gaps() -> None:
     stand.broker.skip(4)
     one = stand.client("one")
     stand.poll(one)
-    assert (stand.fetch(one, messages=2), one.held[0].position) == ([0, 1], 2)
-    assert (stand.fetch(one), one.held[0].position) == ([5], 10)
+    assert (stand.fetch(one, messages=2), one.partitions[0].position) == ([0, 1], 2)
+    assert (stand.fetch(one), one.partitions[0].position) == ([5], 10)
     stand.commit(one, 10)
     assert stand.broker.unfinished == []
     stand.broker.skip(2)
-    assert (stand.fetch(one), one.held[0].position) == ([], 12)
+    assert (stand.fetch(one), one.partitions[0].position) == ([], 12)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_retention_that_overtakes_a_reader() -> None:
     stand.broker.end_close(one, stand.now)
     two = stand.client("two")
     stand.poll(two)
-    assert two.held[0].position == 6
+    assert two.partitions[0].position == 6
     with pytest.raises(ValueError, match="before=11: partition 0 of T ends at 10"):
         stand.broker.delete_records(0, 11, stand.now)
 

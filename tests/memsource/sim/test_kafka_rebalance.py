@@ -94,7 +94,7 @@ def test_what_nobody_asked_for_cannot_be_given_back() -> None:
     one = stand.client("one")
     stand.poll(one)
     stand.release(one, 0)
-    assert (stand.told(one), stand.owners(), list(one.held)) == ([], ["one", "one"], [1])
+    assert (stand.told(one), stand.owners(), list(one.partitions)) == ([], ["one", "one"], [1])
     two = stand.client("two")
     stand.broker.group.revoke(0)
     stand.to(0.5)

@@ -197,7 +197,7 @@ def test_of_two_static_members_of_a_name_classic_kills_the_old_one(protocol: str
     new = stand.client("new", "static")
     assert stand.told(new) == [("assign", (0,))]
     # Without a callback.
-    assert (stand.failure(old), stand.poll(old), list(old.held)) == ("_FATAL", [], [])
+    assert (stand.failure(old), stand.poll(old), list(old.partitions)) == ("_FATAL", [], [])
     assert (stand.commit(old, 1), stand.commit(new, 1)) == ("_FATAL", None)
     assert stand.owners() == ["new"]
 
