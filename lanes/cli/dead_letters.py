@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, command_group, require, stop
-from lanes.cli.views import document, fields, payload, printable, row, row_headings
+from lanes.cli.views import ROW_HEADINGS, document, fields, payload, printable, row
 from lanes.dead_letter import error_text
 from lanes.dead_letters.box import DeadLetterBox, Disposition, StoredDeadLetter, replay
 from lanes.errors import LanesError, SourceError
@@ -216,7 +216,7 @@ async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> 
             typer.echo(json.dumps(one))
     elif shown:
         table = Table(box=None)
-        for heading in row_headings():
+        for heading in ROW_HEADINGS:
             table.add_column(heading, no_wrap=True)
         for one in shown:
             table.add_row(*one)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import StoredDeadLetter
 from lanes.history.writer import key_hash
 
-__all__ = ["document", "fields", "moment", "payload", "printable", "row", "row_headings"]
+__all__ = ["ROW_HEADINGS", "document", "fields", "moment", "payload", "printable", "row"]
 
 
 def printable(text: str) -> str:
@@ -19,9 +19,8 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
-def row_headings() -> tuple[str, ...]:
-    """Return the headings of ``row``."""
-    return "id", "origin", "key", "attempts", "error", "dead-lettered", "bytes"
+ROW_HEADINGS: Final = ("id", "origin", "key", "attempts", "error", "dead-lettered", "bytes")
+"""The headings of ``row``."""
 
 
 def row(stored: StoredDeadLetter) -> tuple[str, ...]:

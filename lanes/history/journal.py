@@ -8,7 +8,6 @@ thread writes whole files, so a killed process loses the rows of the last ``rota
 from __future__ import annotations
 
 import logging
-import math
 import os
 import uuid
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from lanes.config import check_positive, check_whole
 from lanes.errors import ConfigError
 from lanes.history.buffer import DROPPED, END, RowBuffer, number_of
 from lanes.history.columns import RowTables, row_tables
@@ -82,12 +82,9 @@ class Journal:
     ) -> None:
         tables = row_tables()
         member = None if member is None else member_name(member)
-        if rotate_after is not None and not (_is_number(rotate_after) and 0 < rotate_after < math.inf):
-            raise ConfigError(
-                f"Journal.rotate_after={rotate_after!r}: must be a finite number of seconds, more than 0, or None"
-            )
-        if type(rotate_bytes) is not int or rotate_bytes < 1:
-            raise ConfigError(f"Journal.rotate_bytes={rotate_bytes!r}: must be a whole number, 1 or more")
+        if rotate_after is not None:
+            check_positive("Journal.rotate_after", rotate_after)
+        check_whole("Journal.rotate_bytes", rotate_bytes, 1)
         path = Path(directory)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -336,7 +333,3 @@ class _CopiedFile(SegmentFile):
     def close(self) -> None:
         self._file.close()
         self._into.finish()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
