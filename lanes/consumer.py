@@ -20,7 +20,7 @@ from lanes.core.types import Partition, PartitionKey, key_bytes
 from lanes.errors import ConfigError, LanesError
 from lanes.events import GroupEvent, OnEvent
 from lanes.handlers import Decode, Handler, check_handler
-from lanes.history.journal import Journal, files_of, journal_of, recorder
+from lanes.history.journal import Journal, close_journal, journal_of, recorder
 from lanes.history.recorder import History
 from lanes.history.rules import Rules
 from lanes.observe.health import Health, examine
@@ -88,9 +88,8 @@ class Consumer:
         self._decode = decode
         self._dead_letters = dead_letters
         self._attempts = attempts
-        kept = journal_of(journal)
-        self._recorder = recorder(history, kept)
-        self._journal = None if kept is None else files_of(kept)
+        self._journal = journal_of(journal)
+        self._recorder = recorder(history, self._journal)
         self._on_event = on_event
         self._clock = clock
         self._name = "source"
@@ -441,6 +440,6 @@ class Consumer:
         if self._recorder is not None:
             self._recorder.close(reason, self._clock())
         if self._journal is not None:
-            await self._journal.aclose(self._name, CLOSE_TIMEOUT)
+            await close_journal(self._journal, self._name, CLOSE_TIMEOUT)
         if run is not None and run.tap.telemetry is not None:
             run.tap.telemetry.close()

@@ -27,7 +27,7 @@ from demo.spark.tables import Tables
 from demo.view import View
 from demo.workers.service import Service
 from lanes.clock import monotonic
-from lanes.history.journal import Journal, files_of, recorder
+from lanes.history.journal import Journal, close_journal, recorder
 
 _ANSWER_WITHIN: Final = 30.0
 """Seconds the broker has at the end to show the dead letters."""
@@ -126,7 +126,7 @@ async def _publish(events: list[Event], broker: KafkaBroker, where: Places, prog
 
     await broker.publish(events, history, published)
     history.close("stopped", monotonic())
-    await files_of(journal).aclose("publisher", _JOURNAL_WITHIN)
+    await close_journal(journal, "publisher", _JOURNAL_WITHIN)
 
 
 async def _report(

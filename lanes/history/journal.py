@@ -20,7 +20,7 @@ import anyio.to_thread
 from lanes.config import check_positive, check_whole
 from lanes.errors import ConfigError
 from lanes.history.buffer import DROPPED, END, RowBuffer, number_of
-from lanes.history.columns import RowTables, row_tables
+from lanes.history.columns import row_tables
 from lanes.history.parquet import JournalWriter
 from lanes.history.recorder import History, Recorder, recorder_of
 from lanes.history.writer import BUFFER_BYTES, HEAD_END, GivenUp, SegmentFile, member_name
@@ -31,8 +31,8 @@ __all__ = [
     "ROTATE_AFTER",
     "ROTATE_BYTES",
     "Journal",
-    "JournalFiles",
-    "files_of",
+    "buffer_of",
+    "close_journal",
     "journal_of",
     "recorder",
 ]
@@ -70,7 +70,7 @@ class Journal:
         ConfigError: A name or number is not valid, the directory cannot be created, or pyarrow is missing.
     """
 
-    __slots__ = ("_files",)
+    __slots__ = ("_buffer", "_directory", "_member", "_rotate_after", "_rotate_bytes", "_run", "_tables", "_writer")
 
     def __init__(
         self,
@@ -80,48 +80,52 @@ class Journal:
         rotate_after: float | None = ROTATE_AFTER,
         rotate_bytes: int = ROTATE_BYTES,
     ) -> None:
-        tables = row_tables()
-        member = None if member is None else member_name(member)
+        self._tables = row_tables()
+        self._member = None if member is None else member_name(member)
         if rotate_after is not None:
             check_positive("Journal.rotate_after", rotate_after)
         check_whole("Journal.rotate_bytes", rotate_bytes, 1)
-        path = Path(directory)
+        self._directory = Path(directory)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"journal directory {str(path)!r}: {error.strerror}; choose one that can be created"
+                f"journal directory {str(self._directory)!r}: {error.strerror}; choose one that can be created"
             ) from error
-        self._files = JournalFiles(path, member, tables, rotate_after, rotate_bytes)
+        self._rotate_after = rotate_after
+        self._rotate_bytes = rotate_bytes
+        self._run = uuid.uuid4().hex
+        self._buffer = RowBuffer(BUFFER_LIMIT, BUFFER_LIMIT_BYTES)
+        self._writer: JournalWriter | None = None
 
     def __repr__(self) -> str:
-        state = "opened" if self._files.opened else "new"
+        state = "new" if self._writer is None else "opened"
         return f"<Journal {self.member or '-'} {state}: {self.files} files, {self.dropped} rows dropped>"
 
     @property
     def directory(self) -> Path:
         """The folder of the files."""
-        return self._files.directory
+        return self._directory
 
     @property
     def member(self) -> str | None:
         """The name of this process in the journal; None before it has one."""
-        return self._files.member
+        return self._member
 
     @property
     def run(self) -> str:
         """The id of the run in the names of its files: 32 random hex digits."""
-        return self._files.run
+        return self._run
 
     @property
     def dropped(self) -> int:
         """Rows that did not fit into the buffer, or could not be written."""
-        return self._files.dropped
+        return self._buffer.dropped + (0 if self._writer is None else self._writer.lost)
 
     @property
     def files(self) -> int:
         """The number of files that are complete and have their name."""
-        return self._files.count
+        return 0 if self._writer is None else self._writer.files
 
     def join(self, timeout: float) -> bool:
         """Wait until all rows of a run that has ended are in the files. Blocks.
@@ -132,85 +136,48 @@ class Journal:
         Returns:
             False when the time was too short.
         """
-        return self._files.join(timeout)
+        return self._writer is None or self._writer.join(timeout)
 
-
-class JournalFiles:
-    """The files of one journal, and the ``buffer`` that takes its rows. The runtime's side of ``Journal``.
-
-    ``member`` is None until ``open`` when the user gave no name.
-    """
-
-    def __init__(
-        self, directory: Path, member: str | None, tables: RowTables, rotate_after: float | None, rotate_bytes: int
-    ) -> None:
-        self.directory = directory
-        self.member = member
-        self.run = uuid.uuid4().hex
-        self.buffer = RowBuffer(BUFFER_LIMIT, BUFFER_LIMIT_BYTES)
-        self._tables = tables
-        self._rotate_after = rotate_after
-        self._rotate_bytes = rotate_bytes
-        self._writer: JournalWriter | None = None
-
-    @property
-    def opened(self) -> bool:
-        """Whether the journal is in use."""
-        return self._writer is not None
-
-    @property
-    def dropped(self) -> int:
-        """Rows that did not fit into the buffer, or could not be written."""
-        return self.buffer.dropped + (0 if self._writer is None else self._writer.lost)
-
-    @property
-    def count(self) -> int:
-        """The number of files that are complete and have their name."""
-        return 0 if self._writer is None else self._writer.files
-
-    def open(self, member: str, begin: str) -> None:
+    def _open(self, member: str, begin: str) -> None:
         """Create the first file with the row ``begin``, and start the thread.
 
         Raises ``ConfigError`` when the file cannot be created, or at a second call.
         """
         if self._writer is not None:
             raise ConfigError(f"the journal of {member} was opened before; use one Journal per run")
-        self.member = member
+        self._member = member
         self._writer = JournalWriter(
-            self.directory,
-            f"{member}-{self.run}",
-            self.run,
+            self._directory,
+            f"{member}-{self._run}",
+            self._run,
             self._tables,
-            self.buffer,
+            self._buffer,
             rotate_after=self._rotate_after,
             rotate_bytes=self._rotate_bytes,
         )
         # Always incomplete: without the end row no reader can count the missing rows.
         self._writer.start(begin.removesuffix(HEAD_END) + "1" + HEAD_END[1:])
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Let the thread write the remaining rows and end. Does not block. Idempotent."""
         if self._writer is not None:
             self._writer.finish()
 
-    def join(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds for the thread; return whether all is written. Blocks. Idempotent."""
-        return self._writer is None or self._writer.join(timeout)
 
-    async def aclose(self, name: str, timeout: float) -> None:
-        """Join without blocking the loop; log a warning of the consumer ``name`` when the time is too short."""
-        if self._writer is not None and not await anyio.to_thread.run_sync(self.join, timeout):
-            log.warning(
-                "%s: the journal in %s was not written within %g s, so its last rows are missing; check its disk",
-                name,
-                self.directory,
-                timeout,
-            )
+def buffer_of(journal: Journal) -> RowBuffer:
+    """Return the buffer of a journal, for a task that waits for it."""
+    return journal._buffer
 
 
-def files_of(journal: Journal) -> JournalFiles:
-    """Return the files of a journal, for the runtime."""
-    return journal._files
+async def close_journal(journal: Journal, name: str, timeout: float) -> None:
+    """Join a journal without blocking the loop; warn for the consumer ``name`` when the time is too short."""
+    if journal._writer is not None and not await anyio.to_thread.run_sync(journal.join, timeout):
+        log.warning(
+            "%s: the journal in %s was not written within %g s, so its last rows are missing; check its disk",
+            name,
+            journal.directory,
+            timeout,
+        )
 
 
 def journal_of(journal: Journal | str | os.PathLike[str] | None) -> Journal | None:
@@ -226,16 +193,15 @@ def recorder(history: History | None, journal: Journal | None) -> Recorder | Non
     rows = None if history is None else recorder_of(history)
     if journal is None:
         return rows
-    into = files_of(journal)
     if rows is None:
-        return _JournalRecorder(into)
+        return _JournalRecorder(journal)
     if journal.member not in (None, rows.member):
         raise ConfigError(
             f"Journal.member={journal.member!r} is not History.member={rows.member!r}, and one process has one name; "
             "leave the journal's name out"
         )
     member = rows.member
-    rows.wrap(lambda file, head: _CopiedFile(file, into, member, head))
+    rows.wrap(lambda file, head: _CopiedFile(file, journal, member, head))
     return rows
 
 
@@ -244,7 +210,7 @@ class _NoFile(SegmentFile):
 
     __slots__ = ("_journal",)
 
-    def __init__(self, path: Path, journal: JournalFiles) -> None:
+    def __init__(self, path: Path, journal: Journal) -> None:
         self.path = path
         self._journal = journal
 
@@ -256,7 +222,7 @@ class _NoFile(SegmentFile):
         return _KEPT
 
     def close(self) -> None:
-        self._journal.finish()
+        self._journal._finish()
 
 
 class _JournalRecorder(Recorder):
@@ -266,16 +232,16 @@ class _JournalRecorder(Recorder):
 
     group_commit = False
 
-    def __init__(self, journal: JournalFiles) -> None:
+    def __init__(self, journal: Journal) -> None:
         super().__init__(journal.directory, member=journal.member)
         self._into = journal
         self._ending = False
         # The part of ``_size`` that the buffer has counted already.
         self._kept = 0
-        self._rows = journal.buffer.rows
+        self._rows = journal._buffer.rows
 
     def _segment(self, path: Path, head: str) -> SegmentFile:
-        self._into.open(self.member, head)
+        self._into._open(self.member, head)
         return _NoFile(path, self._into)
 
     def flush(self) -> None:
@@ -284,7 +250,7 @@ class _JournalRecorder(Recorder):
             self._rows.clear()
             self._size = self._kept = 0
             return
-        buffer = self._into.buffer
+        buffer = self._into._buffer
         fits = buffer.added(self._size - self._kept, whole=self._ending)
         # Without room each row has to be checked, not only a row now and then.
         self._size = self._kept = 0 if fits else BUFFER_BYTES
@@ -304,13 +270,13 @@ class _CopiedFile(SegmentFile):
 
     __slots__ = ("_file", "_into", "_marker")
 
-    def __init__(self, file: SegmentFile, journal: JournalFiles, member: str, head: str) -> None:
+    def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
         self.path = file.path
         self._file = file
         self._into = journal
         self._marker = 0
         try:
-            journal.open(member, head)
+            journal._open(member, head)
         except BaseException:
             file.close()
             raise
@@ -327,9 +293,9 @@ class _CopiedFile(SegmentFile):
             self._marker = number_of(marker)
             lines.insert(0, marker.replace(DROPPED, ',"event":"history_dropped",', 1))
         if lines:
-            self._into.buffer.put(lines, whole=END in lines[-1])
+            self._into._buffer.put(lines, whole=END in lines[-1])
         return lost
 
     def close(self) -> None:
         self._file.close()
-        self._into.finish()
+        self._into._finish()

@@ -22,7 +22,7 @@ from fuzz.history import lines, real_lines
 from lanes.core.ring import slot
 from lanes.errors import ConfigError
 from lanes.history.columns import RUN, SCHEMA_VERSION, VERSION, row_tables
-from lanes.history.journal import Journal, files_of
+from lanes.history.journal import Journal, buffer_of
 from lanes.history.recorder import History, recorder_of
 from memsource import HistoryError, Segment, check, check_files, read
 from memsource.history.journal import JournalError, convert
@@ -291,7 +291,7 @@ def test_a_repr_shows_counts(tmp_path: Path) -> None:
     assert repr(journal) == "<Journal m-1 opened: 0 files, 0 rows dropped>"
     ended(journal, recording)
     assert repr(journal) == "<Journal m-1 opened: 1 files, 0 rows dropped>"
-    assert re.fullmatch(r"<RowBuffer: 0 rows, 0 bytes, 0 dropped>", repr(files_of(journal).buffer))
+    assert re.fullmatch(r"<RowBuffer: 0 rows, 0 bytes, 0 dropped>", repr(buffer_of(journal)))
     assert repr(row_tables()) == "<RowTables of 29 columns>"
 
 

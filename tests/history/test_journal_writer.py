@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lanes.errors import ConfigError
 from lanes.history import journal as journal_module
 from lanes.history.buffer import RowBuffer
-from lanes.history.journal import files_of
+from lanes.history.journal import buffer_of
 from lanes.history.parquet import ParquetFile
 from memsource import HistoryError, check, read
 from tests.history.children import run_child
@@ -102,7 +102,7 @@ def test_two_runs_of_one_member_share_no_file(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 2
     journal, _ = both[0]
     with pytest.raises(ConfigError, match="one Journal per run"):
-        files_of(journal).open("m-1", "")
+        journal._open("m-1", "")
 
 
 def test_a_directory_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -210,10 +210,10 @@ def test_a_row_that_does_not_fit_is_dropped_in_its_place(
     journal, recording = opened(tmp_path)
     for position in range(20_000):
         recording.started(message(position), 2.0)
-    assert len(files_of(journal).buffer.rows) <= 5_001
+    assert len(buffer_of(journal).rows) <= 5_001
     assert journal.dropped > 5_000
     gate.set()
-    reach(lambda: not files_of(journal).buffer.rows)
+    reach(lambda: not buffer_of(journal).rows)
     recording.started(message(20_000), 3.0)
     ended(journal, recording)
     made = rows(tmp_path)
@@ -254,7 +254,7 @@ def test_rows_after_the_end_are_dropped(tmp_path: Path, gate: threading.Event) -
 PRELUDE = """
 import resource, signal, sys
 from pathlib import Path
-from lanes.history.journal import files_of
+from lanes.history.journal import buffer_of
 from tests.memsource.checkers.journals import handled, held_disk, message, opened, reach
 directory = Path(sys.argv[1])
 """
@@ -269,8 +269,8 @@ def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
         for position in range(2_000):
             handled(recording, position)
         reach(lambda: journal.files)
-        files_of(journal)._writer._rotate_after = 1e9
-        reach(lambda: not files_of(journal).buffer.rows)
+        journal._writer._rotate_after = 1e9
+        reach(lambda: not buffer_of(journal).rows)
         handled(recording, 2_000)
         signal.raise_signal(signal.SIGKILL)
         """,

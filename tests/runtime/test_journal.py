@@ -14,7 +14,7 @@ import pytest
 
 from lanes import ConfigError, Consumer, History, Journal, Message, Retry, Settings, Term, main, run
 from lanes.handlers import Handler
-from lanes.history.journal import files_of
+from lanes.history.journal import buffer_of
 from memsource import check, read
 from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.fakes.support import TIMEOUT, Gated, published, started, until
@@ -86,7 +86,7 @@ async def test_no_handler_waits_for_the_disk(tmp_path: Path, gate: threading.Eve
     async with started(Consumer(MemorySource(broker), in_batches, settings=Settings(batch=2), journal=journal)) as one:
         await until(lambda: broker.unfinished == 0)
         # Queued rows are text, so no message and no payload is kept alive.
-        assert {type(row) for row in files_of(journal).buffer.rows} == {str}
+        assert {type(row) for row in buffer_of(journal).rows} == {str}
         assert journal.files == 0
         gate.set()
         assert await one.stop() is None

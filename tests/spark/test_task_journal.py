@@ -15,7 +15,7 @@ import pytest
 import lanes
 import lanes.history.journal
 from lanes.errors import ConfigError
-from lanes.history.journal import files_of
+from lanes.history.journal import buffer_of
 from lanes_spark import run_task
 from lanes_spark.task.journal import Pace, check_reached, shared
 from memsource import check_files
@@ -115,7 +115,7 @@ def test_a_journal_that_is_never_written_holds_a_task_up_once(
     monkeypatch.setattr("lanes_spark.task.journal.PATIENCE", 0.01)
     monkeypatch.setattr(lanes.history.journal, "BUFFER_LIMIT", 2)
     journal = lanes.Journal(tmp_path)
-    files_of(journal).buffer.rows.extend(["{}", "{}"])
+    buffer_of(journal).rows.extend(["{}", "{}"])
     pace = Pace(journal)
 
     async def wait() -> None:

@@ -21,7 +21,7 @@ import anyio
 
 from lanes.errors import ConfigError
 from lanes.history.columns import row_tables
-from lanes.history.journal import Journal, files_of
+from lanes.history.journal import Journal, buffer_of
 
 __all__ = ["Pace", "check_reached", "checked_folder", "member_of_attempt", "shared", "task_journal"]
 
@@ -112,7 +112,7 @@ class Pace:
     async def wait(self) -> None:
         """Until at most half of the journal's buffer is full; ``PATIENCE`` seconds, once, where the disk stands still.
         Cancel-safe."""
-        buffer = files_of(self._journal).buffer
+        buffer = buffer_of(self._journal)
         if not (self._hurried and buffer.half_full):
             return
         with anyio.move_on_after(PATIENCE):
