@@ -1,7 +1,6 @@
 """Runs ``lanes`` on NATS JetStream: a source, dead letters, and the command ``lanes cohort``.
 
-Rooms in reading order: ``source`` (the public source), ``wire`` (requests to the server), ``durable`` (one consumer),
-``cohort`` (a member of a cohort), ``dead_letters``, ``cli``.
+Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations
