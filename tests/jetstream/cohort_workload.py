@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
+import pytest
 from anyio.abc import TaskGroup
 from nats.aio.client import Client
 
@@ -20,7 +21,7 @@ from lanes_jetstream import Cohort, JetStreamSource, subject_token
 from lanes_jetstream.cohort.epoch_consumers import mark_of
 from lanes_jetstream.cohort.lease_store import bucket_name, namespace_of
 from lanes_jetstream.cohort.partitioning import partition_of
-from tests.jetstream.workload import until
+from tests.jetstream.workload import never_called, until
 
 LEASE = 3.0
 """Seconds; the least there is, for tests that wait for it."""
@@ -298,3 +299,12 @@ async def members(*, within: float = 30.0) -> AsyncIterator[Members]:
             running = Members(tasks)
             yield running
             await running.end()
+
+
+async def refused(source: JetStreamSource, *words: str, error: type[Exception] = lanes.ConfigError) -> None:
+    """Expect that a consumer of this source does not start, with an error that has these words."""
+    with anyio.fail_after(30):
+        with pytest.raises(error) as stopped:
+            await lanes.run(source, never_called, settings=FAST)
+    for word in words:
+        assert word in str(stopped.value)

@@ -1,4 +1,4 @@
-"""A partition that is paused: what the server still sends of it waits in the source, and does not come again."""
+"""A paused partition: messages that arrive wait in the source, stay alive, and are not redelivered."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tests.jetstream.workload import Stream, inner
 
 pytestmark = pytest.mark.anyio
 
+
 LARGE = 1 << 20
 
 
-async def test_what_is_on_its_way_to_a_paused_durable_waits_and_is_kept_alive(stream: Stream) -> None:
+async def test_messages_for_a_paused_durable_wait_and_stay_alive(stream: Stream) -> None:
     """Another process that pulls the same durable would get it otherwise, although it is here."""
     source = stream.source(shared=True, ack_wait=1.0)
     await source.open()
@@ -43,7 +44,7 @@ async def test_what_is_on_its_way_to_a_paused_durable_waits_and_is_kept_alive(st
         await source.aclose()
 
 
-async def test_what_is_on_its_way_to_a_paused_member_waits(cohort_stream: CohortStream) -> None:
+async def test_messages_for_a_paused_member_wait(cohort_stream: CohortStream) -> None:
     source = cohort_stream.source("a")
     await source.open()
     try:

@@ -1,4 +1,4 @@
-"""The permissions that docs/reference/jetstream.md lists are enough, on a real server that denies everything else."""
+"""The permissions that docs/reference/jetstream.md lists are sufficient, and a missing one is named."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from nats.aio.client import Client
 import lanes
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
 from tests.components import NatsServer
-from tests.jetstream.cohort_workload import FAST, LEASE, Log, members, settled
+from tests.jetstream.cohort_workload import FAST, LEASE, CohortStream, Log, members, settled
 from tests.jetstream.conftest import connect
-from tests.jetstream.workload import until
+from tests.jetstream.workload import USERS, reload, until
 
 pytestmark = pytest.mark.anyio
 
+
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "jetstream.md").read_text()
+
+
 COHORT, DURABLE = re.findall(r"^```text\n(permissions: \{\n.*?^\})\n```", PAGE, re.MULTILINE | re.DOTALL)
+
+
 STREAM, PARTITIONS, ORDERS = "ORDERS", 4, 80
 
 
@@ -75,7 +80,7 @@ async def unacknowledged(client: Client) -> int:
     return sum(info["num_ack_pending"] + info["num_pending"] for info in answer["consumers"])
 
 
-async def test_what_the_page_lists_is_enough_for_a_cohort(start: Start) -> None:
+async def test_the_listed_permissions_suffice_for_a_cohort(start: Start) -> None:
     """Two members join, share, take over from themselves after a reconnect, and leave."""
     server, admin = await start(COHORT)
     log = Log()
@@ -99,7 +104,7 @@ async def test_what_the_page_lists_is_enough_for_a_cohort(start: Start) -> None:
     assert await unacknowledged(admin) == 0
 
 
-async def test_what_the_page_lists_is_enough_for_a_durable(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_listed_permissions_suffice_for_a_durable(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Its consumer is made, and reset at the second start."""
     caplog.set_level(logging.INFO, "lanes.jetstream")
     server, admin = await start(DURABLE)
@@ -129,7 +134,7 @@ async def test_what_the_page_lists_is_enough_for_a_durable(start: Start, caplog:
     ["$KV.lanes_ORDERS_lanes.>", "$JS.API.CONSUMER.NAMES.ORDERS", "$JS.API.CONSUMER.CREATE.ORDERS.>"],
     ids=["bucket", "names", "create"],
 )
-async def test_less_is_refused_with_the_subject(start: Start, subject: str) -> None:
+async def test_a_missing_permission_is_refused_with_its_subject(start: Start, subject: str) -> None:
     """The first thing that is denied is named, and the user's name and password are not."""
     publishing, subscribing = COHORT.split("subscribe")
     assert f'"{subject}"' in publishing
@@ -139,3 +144,39 @@ async def test_less_is_refused_with_the_subject(start: Start, subject: str) -> N
         with anyio.fail_after(20):
             await lanes.run(member_of(server), Log().handler("a"))
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "denied",
+    [
+        pytest.param("$JS.API.CONSUMER.MSG.NEXT.>", marks=pytest.mark.slow, id="pulls"),
+        pytest.param("$JS.ACK.>", id="acknowledgements"),
+        pytest.param("$KV.>", marks=pytest.mark.slow, id="leases"),
+    ],
+)
+async def test_a_withdrawn_permission_stops_a_member(fresh_nats: Callable[..., NatsServer], denied: str) -> None:
+    server = fresh_nats(config=USERS.format(denied=""))
+    client = await connect(server.url)
+    stream, log = CohortStream(server.url, client, "S"), Log()
+    await stream.create()
+    where = server.url.replace("nats://", "nats://app:app@")
+    consumer = lanes.Consumer(stream.source("a", where=where), log.handler("a"), settings=FAST)
+
+    async def until_it_is_denied() -> None:
+        async with consumer:
+            await settled(consumer, partitions=4)
+            await stream.publish(*stream.a_key_each())
+            await log.handled(4)
+            reload(server, USERS.format(denied=f'"{denied}"'))
+            # The server reads its file a moment after it was told to. While it does, nobody answers for JetStream, so
+            # nobody is asked whether these were stored.
+            while True:
+                for key in stream.a_key_each():
+                    await client.publish(f"{stream.name}.{key}", b"x")
+                await anyio.sleep(0.1)
+
+    subject = re.escape(denied.removesuffix(">").casefold())
+    with anyio.fail_after(20):
+        with pytest.raises(lanes.SourceError, match=rf"permissions violation for publish to .{subject}.*permit it"):
+            await until_it_is_denied()
+    await client.close()

@@ -1,11 +1,10 @@
-"""The scenarios of the JetStream personality on the real server: both are seen to do the same."""
+"""The scenarios of the simulated JetStream broker, on a real server: both behave alike."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats.errors
@@ -16,10 +15,9 @@ from nats.aio.msg import Msg
 from lanes_jetstream.wire.messages import sequences
 from memsource.jetstream.pull_consumer import ConsumerSettings
 from tests.components import NatsServer
+from tests.jetstream.conftest import FreshStream
 from tests.jetstream.workload import DURABLE, Stream
 from tests.memsource.sim.jetstream_scenarios import PATIENCE, SCENARIOS, Arrived, ModelCluster, Scenario
-
-FreshStream = Callable[..., Awaitable[tuple[NatsServer, Stream]]]
 
 
 class RealCluster:
@@ -124,20 +122,20 @@ def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1_000_000_000)
 
 
+async def compare(scenario: Scenario, cluster: RealCluster) -> None:
+    await cluster.create(scenario.settings)
+    seen = await scenario.play(cluster)
+    assert seen == await scenario.play(ModelCluster(scenario.settings))
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if not each.kills], ids=str)
-async def test_the_server_and_the_personality_do_the_same(scenario: Scenario, stream: Stream) -> None:
-    await _same(scenario, RealCluster(stream, None))
+async def test_the_server_and_the_simulated_broker_agree(scenario: Scenario, stream: Stream) -> None:
+    await compare(scenario, RealCluster(stream, None))
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.kills], ids=str)
-async def test_a_killed_server_and_the_personality_do_the_same(scenario: Scenario, fresh_stream: FreshStream) -> None:
+async def test_a_killed_server_and_the_simulated_broker_agree(scenario: Scenario, fresh_stream: FreshStream) -> None:
     server, stream = await fresh_stream()
-    await _same(scenario, RealCluster(stream, server))
-
-
-async def _same(scenario: Scenario, cluster: RealCluster) -> None:
-    await cluster.create(scenario.settings)
-    seen = await scenario.play(cluster)
-    assert seen == await scenario.play(ModelCluster(scenario.settings))
+    await compare(scenario, RealCluster(stream, server))

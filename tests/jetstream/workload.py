@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
+import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import anyio
+import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerInfo
@@ -18,8 +22,30 @@ from nats.js.api import ConsumerInfo
 import lanes
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_jetstream.durable.source import DurableSource
+from tests.components import NatsServer
 
 DURABLE = "worker"
+
+FAST: Final = lanes.Settings(concurrency=50, drain_timeout=10)
+
+SECOND: Final = 1_000_000_000
+"""In nanoseconds, as in configurations of consumers."""
+
+USERS: Final = """
+accounts {{ A {{ jetstream: enabled, users: [
+    {{user: admin, password: admin}},
+    {{user: app, password: app, permissions: {{publish: {{deny: [{denied}]}}}}}}
+]}}}}
+no_auth_user: admin
+"""
+"""Configuration of a server whose user ``app`` may not publish to the ``denied`` subjects."""
+
+_numbers = itertools.count(1)
+
+
+def unique(prefix: str) -> str:
+    """A name that no other test of this machine uses."""
+    return f"{prefix}{os.getpid()}x{next(_numbers)}"
 
 
 class Stream:
@@ -175,3 +201,32 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition that nothing signals."""
     while not condition():
         await anyio.sleep(0.01)
+
+
+async def never_called(message: lanes.Message) -> None:
+    """A handler of a consumer that must not start."""
+
+
+@asynccontextmanager
+async def stops(
+    consumer: lanes.Consumer, words: str, *, error: type[Exception] = lanes.SourceError
+) -> AsyncIterator[None]:
+    """Run the consumer beside the block, and expect that it ends by itself with such an error."""
+    ended = anyio.Event()
+
+    async def run() -> None:
+        with pytest.raises(error, match=words):
+            await consumer.run()
+        ended.set()
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            yield
+            await ended.wait()
+
+
+def reload(server: NatsServer, config: str) -> None:
+    """Give a server another configuration while it runs."""
+    (server.folder / "nats.conf").write_text(config)
+    server._process.signal(signal.SIGHUP)

@@ -24,7 +24,7 @@ from demo.config import Retention
 from demo.group.members import Members
 from lanes.clock import monotonic
 from tests.components import NatsServer
-from tests.jetstream.wire import Wire
+from tests.jetstream.proxy import Proxy
 from tests.soak.storm import EVENTS, FAULTS, LEAST, Storm, play, soak
 
 LEASE: Final = 4.0
@@ -37,7 +37,7 @@ class Wires:
     def __init__(self, chance: random.Random, url: str) -> None:
         self._chance = chance
         # No more members ever join than there are at first, and one for each fault.
-        self._wires = {f"member-{number}": Wire(url) for number in range(1, MEMBERS + FAULTS + 1)}
+        self._wires = {f"member-{number}": Proxy(url) for number in range(1, MEMBERS + FAULTS + 1)}
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Wires]:

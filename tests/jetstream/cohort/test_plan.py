@@ -1,0 +1,130 @@
+"""The plan of a cohort on real members: who owns each partition, and how little moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import lanes
+from lanes.core.cohort.plan import plan
+from tests.jetstream.cohort_workload import FAST, CohortStream, Log, members, owned, settled
+from tests.jetstream.conftest import MakeCohortStream
+from tests.jetstream.workload import until
+
+pytestmark = pytest.mark.anyio
+
+
+MANY = 64
+
+
+class Member:
+    """A consumer, and what it was told of its partitions."""
+
+    def __init__(self, stream: CohortStream, name: str, log: Log, **arguments: Any) -> None:
+        self.name = name
+        self.told: list[lanes.GroupEvent] = []
+        self.consumer = lanes.Consumer(
+            stream.source(name, **arguments), log.handler(name), settings=FAST, on_event=self.told.append
+        )
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The fencing token of each partition that it owns."""
+        return {name: partition.epoch for name, partition in self.consumer.status().partitions.items()}
+
+    def heard(self) -> Counter[str]:
+        """How often it was told what of a partition since it was asked last."""
+        counted: Counter[str] = Counter(event.name for event in self.told if event.partition is not None)
+        self.told.clear()
+        return counted
+
+
+async def owners(stream: CohortStream) -> list[str | None]:
+    """Who is to own each partition, by the bucket."""
+    return list(((await stream.read("plan")) or {})["owners"])
+
+
+async def test_a_join_moves_only_its_share(make_cohort_stream: MakeCohortStream) -> None:
+    """Only the newcomer gains, and no more than its share; what stays is the same ownership, not another one."""
+    stream, log = await make_cohort_stream(partitions=MANY), Log()
+    keys = stream.a_key_each()
+    *incumbents, newcomer = (Member(stream, name, log) for name in "abcd")
+    async with members() as running:
+        running.join(*(each.consumer for each in incumbents))
+        await settled(*(each.consumer for each in incumbents), partitions=MANY)
+        await stream.publish(*keys)
+        await log.handled(MANY)
+        before = {each.name: each.tokens for each in incumbents}
+        for each in incumbents:
+            each.heard()
+        running.join(newcomer.consumer)
+        await settled(*(each.consumer for each in (*incumbents, newcomer)), partitions=MANY)
+        assert len(newcomer.tokens) == MANY // 4
+        assert newcomer.heard() == {"assigned": MANY // 4}
+        for each in incumbents:
+            assert each.tokens.items() <= before[each.name].items()
+            assert each.heard() == {"revoked": len(before[each.name]) - MANY // 4}
+        assert Counter(await owners(stream)) == dict.fromkeys("abcd", MANY // 4)
+        await stream.publish(*keys)
+        await log.handled(2 * MANY)
+    assert log.violations == []
+    assert log.repeats == []
+    assert len(log.of("d")) == MANY // 4
+
+
+async def test_a_leave_moves_only_the_partitions_of_the_leaver(make_cohort_stream: MakeCohortStream) -> None:
+    """What the one that leaves had is divided among the others, who keep everything that they have."""
+    stream, log = await make_cohort_stream(partitions=MANY), Log()
+    keys = stream.a_key_each()
+    leaver, *survivors = (Member(stream, name, log) for name in "abcd")
+    everybody = [leaver.consumer, *(each.consumer for each in survivors)]
+    async with members() as running:
+        running.join(*everybody)
+        await settled(*everybody, partitions=MANY)
+        await stream.publish(*keys)
+        await log.handled(MANY)
+        before = {each.name: each.tokens for each in survivors}
+        for each in survivors:
+            each.heard()
+        await running.leave(leaver.consumer)
+        await settled(*(each.consumer for each in survivors), partitions=MANY)
+        for each in survivors:
+            gained = len(each.tokens) - len(before[each.name])
+            assert 5 <= gained <= 6
+            assert before[each.name].items() <= each.tokens.items()
+            assert each.heard() == {"assigned": gained}
+        assert set(await owners(stream)) == {"b", "c", "d"}
+        await stream.publish(*keys)
+        await log.handled(2 * MANY)
+    assert log.violations == []
+    assert log.repeats == []
+    assert len(log.of("a")) == MANY // 4
+
+
+async def test_a_member_owns_by_its_weight(make_cohort_stream: MakeCohortStream) -> None:
+    """Each member says its own, in its heartbeat; whoever plans reads them, and comes to what the pure plan says."""
+    stream, log = await make_cohort_stream(partitions=8), Log()
+    a, b, c = (Member(stream, name, log, weight=weight) for name, weight in (("a", 3), ("b", 1), ("c", 4)))
+
+    async def shares(*wanted: int) -> None:
+        await until(lambda: tuple(len(owned(each.consumer)) for each in (a, b, c)) == wanted)
+
+    async with members() as running:
+        running.join(a.consumer, b.consumer)
+        await until(lambda: a.consumer.ready and b.consumer.ready)
+        await shares(6, 2, 0)
+        before = await owners(stream)
+        kept = a.tokens | b.tokens
+        running.join(c.consumer)
+        await shares(3, 1, 4)
+        assert await owners(stream) == list(plan(before, {"a": 3, "b": 1, "c": 4}).owners)
+        assert (a.tokens | b.tokens).items() <= kept.items()
+        assert ((await stream.read("m.c")) or {})["weight"] == 4
+        await running.leave(c.consumer)
+        await shares(6, 2, 0)
+        await stream.publish(*stream.a_key_each())
+        await log.handled(8)
+    assert Counter(run.member for run in log.runs) == {"a": 6, "b": 2}
+    assert log.violations == []

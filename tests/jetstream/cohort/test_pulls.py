@@ -1,0 +1,148 @@
+"""How a member shares its room among the cohort partitions, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lanes.core.types import Room
+from lanes_jetstream.cohort.pulls import AGAIN, BRIEF, EXPIRES, ConsumerPulls, pull_in_turns
+from tests.jetstream.cohort.stubs import StubInbox
+
+LARGE = 1 << 30
+
+
+def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run what waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+
+class Clocked(StubInbox):
+    """A server that ends each request when its time is over. The partitions in ``backlog`` have messages without end,
+    and each takes ``work`` seconds of the room."""
+
+    def __init__(self, partitions: int, backlog: int, *, work: float) -> None:
+        super().__init__([f"c{number}" for number in range(partitions)])
+        self.now = 100.0
+        self.served = dict.fromkeys(self.pulls, self.now)
+        self.longest = dict.fromkeys(self.pulls, 0.0)
+        self.handled = 0
+        self._backlog = self.pulls[:backlog]
+        self._work = work
+        self._running: list[float] = []
+        self._open: list[tuple[float, ConsumerPulls, int]] = []
+
+    async def run(self, seconds: float, room: int) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self._running = [until for until in self._running if until > self.now]
+            for at, each, count in [one for one in self._open if one[0] <= self.now]:
+                self._open.remove((at, each, count))
+                each._outstanding -= count
+            left = Room(room - len(self._running), LARGE)
+            if left.messages > 0:
+                await self._ask(left)
+            self.now += 0.005
+
+    async def _ask(self, room: Room) -> None:
+        before = {each: each.reserved for each in self.pulls}
+        await pull_in_turns(self.pulls, set(self._backlog), room, len(self.pulls), self.now)
+        for each in self.pulls:
+            asked = each.reserved - before[each]
+            if not asked:
+                continue
+            self.longest[each] = max(self.longest[each], self.now - self.served[each])
+            self.served[each] = self.now
+            if each in self._backlog:
+                each._outstanding -= asked
+                self.handled += asked
+                self._running += [self.now + self._work] * asked
+            else:
+                self._open.append((self.now + each.expires, each, asked))
+
+
+@given(
+    st.integers(1, 3_000), st.integers(1, 64), st.integers(0, 64), st.lists(st.integers(0, 63), max_size=64), st.data()
+)
+def test_all_requests_fit_into_the_room(
+    messages: int, owned: int, elsewhere: int, busy: list[int], data: st.DataObject
+) -> None:
+    side = StubInbox([f"c{number}" for number in range(owned)])
+    for each, taken in zip(side.pulls, data.draw(st.lists(st.integers(0, 40), max_size=owned)), strict=False):
+        each._outstanding = taken
+    before = sum(each.reserved for each in side.pulls)
+    room = Room(messages, LARGE)
+    at_once(pull_in_turns(side.pulls, {side.pulls[n] for n in busy if n < owned}, room, owned + elsewhere, 0.0))
+    assert sum(each.reserved for each in side.pulls) <= max(messages, before)
+
+
+@given(st.integers(1, 64), st.integers(0, 64), st.integers(0, 63))
+def test_a_new_partition_finds_room(owned: int, elsewhere: int, busy: int) -> None:
+    """Whatever busy ones ask for, each partition of the cohort can ask for something at once."""
+    partitions = owned + elsewhere
+    side = StubInbox([f"c{number}" for number in range(partitions)])
+    room = Room(partitions * 4, LARGE)
+    pulling = side.pulls[:owned]
+    # It was busy a moment ago.
+    pulling[-1]._outstanding = partitions * 2
+    for _ in range(3):
+        at_once(pull_in_turns(pulling, set(pulling[: busy + 1]), room, partitions, 0.0))
+    at_once(pull_in_turns(side.pulls, set(pulling[: busy + 1]), room, partitions, 0.0))
+    assert all(each.reserved for each in side.pulls)
+
+
+def test_one_busy_partition_gets_most_of_the_room() -> None:
+    side = StubInbox([f"c{number}" for number in range(64)])
+    at_once(pull_in_turns(side.pulls, set(), Room(2_000, LARGE), 64, 0.0))
+    at_once(pull_in_turns(side.pulls, {side.pulls[5]}, Room(2_000, LARGE), 64, 0.0))
+    assert side.pulls[5].reserved > 1_500
+
+
+@given(st.integers(1, 64), st.integers(1, 400), st.data())
+def test_every_partition_has_a_request_if_there_is_room(owned: int, messages: int, data: st.DataObject) -> None:
+    """Also where others still hold most of the room for what they asked before."""
+    side = StubInbox([f"c{number}" for number in range(owned)])
+    for each, taken in zip(side.pulls, data.draw(st.lists(st.integers(0, 40), max_size=owned)), strict=False):
+        each._outstanding = taken
+    busy = {each for each in side.pulls if data.draw(st.booleans())}
+    enough = messages - sum(each.reserved for each in side.pulls) >= sum(not each.reserved for each in side.pulls)
+    at_once(pull_in_turns(side.pulls, busy, Room(messages, LARGE), owned, 0.0))
+    assert all(each.reserved for each in side.pulls) or not enough
+
+
+def test_partitions_without_a_request_share_the_rest() -> None:
+    side = StubInbox([f"c{number}" for number in range(10)])
+    side.pulls[0]._outstanding = 388
+    at_once(pull_in_turns(side.pulls, set(), Room(400, LARGE), 10, 0.0))
+    assert all(each.reserved for each in side.pulls)
+
+
+@pytest.mark.parametrize("work", [0.01, 0.1])
+@pytest.mark.parametrize(("room", "busy"), [(1, 0), (1, 1), (3, 2), (10, 1), (30, 30), (63, 5)])
+def test_partitions_take_turns_in_scarce_room(room: int, busy: int, work: float) -> None:
+    side = Clocked(64, busy, work=work)
+    at_once(side.run(10.0, room))
+    idle = side.pulls[busy:]
+    # Each busy one has its turn with work that holds what it took, the idle ones with a request that nothing fills.
+    turn = len(idle) * (BRIEF + 0.005) / room + busy * (work + 0.005) / min(room, max(1, busy))
+    longest = max(max(side.longest[each], side.now - side.served[each]) for each in side.pulls)
+    assert longest <= AGAIN + 2 * turn + 0.1
+    # And what idle ones ask for leaves the room to those that have messages, most of the time.
+    assert busy == 0 or room == 1 or side.handled >= 10.0 / (work + 0.005) * min(room, busy) / 4
+
+
+def test_long_requests_end_soon_after_the_room_becomes_scarce() -> None:
+    side = Clocked(64, 0, work=0.0)
+    at_once(side.run(0.01, 200))
+    assert {each.expires for each in side.pulls} == {EXPIRES}
+    at_once(side.run(20.0, 4))
+    assert {each.expires for each in side.pulls} == {BRIEF}
+    assert max(side.longest.values()) <= EXPIRES + AGAIN + 64 * 0.025 / 4 + 0.1

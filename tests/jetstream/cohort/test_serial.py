@@ -1,0 +1,82 @@
+"""order="serial" over a cohort: one member at a time handles the whole stream."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import lanes
+from tests.jetstream.cohort_workload import CohortStream, Log, members, owned
+from tests.jetstream.conftest import MakeCohortStream
+from tests.jetstream.workload import never_called, until
+
+pytestmark = pytest.mark.anyio
+
+
+class NoDeadLetters:
+    """Dead letters of which nobody is to write one."""
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def put(self, letter: lanes.DeadLetter) -> None:
+        raise AssertionError(f"{letter!r} was to be skipped")
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortStream) -> None:
+    """One at a time in the whole stream: one cohort partition, whose lease is the reservation."""
+    stream, log = await make_cohort_stream(partitions=1), Log()
+    settings = lanes.Settings(order="serial", poison="exit")
+    keys = [stream.key(0, number) for number in range(5)]
+    a, b = (lanes.Consumer(stream.source(name), log.handler(name), settings=settings) for name in "ab")
+    async with members() as running:
+        await stream.publish(*keys, times=4)
+        running.join(a, b)
+        await log.handled(20)
+        await until(lambda: a.ready and b.ready)
+        assert len({run.member for run in log.runs}) == 1
+        winner, other = (a, b) if log.runs[0].member == "a" else (b, a)
+        await stream.publish(*keys, times=4)
+        await log.handled(40)
+        assert len({run.member for run in log.runs}) == 1
+        await running.leave(winner)
+        await stream.publish(*keys)
+        await log.handled(45)
+        assert owned(other) == {0}
+    assert log.violations == []
+    assert [run.position for run in log.runs] == list(range(1, 46))
+
+
+async def test_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeCohortStream) -> None:
+    """By name; and what fails for good is not passed over where nothing is said either: the next owner begins there."""
+    stream, log = await make_cohort_stream(partitions=1), Log()
+    for poison in ("skip", "block_and_dlq"):
+        with pytest.raises(lanes.ConfigError, match=f'order="serial" with poison="{poison}"'):
+            lanes.Settings(order="serial", poison=poison)
+    keys = [stream.key(0, number) for number in range(3)]
+    await stream.publish(*keys)
+
+    async def fail(message: lanes.Message) -> None:
+        if message.position == 2:
+            raise lanes.Term("never")
+
+    settings = lanes.Settings(order="serial")
+    a = lanes.Consumer(stream.source("a"), log.handler("a", fail), settings=settings, dead_letters=NoDeadLetters())
+    with anyio.fail_after(20):
+        with pytest.raises(lanes.HandlerHalted):
+            await a.run()
+    b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=settings, dead_letters=NoDeadLetters())
+    async with members() as running:
+        running.join(b)
+        await log.handled(3)
+    assert [(run.member, run.position) for run in log.runs] == [("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    assert log.violations == []
+
+
+async def test_more_than_one_partition_is_refused(cohort_stream: CohortStream) -> None:
+    consumer = lanes.Consumer(cohort_stream.source("a"), never_called, settings=lanes.Settings(order="serial"))
+    with pytest.raises(lanes.ConfigError, match=r"serial.*partition"):
+        await consumer.run()

@@ -1,0 +1,61 @@
+"""A cohort's stream that is divided again during the run, and a stream larger than the room of a member."""
+
+from __future__ import annotations
+
+import pytest
+
+import lanes
+from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
+from tests.jetstream.conftest import MakeCohortStream
+from tests.jetstream.workload import stops, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
+
+
+SCARCE = lanes.Settings(max_in_flight=4, concurrency=4, drain_timeout=0.2, grace=0.2)
+
+
+async def test_every_partition_is_served_in_scarce_room(
+    make_cohort_stream: MakeCohortStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, log = await make_cohort_stream(partitions=24), Log()
+    settings = lanes.Settings(max_in_flight=2, concurrency=2)
+    a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=settings)
+    async with members(within=20.0) as running:
+        running.join(a)
+        await settled(a, partitions=24)
+        await stream.publish(*stream.a_key_each())
+        await log.handled(24)
+        # Whichever partitions ask at this moment, it is hardly the one that a message comes for.
+        for number in range(0, 24, 6):
+            await stream.publish(stream.key(number))
+            await log.handled(stream.published)
+    assert log.violations == []
+    assert log.repeats == []
+    assert caplog.text.count("max_in_flight=2 is less than the ") == 1
+
+
+async def test_a_changed_division_stops_the_members(cohort_stream: CohortStream) -> None:
+    """A key may be in two partitions from then on. Once it is as it was, everything goes on."""
+    stream, log = cohort_stream, Log()
+    gate = Gate(stream.key(0))
+    a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=SCARCE)
+    before = (await stream.api(f"STREAM.INFO.{stream.name}"))["config"]
+    eight = before["subject_transform"]["dest"].replace("partition(4,", "partition(8,")
+    changed = before | {"subject_transform": before["subject_transform"] | {"dest": eight}}
+    async with stops(
+        a, f"'{stream.name}' was changed while the cohort used it.*change it back", error=lanes.ConfigError
+    ):
+        await until(lambda: a.ready and len(owned(a)) == 4)
+        await stream.publish(*stream.a_key_each())
+        await log.handled(3)
+        await stream.api(f"STREAM.UPDATE.{stream.name}", changed)
+    await stream.api(f"STREAM.UPDATE.{stream.name}", before)
+    gate.open()
+    b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
+    async with members() as running:
+        running.join(b)
+        await stream.publish(*stream.a_key_each())
+        await log.handled(8)
+    assert log.violations == []
+    assert log.repeats == []

@@ -1,0 +1,200 @@
+"""The operator's view of a dead-letter subject: dead letters are listed, found, republished and deleted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from nats.aio.client import Client
+
+import lanes
+from lanes.dead_letters.box import StoredDeadLetter
+from lanes_jetstream import JetStreamDeadLetters
+from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
+from lanes_jetstream.dead_letters.wire import dead_letter_headers
+from tests.jetstream.workload import Stream
+from tests.kafka.letters import letter
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def dead(client: Client, stream: Stream) -> AsyncIterator[str]:
+    name = f"{stream.name}dead"
+    await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"])
+    yield f"{name}.x"
+    await client.jetstream().delete_stream(name)
+
+
+@contextlib.asynccontextmanager
+async def opened(where: str, subject: str) -> AsyncIterator[JetStreamDeadLetterBox]:
+    box = JetStreamDeadLetterBox(where, subject)
+    await box.open()
+    try:
+        yield box
+    finally:
+        await box.aclose()
+
+
+def dead_letter_of(stream: Stream, **changes: object) -> lanes.DeadLetter:
+    """A letter as this source makes them: no key but that of the lane."""
+    usual: dict[str, object] = {
+        "source": stream.name,
+        "subject": f"{stream.name}.a",
+        "headers": (("color", b"red"),),
+        "record_key": None,
+    }
+    return letter(**usual | changes)
+
+
+async def park(client: Client, subject: str, *letters: lanes.DeadLetter) -> None:
+    target = JetStreamDeadLetters(client, subject)
+    await target.open()
+    for one in letters:
+        await target.put(one)
+
+
+async def stored(box: JetStreamDeadLetterBox, one: lanes.DeadLetter) -> StoredDeadLetter:
+    found = (await box.find([one.id]))[one.id]
+    assert isinstance(found, StoredDeadLetter)
+    return found
+
+
+async def test_dead_letters_are_listed_in_order_and_found_whole(stream: Stream, dead: str, client: Client) -> None:
+    sent = [dead_letter_of(stream, key=b"%d" % number) for number in range(5)]
+    sent.append(dead_letter_of(stream, headers=(), value=bytes(range(256)) * 3_000))
+    await park(client, dead, *sent)
+    # Another subject of the stream is none of this box's.
+    await park(client, dead.replace(".x", ".y"), dead_letter_of(stream))
+    async with opened(stream.url, dead) as box:
+        assert await box.ids(2) == [one.id for one in sent[:2]]
+        assert await box.ids() == [one.id for one in sent]
+        found = await box.find([one.id for one in sent] + ["f" * 32])
+    letters = {one: item.dead_letter for one, item in found.items() if isinstance(item, StoredDeadLetter)}
+    assert letters == {one.id: one for one in sent}
+
+
+async def test_a_disposed_dead_letter_is_deleted(stream: Stream, dead: str, client: Client) -> None:
+    first, second = dead_letter_of(stream), dead_letter_of(stream)
+    await park(client, dead, first, second)
+    async with opened(stream.url, dead) as box:
+        found = await stored(box, first)
+        await box.dispose(found, "replayed")
+        await box.dispose(found, "replayed")
+        assert await box.ids() == [second.id]
+        assert await box.find([first.id]) == {}
+    assert (await client.jetstream().stream_info(f"{stream.name}dead")).state.messages == 1
+
+
+async def test_every_copy_of_a_dead_letter_is_deleted(stream: Stream, client: Client) -> None:
+    name = f"{stream.name}copies"
+    jetstream = client.jetstream()
+    await jetstream.add_stream(name=name, subjects=[f"{name}.x"], duplicate_window=0.1)
+
+    async def copied(one: lanes.DeadLetter) -> None:
+        """Parked, however often it was before: the server drops copies for a moment only."""
+        with anyio.fail_after(10):
+            while (await jetstream.publish(f"{name}.x", one.value, headers=dead_letter_headers(one))).duplicate:
+                await anyio.sleep(0.01)
+
+    try:
+        sent, other = dead_letter_of(stream), dead_letter_of(stream)
+        for one in (sent, other, sent, sent):
+            await copied(one)
+        async with opened(stream.url, f"{name}.x") as box, opened(stream.url, f"{name}.x") as late:
+            assert await box.ids() == [sent.id, other.id]
+            # A copy that somebody else has deleted is not in the way.
+            await jetstream.delete_msg(name, 3)
+            await box.dispose(await stored(box, sent), "dropped")
+            assert await box.ids() == [other.id]
+            assert await late.ids() == [other.id]
+            # One that comes later is parked again.
+            await copied(sent)
+            assert await box.ids() == [other.id, sent.id]
+            await box.dispose(await stored(box, sent), "dropped")
+            assert await box.find([sent.id]) == {}
+        state = (await jetstream.stream_info(name)).state
+        assert (state.messages, state.first_seq, state.last_seq) == (1, 2, 5)
+    finally:
+        await jetstream.delete_stream(name)
+
+
+async def test_a_dead_letter_deleted_by_another_client_is_not_found(stream: Stream, dead: str, client: Client) -> None:
+    sent = dead_letter_of(stream)
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box, opened(stream.url, dead) as other:
+        mine = await stored(box, sent)
+        await other.dispose(await stored(other, sent), "dropped")
+        assert await box.find([sent.id]) == {}
+        await box.dispose(mine, "dropped")
+        assert await box.ids() == []
+
+
+async def test_a_dead_letter_is_republished_once(stream: Stream, dead: str, client: Client) -> None:
+    headers = (("color", b"red"), ("Nats-Msg-Id", b"mine"), ("Nats-Expected-Stream", b"other"), ("Lanes-Error", b"x"))
+    sent = dead_letter_of(stream, headers=headers, subject=f"{stream.name}.k_7")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        found = await stored(box, sent)
+        assert await box.publish(found) == f"{stream.name} sequence 1"
+        # Tried again, as after an answer that was lost, the server drops it.
+        assert await box.publish(found) == f"{stream.name} sequence 1"
+        assert await box.ids() == [sent.id]
+    assert (await client.jetstream().stream_info(stream.name)).state.messages == 1
+    message = await client.jetstream().get_msg(stream.name, 1)
+    assert (message.subject, message.data) == (f"{stream.name}.k_7", sent.value)
+    assert message.headers == {
+        "color": "red",
+        "Lanes-Error": "x",
+        "Lanes-Dead-Letter": sent.id,
+        "Nats-Msg-Id": f"{sent.id}-replayed",
+    }
+
+
+async def test_a_missing_origin_is_refused(stream: Stream, dead: str, client: Client) -> None:
+    sent = dead_letter_of(stream, subject=f"{stream.name}gone.a")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        with pytest.raises(lanes.SourceError, match=r"no stream captures .*gone\.a.*; publish it yourself, then drop"):
+            await box.publish(await stored(box, sent))
+
+
+async def test_a_dead_letter_cannot_send_an_api_request(stream: Stream, dead: str, client: Client) -> None:
+    """Anybody may write one, and the operator who publishes it again may do more than they."""
+    sent = dead_letter_of(stream, subject=f"$JS.API.STREAM.DELETE.{stream.name}", value=b"")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        with pytest.raises(lanes.SourceError, match="no stream captures"):
+            await box.publish(await stored(box, sent))
+    assert (await client.jetstream().stream_info(stream.name)).config.name == stream.name
+
+
+async def test_other_messages_are_counted_and_kept(stream: Stream, dead: str, client: Client) -> None:
+    sent = dead_letter_of(stream)
+    await client.jetstream().publish(dead, b"anything")
+    await park(client, dead, sent)
+    async with opened(stream.url, dead) as box:
+        assert await box.ids() == [sent.id]
+        assert box.other_messages == 1
+
+
+async def test_a_stream_that_denies_deletion_is_reported(stream: Stream, client: Client) -> None:
+    name = f"{stream.name}kept"
+    await client.jetstream().add_stream(name=name, subjects=[f"{name}.x"], deny_delete=True)
+    try:
+        sent = dead_letter_of(stream)
+        await park(client, f"{name}.x", sent)
+        async with opened(stream.url, f"{name}.x") as box:
+            with pytest.raises(lanes.SourceError, match=r"cannot be deleted from .*; allow deletion") as refused:
+                await box.dispose(await stored(box, sent), "dropped")
+            assert not refused.value.retryable
+            assert await box.ids() == [sent.id]
+    finally:
+        await client.jetstream().delete_stream(name)
+
+
+async def test_a_missing_subject_is_refused(stream: Stream) -> None:
+    with pytest.raises(lanes.ConfigError, match="no stream captures the dead-letter subject"):
+        await JetStreamDeadLetterBox(stream.url, f"{stream.name}nowhere.x").open()

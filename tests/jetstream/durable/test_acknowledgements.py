@@ -1,0 +1,177 @@
+"""acks=: when an acknowledgement counts as sent, read or written, and its repetition after a reconnect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import anyio
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+import lanes
+from lanes_jetstream.wire.acks import send_all
+from tests.jetstream.cohort_workload import FAST
+from tests.jetstream.conftest import FreshStream
+from tests.jetstream.workload import Recorder, Stream, all_done, inner, running, until
+
+pytestmark = pytest.mark.anyio
+
+
+SETTINGS = lanes.Settings(concurrency=50)
+
+
+class Publisher:
+    """A client of which only what it promises is there."""
+
+    def __init__(self, client: Client) -> None:
+        self.publish = client.publish
+
+
+@pytest.mark.parametrize("acks", ["fire-and-forget", "confirmed", "confirmed-at-drain"])
+async def test_acknowledgements_are_read_when_a_stop_returns(stream: Stream, acks: str) -> None:
+    await stream.publish(300)
+    recorder = Recorder(lambda message: 0.0)
+    async with running(lanes.Consumer(stream.source(acks=acks), recorder, settings=SETTINGS)):
+        with anyio.fail_after(20):
+            await recorder.reached(300)
+    with anyio.fail_after(5):
+        await stream.acknowledged()
+    assert recorder.repeats == 0
+
+
+@pytest.mark.parametrize("acks", ["confirmed", "confirmed-at-drain"])
+async def test_a_drain_survives_a_server_that_is_killed_at_once(fresh_stream: FreshStream, acks: str) -> None:
+    """One copy: what such a server was told less than 0.1 s before it forgets, so a drain waits longer than that."""
+    server, stream = await fresh_stream()
+    await stream.publish(200)
+    recorder = Recorder(lambda message: 0.0)
+    async with running(lanes.Consumer(stream.source(acks=acks), recorder, settings=SETTINGS)):
+        with anyio.fail_after(20):
+            await recorder.reached(200)
+    server.kill()
+    await anyio.to_thread.run_sync(server.start)
+    with anyio.fail_after(20):
+        await until(lambda: stream.client.is_connected)
+    info = await stream.consumer_info()
+    assert (info.num_ack_pending, info.num_pending) == (0, 0)
+
+
+async def test_confirmed_messages_stay_in_flight_until_the_server_confirms(fresh_stream: FreshStream) -> None:
+    """A server that stands still has not read an acknowledgement, so what it is for is in flight."""
+    server, stream = await fresh_stream()
+    await stream.publish(1)
+    running_now, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def handle(message: lanes.Message) -> None:
+        running_now.set()
+        await go_on.wait()
+        ended.set()
+
+    source = stream.source(acks="confirmed")
+    consumer = lanes.Consumer(source, handle, settings=SETTINGS)
+    async with running(consumer):
+        with anyio.fail_after(10):
+            await running_now.wait()
+            server.pause()
+            try:
+                go_on.set()
+                await ended.wait()
+                await until(lambda: bool(inner(source)._acks._unconfirmed))
+                await inner(source)._connection.client._flush_pending()
+                assert consumer.status().in_flight == 1
+            finally:
+                server.resume()
+            await until(lambda: not consumer.status().in_flight)
+        await stream.acknowledged()
+
+
+async def test_a_missing_confirmation_is_requested_again(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_jetstream.wire.acks.CONFIRM_TIMEOUT", 0.2)
+    await stream.publish(1)
+    source = stream.source(acks="confirmed")
+    consumer = lanes.Consumer(source, recorder := Recorder(), settings=SETTINGS)
+    lost: list[str] = []
+    async with running(consumer):
+        with anyio.fail_after(10):
+            await recorder.reached(1)
+            await until(lambda: not consumer.status().in_flight)
+            client = inner(source)._connection.client
+            publish = client.publish
+
+            async def lose_one(subject: str, payload: bytes = b"", *rest: Any, **more: Any) -> None:
+                if payload == b"+ACK" and not lost:
+                    lost.append(subject)
+                else:
+                    await publish(subject, payload, *rest, **more)
+
+            client.publish = lose_one  # type: ignore[method-assign]
+            await stream.publish(1)
+            await until(lambda: bool(lost))
+            await stream.acknowledged()
+            await until(lambda: not consumer.status().in_flight)
+    assert recorder.repeats == 0
+
+
+async def test_a_batch_is_sent_like_single_acknowledgements(stream: Stream) -> None:
+    """Without what the client does not promise, and while it is not connected, each is published by itself."""
+    arrived: list[tuple[str, bytes]] = []
+
+    async def note(message: Msg) -> None:
+        arrived.append((message.subject, message.data))
+
+    subjects = [f"acks.{stream.name}.{number}" for number in range(50)]
+    subscription = await stream.client.subscribe(f"acks.{stream.name}.*", cb=note)
+    await send_all(stream.client, subjects, b"+ACK")
+    await send_all(cast(Client, Publisher(stream.client)), subjects, b"+WPI")
+    await stream.client.flush()
+    with anyio.fail_after(10):
+        await until(lambda: len(arrived) == 100)
+    await subscription.unsubscribe()
+    assert arrived == [(subject, b"+ACK") for subject in subjects] + [(subject, b"+WPI") for subject in subjects]
+
+
+async def test_an_inbox_on_a_callers_client_has_no_limits(stream: Stream) -> None:
+    """With a limit the client would drop what the loop was too busy to take, and it would come back out of order."""
+    source = stream.source(where=stream.client, acks="confirmed")
+    await stream.publish(3_000, size=10)
+    recorder = Recorder(lambda message: 0.0)
+    async with running(lanes.Consumer(source, recorder, settings=SETTINGS)):
+        await all_done(stream, recorder)
+        for opened in (inner(source)._pulls._subscription, inner(source)._acks._subscription):
+            subscription = opened._subscription
+            assert subscription is not None
+            assert (subscription._pending_msgs_limit, subscription._pending_bytes_limit) == (0, 0)
+
+
+async def test_acknowledgements_lost_with_a_connection_are_repeated(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clean stop right after a reconnect leaves nothing behind that had finished."""
+    recorder = Recorder()
+    source = stream.source()
+    consumer = lanes.Consumer(source, recorder, settings=FAST)
+    async with running(consumer):
+        with anyio.fail_after(10):
+            await until(lambda: hasattr(inner(source), "_pulls"))
+        client = inner(source)._connection.client
+        lost: list[str] = []
+
+        async def lose(client: Client, subjects: Sequence[str], body: bytes) -> None:
+            lost.extend(subjects)
+
+        monkeypatch.setattr("lanes_jetstream.wire.acks.send_all", lose)
+        await stream.publish(30, keys=30)
+        with anyio.fail_after(10):
+            await recorder.reached(30)
+            await until(lambda: len(lost) == 30)
+        monkeypatch.undo()
+        transport: Any = client._transport
+        transport._io_writer.transport.abort()
+        reconnects = client.stats["reconnects"]
+        with anyio.fail_after(10):
+            await until(lambda: client.stats["reconnects"] > reconnects and client.is_connected)
+    # The server works off what it has read a moment later.
+    with anyio.fail_after(10):
+        await stream.acknowledged()

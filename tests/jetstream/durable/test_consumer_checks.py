@@ -1,0 +1,96 @@
+"""A consumer that does not fit is refused before the first message, with the setting, the value and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import lanes
+from lanes_jetstream import JetStreamSource
+from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT, ORIGINAL_BACKOFF
+from tests.jetstream.conftest import FreshStream
+from tests.jetstream.workload import DURABLE, Recorder, Stream, never_called, running
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"ack_policy": "none"}, ["ack_policy", "'none'", "explicit"]),
+        ({"ack_policy": "all"}, ["ack_policy", "'all'", "explicit"]),
+        ({"max_deliver": 5}, ["max_deliver", "5", "-1"]),
+        ({"backoff": [1_000_000_000, 5_000_000_000], "max_deliver": 5}, ["backoff", "remove it", "max_deliver"]),
+        ({"ack_wait": 500_000_000}, ["ack_wait", "0.5 s", "1 s or more"]),
+        ({"deliver_subject": "somewhere"}, ["push", "another durable"]),
+        ({"priority_groups": ["g"], "priority_policy": "overflow"}, ["priority_groups", "without"]),
+    ],
+)
+async def test_a_consumer_that_does_not_fit_is_refused(
+    stream: Stream, config: dict[str, Any], words: list[str]
+) -> None:
+    await stream.add_consumer(**config)
+    with pytest.raises(lanes.ConfigError) as refused:
+        await lanes.run(stream.source(), never_called)
+    for word in [stream.name, DURABLE, *words]:
+        assert word in str(refused.value)
+
+
+async def test_a_consumer_with_another_filter_is_refused(stream: Stream) -> None:
+    await stream.add_consumer(filter_subject=f"{stream.name}.1")
+    with pytest.raises(lanes.ConfigError, match="filters"):
+        await lanes.run(stream.source(filter_subject=f"{stream.name}.2"), never_called)
+
+
+async def test_max_in_flight_above_max_ack_pending_is_refused(stream: Stream) -> None:
+    await stream.add_consumer(max_ack_pending=500)
+    with pytest.raises(lanes.ConfigError, match=r"max_in_flight=501 is above the 500 .*max_ack_pending"):
+        await lanes.run(stream.source(), never_called, settings=lanes.Settings(max_in_flight=501))
+
+
+async def test_the_default_max_in_flight_follows_max_ack_pending(stream: Stream) -> None:
+    await stream.add_consumer(max_ack_pending=500)
+    await stream.publish(10)
+    recorder = Recorder()
+    consumer = lanes.Consumer(stream.source(), recorder)
+    async with running(consumer):
+        with anyio.fail_after(10):
+            await recorder.reached(10)
+        assert consumer.status().max_in_flight == 500
+
+
+async def test_an_adopted_consumer_is_not_changed(stream: Stream) -> None:
+    await stream.add_consumer(description="ours", ack_wait=7_000_000_000)
+    await stream.publish(10)
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(ack_wait=60), recorder)):
+        with anyio.fail_after(10):
+            await recorder.reached(10)
+    config = (await stream.consumer_info()).config
+    assert (config.description, config.ack_wait) == ("ours", 7.0)
+
+
+async def test_a_missing_stream_is_refused(stream: Stream) -> None:
+    source = JetStreamSource(stream.url, stream="NOWHERE", durable="d", key=None)
+    with pytest.raises(lanes.ConfigError, match=r"'NOWHERE' does not exist.*create it"):
+        await lanes.run(source, never_called)
+
+
+async def test_an_account_at_its_consumer_limit_is_refused(fresh_stream: FreshStream) -> None:
+    accounts = "accounts { A { jetstream: { max_consumers: 1 }, users: [{user: a, password: b}] } }\nno_auth_user: a"
+    _, stream = await fresh_stream(config=accounts)
+    first = stream.source(durable="first")
+    await first.open()
+    await first.aclose()
+    with pytest.raises(lanes.ConfigError, match=r"cannot be created: maximum consumers limit reached"):
+        await lanes.run(stream.source(), Recorder())
+
+
+@pytest.mark.parametrize("metadata", ["soon", "[1]"])
+async def test_unreadable_metadata_is_refused(stream: Stream, metadata: str) -> None:
+    kept = {ORIGINAL_ACK_WAIT: metadata if metadata == "soon" else "1", ORIGINAL_BACKOFF: '{"a": []}'}
+    await stream.add_consumer(metadata=kept, max_ack_pending=1_000)
+    with pytest.raises(lanes.ConfigError, match=r"lanes-original.* is unreadable; set ack_wait"):
+        await lanes.run(stream.source(), Recorder())
