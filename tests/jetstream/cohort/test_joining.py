@@ -132,7 +132,9 @@ async def test_a_recreated_stream_is_refused(cohort_stream: CohortStream) -> Non
         await settled(a, partitions=4)
     await stream.api(f"STREAM.DELETE.{stream.name}")
     await stream.create()
-    await refused(stream.source("a"), "incarnation", f"'{stream.name}'", "deleted and created again", "delete the cohort's bucket")
+    await refused(
+        stream.source("a"), "incarnation", f"'{stream.name}'", "deleted and created again", "delete the cohort's bucket"
+    )
 
 
 async def test_a_member_creates_the_stream(make_cohort_stream: MakeCohortStream) -> None:
