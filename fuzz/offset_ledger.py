@@ -11,9 +11,9 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.test_offset_ledger import STEPS, test_it_does_what_dicts_and_sets_do
+from tests.core.test_offset_ledger import STEPS, test_the_offset_ledger_behaves_like_dicts_and_sets
 
-check = cast(Any, test_it_does_what_dicts_and_sets_do).hypothesis.inner_test
+check = cast(Any, test_the_offset_ledger_behaves_like_dicts_and_sets).hypothesis.inner_test
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:

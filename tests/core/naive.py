@@ -1,4 +1,4 @@
-"""What the engine promises, without cleverness: one dict of everything in flight, searched from end to end."""
+"""A naive model of the engine: one dict of all messages in flight, searched from end to end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ WAITING = ("queued", "held", "stuck", "dead_lettering")
 
 
 class NaiveEngine:
-    """States: the four that wait, running and done. What is not in ``state`` is not in flight.
+    """States: the four of ``WAITING``, running and done. A message without a ``state`` is not in flight.
 
-    ``given_up``: what exhausted messages become, "dead_lettering" or "stuck" (everything halts). ``keeps``: what is
-    held waits for ``keep``, too. ``first``: the attempt at which a message began; ``unkept``: held, and not kept yet.
+    ``given_up`` is the state of a message without attempts, "dead_lettering" or "stuck" (everything halts). ``keeps``:
+    a held message also waits for ``keep``. ``first``: the first attempt of a message. ``unkept``: held and not kept
+    yet.
     """
 
     def __init__(self, concurrency: int, attempts: int, given_up: str, *, keeps: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What a broker knows of one partition: its log, and what its readers said is done."""
+"""A naive broker of one partition: its log, and the messages that its readers settled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Entry = tuple[int, bytes | None, int]
 
 
 class Broker:
-    """``commits``: readers say so by one position and a completed set, else message by message."""
+    """``commits``: readers commit one position and a completed set, instead of single messages."""
 
     def __init__(self, commits: bool) -> None:
         self.commits = commits
@@ -35,5 +35,5 @@ class Broker:
         else:
             assert settlement.floor >= self.floor
             self.floor, self.completed = settlement.floor, list(settlement.completed)
-        # Nothing is said to be done that was not: the promise of at least once.
+        # At least once: no message is settled before it is done.
         assert {position for position, _, _ in self.log if self.done(position)} <= self.succeeded

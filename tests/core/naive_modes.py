@@ -1,4 +1,4 @@
-"""What the engine promises in every mode, without cleverness, for sources that only go onwards."""
+"""A naive model of the engine in every mode, for sources whose positions rise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offset maps for tests: the format a second time, from its description, and strategies for what goes in."""
+"""Offset maps for tests: a second encoder, written from the description, and strategies for sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(data: bytes) -> str:
 def forged(
     body: bytes, *, form: int = LIST, floor: int = 0, magic: bytes = b"Lm\x01", longer: int = 0, check: int = 0
 ) -> str:
-    """A text as ``encode`` makes it from these parts. ``longer`` falsifies its size, ``check`` its checksum."""
+    """Encode these parts as ``encode`` does. ``longer`` falsifies the size, ``check`` the checksum."""
     length = 14 + len(body) + 4 + longer
     data = magic + bytes([form]) + length.to_bytes(2, "little") + floor.to_bytes(8, "little") + body
     return text_of(data + (crc32(data) ^ check).to_bytes(4, "little"))
@@ -44,7 +44,7 @@ def form_of(text: str) -> int:
 
 @st.composite
 def maps(draw: st.DrawFn, length: int = 60) -> tuple[int, Runs]:
-    """A floor and runs above it, short and long, near and far; some of them touch."""
+    """A floor and runs above it: short and long, near and far, some touching."""
     floor = draw(st.sampled_from([0, 1, 1_000, 2**32, 2**63 - 1, 2**64 - 2**20]) | st.integers(0, 2**63))
     number = st.sampled_from([1, 1, 1, 2, 3, 127, 128, 129]) | st.integers(1, 20_000)
     runs = []
@@ -59,7 +59,7 @@ def maps(draw: st.DrawFn, length: int = 60) -> tuple[int, Runs]:
 
 @st.composite
 def dense(draw: st.DrawFn) -> tuple[int, Runs]:
-    """A floor and many short runs, which a bitmap takes."""
+    """A floor and many short runs, which fit into a bitmap."""
     floor = draw(st.integers(0, 2**63))
     bits = draw(st.integers(0, 2**200))
     chosen = [floor + place for place in range(201) if bits >> place & 1]

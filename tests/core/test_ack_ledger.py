@@ -1,4 +1,4 @@
-"""The ledger of individual settles: what is held, what was settled, what is unknown."""
+"""The ledger of a source that settles each message: in flight, settled and unknown positions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def settled(ledger: AckLedger, upto: int) -> list[int]:
     return [position for position in range(upto) if ledger.is_settled(position)]
 
 
-def test_a_new_ledger_knows_nothing() -> None:
+def test_a_new_ledger_is_empty() -> None:
     ledger = AckLedger()
     assert ledger.floor() == 0
     assert settled(ledger, 5) == []
     assert repr(ledger) == "<AckLedger 0 unsettled, 0 settled runs, highest -1>"
 
 
-def test_held_is_not_settled() -> None:
+def test_a_message_in_flight_is_not_settled() -> None:
     ledger = AckLedger()
     messages = admit(ledger, 0, 1, 2)
     assert ledger.settle([messages[1]]) == (1, 2)
@@ -55,7 +55,7 @@ def test_held_is_not_settled() -> None:
         ([[5], [0, 1], [3]], 3),
     ],
 )
-def test_neighbours_are_one_run(order: list[list[int]], runs: int) -> None:
+def test_neighbouring_settled_positions_are_one_run(order: list[list[int]], runs: int) -> None:
     ledger = AckLedger()
     messages = admit(ledger, *range(8))
     for positions in order:
@@ -74,7 +74,7 @@ def test_settling_again_counts_nothing() -> None:
     assert settled(ledger, 5) == [0, 1, 3]
 
 
-def test_nothing_settled_is_kept_where_the_source_remembers() -> None:
+def test_no_settled_position_is_kept_where_the_source_remembers() -> None:
     ledger = AckLedger(knows_settled=False)
     messages = admit(ledger, 0, 1, 2, 64)
     assert ledger.settle([messages[3], *messages[:2]]) == (3, 68)
@@ -84,7 +84,7 @@ def test_nothing_settled_is_kept_where_the_source_remembers() -> None:
     assert messages[0].state == SETTLED
 
 
-def test_twice_in_one_settlement_counts_once() -> None:
+def test_a_message_twice_in_one_settlement_counts_once() -> None:
     ledger = AckLedger()
     (message,) = admit(ledger, 4)
     assert ledger.settle([message, message]) == (1, 5)
@@ -128,7 +128,7 @@ def test_beyond_the_limit_the_lowest_runs_are_forgotten() -> None:
         ledger.settle([message])
     assert settled(ledger, 40) == list(range(0, 32, 2))
     ledger.settle(admit(ledger, 32))
-    # An eighth at once.
+    # It forgets an eighth at once.
     assert settled(ledger, 40) == list(range(4, 34, 2))
     assert " 15 settled runs" in repr(ledger)
 
@@ -144,7 +144,7 @@ def test_a_limit_of_a_few_forgets_one_at_a_time() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=20), st.integers(0, 8))
-def test_what_is_settled_is_known_whenever_it_is_entered(orders: list[list[int]], loose_limit: int) -> None:
+def test_settled_positions_are_known_before_they_enter_the_runs(orders: list[list[int]], loose_limit: int) -> None:
     ledger = AckLedger()
     ledger._loose_limit = loose_limit
     messages = admit(ledger, *range(61))

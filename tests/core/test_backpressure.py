@@ -29,16 +29,16 @@ def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
     assert flow.taking
 
 
-def test_taking_resumes_while_the_handlers_still_have_something_to_do() -> None:
+def test_taking_resumes_before_handlers_run_out_of_messages() -> None:
     flow = Flow(10, 1_000, concurrency=4)
     assert flow.admit(10, 10, 0.0)
     assert [flow.release(1, 1) for _ in range(4)] == [False, False, True, False]
-    # Where all that may be in flight runs, every end of a handler makes room for the next.
+    # If every message in flight runs, each handler that ends makes room for the next message.
     full = Flow(10, 1_000, concurrency=10)
     assert [full.admit(10, 10, 0.0), full.release(1, 1), full.admit(1, 1, 0.0)] == [True, True, True]
 
 
-def test_bytes_stop_taking_too_and_have_their_own_low_mark() -> None:
+def test_bytes_stop_taking_and_have_their_own_low_mark() -> None:
     flow = Flow(100, 1_000)
     assert flow.admit(1, 1_000, 0.0)
     flow.admit(2, 0, 0.0)
@@ -53,7 +53,7 @@ def test_both_budgets_must_be_low_to_resume() -> None:
     assert flow.release(0, 500)
 
 
-def test_a_crossing_has_two_transitions_however_the_count_swings() -> None:
+def test_a_crossing_has_two_transitions_for_any_swing_of_the_count() -> None:
     flow = Flow(10, 1_000)
     flow.admit(10, 10, 0.0)
     changes = 0
@@ -75,7 +75,7 @@ def test_a_small_bound_resumes(bound: int) -> None:
     assert flow.release(bound, 0)
 
 
-def test_room_is_what_is_left_and_nothing_while_not_taking() -> None:
+def test_room_is_the_rest_of_the_bounds_and_zero_while_not_taking() -> None:
     flow = Flow(10, 1_000)
     assert flow.room() == Room(10, 1_000)
     flow.admit(4, 300, 0.0)
@@ -88,7 +88,7 @@ def test_room_is_what_is_left_and_nothing_while_not_taking() -> None:
     assert flow.room() == Room(5, 700)
 
 
-def test_one_batch_may_overshoot_the_bytes_and_the_peak_says_so() -> None:
+def test_one_run_may_exceed_the_bytes_and_the_peak_shows_it() -> None:
     flow = Flow(10, 1_000)
     flow.admit(2, 5_000, 0.0)
     flow.release(2, 5_000)
@@ -123,7 +123,7 @@ def test_bytes_are_a_separate_bound_of_the_engine() -> None:
     assert [type(effect) for effect in effects(engine)] == [fx.Resumed]
 
 
-def test_the_users_pause_stops_intake_and_nothing_else() -> None:
+def test_the_users_pause_stops_only_the_intake() -> None:
     engine = new_engine()
     partition = assigned(engine)
     run = deliver_keys(engine, partition, b"ab")
@@ -133,7 +133,7 @@ def test_the_users_pause_stops_intake_and_nothing_else() -> None:
     assert take_all(engine) == [0, 1]
     engine.finish(run[0], ACK, 0.0)
     engine.settled(engine.collect(0.0))
-    # What the client had fetched before still comes in.
+    # Messages that the client had fetched still come in.
     deliver(engine, partition, 2)
     assert positions(engine.drain(partition)) == [2]
     engine.finish(run[1], ACK, 0.0)
@@ -152,7 +152,7 @@ def test_a_bound_that_lasts_pauses_the_clients() -> None:
     assert (kinds(engine), engine.room()) == ([], Room(0, 0))
     engine.due(10.0 + PAUSE_AFTER)
     assert (kinds(engine), engine.room()) == ([fx.PauseDue], Room(0, 0, frozenset({partition})))
-    # Assigned while saturated: paused from the start.
+    # A partition assigned at the bound is paused from the start.
     other = assigned(engine, 1)
     assert (engine.room().paused, engine.next_due()) == (frozenset({partition, other}), NEVER)
     engine.due(1e6)
@@ -164,7 +164,7 @@ def test_a_bound_that_lasts_pauses_the_clients() -> None:
     assert (kinds(engine), engine.room()) == ([fx.Resumed], Room(2, 998))
 
 
-def test_a_bound_that_does_not_last_pauses_nobody() -> None:
+def test_a_bound_that_does_not_last_pauses_no_client() -> None:
     engine = new_engine(max_in_flight=2)
     partition = assigned(engine)
     run = deliver(engine, partition, 0, 1, key=None, now=10.0)
@@ -181,7 +181,7 @@ def test_a_bound_that_does_not_last_pauses_nobody() -> None:
     assert engine.room() == Room(1, 999)
 
 
-def test_only_the_partition_that_is_ahead_is_paused() -> None:
+def test_only_a_partition_at_max_ahead_is_paused() -> None:
     engine = new_engine(max_ahead=1)
     ahead, other = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
     deliver(engine, ahead, 0)

@@ -24,7 +24,7 @@ def states(messages: list[Message]) -> list[str]:
 # --- what is in a batch
 
 
-def test_heads_of_different_lanes_and_what_follows_each() -> None:
+def test_a_batch_has_heads_of_lanes_with_their_successors() -> None:
     engine = new_engine()
     partition = assigned(engine)
     run = deliver_keys(engine, partition, b"ab.ac.b")
@@ -37,7 +37,7 @@ def test_heads_of_different_lanes_and_what_follows_each() -> None:
 @pytest.mark.parametrize(
     ("limit", "first", "second"), [(1, [0], []), (2, [0, 3], [1, 2]), (3, [0, 3, 4], [1, 2]), (4, [0, 3, 4, 1], [2])]
 )
-def test_the_limit_is_kept_and_the_rest_of_a_lane_waits(limit: int, first: list[int], second: list[int]) -> None:
+def test_a_batch_keeps_its_limit_and_the_rest_of_a_lane_waits(limit: int, first: list[int], second: list[int]) -> None:
     engine = new_engine(concurrency=2)
     deliver_keys(engine, assigned(engine), b"abcaa")
     assert engine.available(limit) == limit
@@ -48,7 +48,7 @@ def test_the_limit_is_kept_and_the_rest_of_a_lane_waits(limit: int, first: list[
         assert started(engine, limit) == [1]
 
 
-def test_a_lane_of_which_a_batch_runs_is_in_no_other() -> None:
+def test_a_lane_is_in_one_running_batch_only() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver_keys(engine, partition, b"aaab")
@@ -59,7 +59,7 @@ def test_a_lane_of_which_a_batch_runs_is_in_no_other() -> None:
     assert (started(engine), engine.running_handlers) == ([], 2)
 
 
-def test_a_call_is_one_of_the_concurrency() -> None:
+def test_a_batch_counts_as_one_running_handler() -> None:
     engine = new_engine(concurrency=2)
     run = deliver_keys(engine, assigned(engine), b"abcdef")
     first = engine.take_batch(2)
@@ -70,7 +70,7 @@ def test_a_call_is_one_of_the_concurrency() -> None:
     assert states(run) == ["finished"] * 2 + ["running"] * 4
 
 
-def test_there_may_be_nothing_to_take() -> None:
+def test_a_batch_may_be_empty() -> None:
     engine = new_engine()
     assigned(engine)
     assert (engine.take_batch(10), engine.available(10), engine.running_handlers) == ([], 0, 0)
@@ -81,7 +81,7 @@ def test_there_may_be_nothing_to_take() -> None:
 # --- how it ends
 
 
-def test_what_was_handled_is_settled_and_the_next_of_each_lane_is_ready() -> None:
+def test_a_handled_batch_is_settled_and_each_lane_goes_on() -> None:
     engine = new_engine()
     partition = assigned(engine)
     run = deliver_keys(engine, partition, b"aabaab.")
@@ -96,7 +96,7 @@ def test_what_was_handled_is_settled_and_the_next_of_each_lane_is_ready() -> Non
     assert {message.state for message in batch} == {SETTLED}
 
 
-def test_a_lane_is_forgotten_after_the_whole_of_it() -> None:
+def test_a_lane_is_forgotten_when_its_last_message_ends() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver_keys(engine, partition, b"aab.")
@@ -104,7 +104,7 @@ def test_a_lane_is_forgotten_after_the_whole_of_it() -> None:
     assert (partition.tails, engine.ready, engine.running_handlers) == ({}, 0, 0)
 
 
-def test_from_the_first_failure_of_a_lane_on_its_outcomes_do_not_count() -> None:
+def test_outcomes_after_the_first_failure_of_a_lane_do_not_count() -> None:
     engine = new_engine()
     partition = assigned(engine)
     run = deliver_keys(engine, partition, b"aaaaabb")
@@ -116,13 +116,13 @@ def test_from_the_first_failure_of_a_lane_on_its_outcomes_do_not_count() -> None
     assert (engine.running_handlers, engine.retries, partition.draining) == (0, 1, False)
     assert started(engine) == [6]
     engine.due(13.0)
-    # They run again, in order.
+    # The later messages run again, in order.
     assert started(engine) == [1, 2, 3, 4]
     assert [m.attempt for m in run] == [1, 2, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_each_of_a_lane_may_be_the_first_to_fail(failing: int) -> None:
+def test_any_message_of_a_lane_may_be_the_first_to_fail(failing: int) -> None:
     engine = new_engine()
     partition = assigned(engine)
     run = deliver_keys(engine, partition, b"aaab")
@@ -160,7 +160,7 @@ def test_an_interruption_drains_the_partition() -> None:
     abandoned, interrupted, drained = effects(engine)
     assert isinstance(abandoned, fx.Abandoned)
     assert set(abandoned.messages) == {run[1], *queued}
-    # The drain that the first one began takes the failure of the third.
+    # The first outcome drains the partition, so the failure of the third happens in a drain.
     assert isinstance(interrupted, fx.Interrupted) and isinstance(drained, fx.Drained)
     assert interrupted.message is run[2]
     assert (drained.partition, engine.running_handlers, partition.unended, engine.flow.in_flight) == (
@@ -185,7 +185,7 @@ def test_a_failure_in_a_drain_abandons_the_rest_of_its_lane(outcome: Outcome) ->
     abandoned, *interrupted, drained = effects(engine)
     assert isinstance(abandoned, fx.Abandoned)
     assert (abandoned.messages, type(drained)) == ([run[2]], fx.Drained)
-    # Of those that failed with the call only the first counts.
+    # Only the first failure of the lane counts.
     assert [e.message for e in interrupted if isinstance(e, fx.Interrupted)] == [run[1]] * (outcome is not ABANDON)
     assert (engine.flow.in_flight, engine.running_handlers, partition.tails) == (2, 0, {})
 
@@ -202,7 +202,7 @@ def test_a_drain_waits_for_the_whole_call() -> None:
 
 
 @pytest.mark.parametrize("outcome", [ACK, ABANDON, failed()])
-def test_a_fence_makes_zombies_of_all_and_their_lanes_wait_for_them(outcome: Outcome) -> None:
+def test_lanes_wait_for_the_messages_of_a_fenced_batch(outcome: Outcome) -> None:
     engine = new_engine()
     old = assigned(engine)
     run = deliver_keys(engine, old, b"aab")
@@ -223,7 +223,7 @@ def test_a_fence_makes_zombies_of_all_and_their_lanes_wait_for_them(outcome: Out
 
 
 @pytest.mark.parametrize(("late", "order"), [(0, [0, 5, 7]), (3, [3, 5, 7]), (6, [5, 6, 7]), (8, [5, 7, 8])])
-def test_a_late_message_goes_behind_the_batch_that_runs(late: int, order: list[int]) -> None:
+def test_a_late_message_follows_the_running_batch(late: int, order: list[int]) -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 2, 4, 5, 7)
@@ -236,7 +236,7 @@ def test_a_late_message_goes_behind_the_batch_that_runs(late: int, order: list[i
 
 
 @pytest.mark.parametrize(("late", "order"), [(0, [2, 0, 4, 5]), (3, [2, 3, 4, 5]), (6, [2, 4, 5, 6])])
-def test_a_late_message_may_overtake_what_was_given_back(late: int, order: list[int]) -> None:
+def test_a_late_message_may_overtake_messages_that_run_again(late: int, order: list[int]) -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 2, 4, 5)
@@ -248,18 +248,18 @@ def test_a_late_message_may_overtake_what_was_given_back(late: int, order: list[
     assert started(engine) == order
 
 
-def test_what_is_returned_goes_back_to_its_lane() -> None:
+def test_a_returned_message_goes_back_to_its_lane() -> None:
     engine = new_engine()
     run = deliver_keys(engine, assigned(engine), b"aab.")
     engine.finish_batch(engine.take_batch(10), [RETURN, ACK, ACK, RETURN], 0.0)
     assert states(run) == ["queued", "queued", "finished", "queued"]
     assert (effects(engine), engine.running_handlers, engine.retries) == ([], 0, 0)
     assert started(engine) == [0, 1, 3]
-    # It was no attempt.
+    # That was no attempt.
     assert [m.attempt for m in run] == [1] * 4
 
 
-def test_what_is_returned_in_a_drain_is_abandoned() -> None:
+def test_a_message_returned_in_a_drain_is_abandoned() -> None:
     engine = new_engine()
     partition = assigned(engine)
     run = deliver_keys(engine, partition, b"aab")
@@ -272,7 +272,7 @@ def test_what_is_returned_in_a_drain_is_abandoned() -> None:
     assert (abandoned.messages, type(drained), engine.running_handlers) == ([run[1]], fx.Drained, 0)
 
 
-def test_a_batch_of_a_source_that_commits() -> None:
+def test_a_batch_of_a_source_that_commits_is_committed() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aab")
@@ -285,7 +285,7 @@ def test_a_batch_of_a_source_that_commits() -> None:
 # --- what is refused
 
 
-def test_what_does_not_run_cannot_end() -> None:
+def test_a_message_that_does_not_run_cannot_end() -> None:
     engine = new_engine()
     run = deliver_keys(engine, assigned(engine), b"aab")
     batch = engine.take_batch(1)
@@ -293,7 +293,7 @@ def test_what_does_not_run_cannot_end() -> None:
         IllegalTransition, match=r"^lane of S/0 position 1: 'finish' is not allowed while queued; a bug"
     ):
         engine.finish_batch([*batch, run[1]], [ACK, ACK], 0.0)
-    # Nothing of it was done.
+    # The refused call changed nothing.
     assert (run[0].state, engine.running_handlers) == (RUNNING, 1)
     engine.finish_batch(batch, [ACK], 0.0)
     with pytest.raises(IllegalTransition, match="position 0: 'finish' is not allowed while finished"):
@@ -302,7 +302,7 @@ def test_what_does_not_run_cannot_end() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_there_is_one_outcome_for_each(count: int) -> None:
+def test_a_batch_needs_one_outcome_for_each_message(count: int) -> None:
     engine = new_engine()
     run = deliver_keys(engine, assigned(engine), b"ab")
     batch = engine.take_batch(2)
@@ -311,7 +311,7 @@ def test_there_is_one_outcome_for_each(count: int) -> None:
     assert (states(run), engine.running_handlers) == (["running"] * 2, 1)
 
 
-def test_single_messages_and_batches_take_turns() -> None:
+def test_single_messages_and_batches_mix() -> None:
     engine = new_engine()
     run = deliver_keys(engine, assigned(engine), b"aaab")
     single = take(engine)

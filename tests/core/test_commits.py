@@ -35,13 +35,13 @@ def commit(floor: int, ordinal: int = 0) -> Settlement:
     return settlement
 
 
-def test_nothing_is_pending_at_first() -> None:
+def test_no_commit_is_pending_at_first() -> None:
     new = commits()
     assert (new.pending, new.confirmed, new.confirmed_ordinal) == (False, 3, 0)
     assert repr(new) == "<PartitionCommits confirmed 3, sending none, 0 changes since>"
 
 
-def test_a_change_waits_for_the_interval_from_the_first_on() -> None:
+def test_a_change_waits_for_the_commit_interval_of_the_first() -> None:
     changed = commits()
     changed.changed(1, 100.0)
     changed.changed(COUNT - 2, 104.0)
@@ -51,14 +51,14 @@ def test_a_change_waits_for_the_interval_from_the_first_on() -> None:
 
 
 @pytest.mark.parametrize("count", [COUNT, COUNT + 1])
-def test_so_many_changes_do_not_wait(count: int) -> None:
+def test_commit_count_changes_do_not_wait(count: int) -> None:
     changed = commits()
     changed.changed(1, 100.0)
     changed.changed(count - 1, 104.0)
     assert changed.due_at(urgent=False) == 100.0
 
 
-def test_one_is_on_its_way() -> None:
+def test_only_one_commit_is_on_its_way() -> None:
     sending = commits()
     sending.changed(2, 100.0)
     first = commit(7, 4)
@@ -73,7 +73,7 @@ def test_one_is_on_its_way() -> None:
 
 
 @pytest.mark.parametrize(("again_at", "due_at"), [(0.0, 100.0), (107.0, 107.0)])
-def test_an_unknown_result_is_due_again(again_at: float, due_at: float) -> None:
+def test_a_commit_with_an_unknown_result_is_due_again(again_at: float, due_at: float) -> None:
     sending = commits()
     sending.changed(1, 100.0)
     sending.send(commit(7, 4))
@@ -82,7 +82,7 @@ def test_an_unknown_result_is_due_again(again_at: float, due_at: float) -> None:
     assert sending.due_at(urgent=False) == sending.due_at(urgent=True) == due_at
 
 
-def test_a_commit_follows_after_the_interval() -> None:
+def test_a_commit_follows_a_finished_message_after_the_interval() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     first, second, third = start(engine, partition, 0, 1, 4)
@@ -97,7 +97,7 @@ def test_a_commit_follows_after_the_interval() -> None:
     assert (engine.flow.in_flight, engine.settled_count, second.state != SETTLED) == (1, 2, True)
 
 
-def test_so_many_finished_messages_do_not_wait() -> None:
+def test_commit_count_finished_messages_do_not_wait() -> None:
     engine = new_engine(concurrency=100)
     partition = assigned(engine, floor=0)
     run = start(engine, partition, *range(COMMIT_COUNT))
@@ -107,7 +107,7 @@ def test_so_many_finished_messages_do_not_wait() -> None:
     assert commits_of(engine.collect(1.0)) == [(COMMIT_COUNT, [])]
 
 
-def test_everything_is_committed_on_demand_and_only_what_changed() -> None:
+def test_a_commit_on_demand_covers_every_change_and_only_changes() -> None:
     engine = new_engine()
     one, other = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
     first, _ = start(engine, one, 0, 1)
@@ -118,7 +118,7 @@ def test_everything_is_committed_on_demand_and_only_what_changed() -> None:
     assert engine.collect(0.0, everything=True) == []
 
 
-def test_one_commit_of_a_partition_is_on_its_way() -> None:
+def test_a_partition_has_one_commit_on_its_way() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     first, second = start(engine, partition, 0, 1)
@@ -132,7 +132,7 @@ def test_one_commit_of_a_partition_is_on_its_way() -> None:
     assert commits_of(engine.collect(100.0, everything=True)) == [(2, [])]
 
 
-def test_an_unknown_result_is_repeated_with_what_came_since() -> None:
+def test_a_commit_with_an_unknown_result_is_repeated_with_later_changes() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     first, second, third = start(engine, partition, 0, 1, 2)
@@ -150,7 +150,7 @@ def test_an_unknown_result_is_repeated_with_what_came_since() -> None:
     assert (engine.settled_count, engine.flow.in_flight) == (3, 0)
 
 
-def test_an_unknown_result_may_be_repeated_later() -> None:
+def test_a_commit_with_an_unknown_result_may_be_repeated_later() -> None:
     engine = new_engine(max_ahead=1)
     partition = assigned(engine, floor=0)
     ack(engine, *start(engine, partition, 0))
@@ -159,7 +159,7 @@ def test_an_unknown_result_may_be_repeated_later() -> None:
     assert commits_of(engine.collect(9.0)) == [(1, [])]
 
 
-def test_two_kinds_of_partition_settle_side_by_side() -> None:
+def test_partitions_with_and_without_commits_settle_side_by_side() -> None:
     engine = new_engine()
     single, cumulative = assigned(engine, 0), assigned(engine, 1, floor=5)
     (one,), (other,) = start(engine, single, 8), start(engine, cumulative, 8)
@@ -174,7 +174,7 @@ def test_two_kinds_of_partition_settle_side_by_side() -> None:
     assert (engine.flow.in_flight, engine.settled_count) == (0, 2)
 
 
-def test_what_the_source_skips_is_committed() -> None:
+def test_positions_that_the_source_skips_are_committed() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     engine.progressed(partition, 7, 2.0)
@@ -185,7 +185,7 @@ def test_what_the_source_skips_is_committed() -> None:
     assert engine.commit_at() == NEVER
 
 
-def test_what_the_source_skips_above_an_unfinished_message_is_not() -> None:
+def test_skipped_positions_above_an_unfinished_message_are_not_committed() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     (message,) = start(engine, partition, 3)
@@ -196,7 +196,7 @@ def test_what_the_source_skips_above_an_unfinished_message_is_not() -> None:
     assert commits_of(engine.collect(100.0, everything=True)) == [(9, [])]
 
 
-def test_progress_of_others_is_ignored() -> None:
+def test_progress_of_other_partitions_is_ignored() -> None:
     engine = new_engine()
     single, draining, fenced, gone = assigned(engine, 0), *(assigned(engine, n, floor=0) for n in (1, 2, 3))
     engine.drain(draining)
@@ -208,7 +208,7 @@ def test_progress_of_others_is_ignored() -> None:
     assert [partition.ledger.floor() for partition in (draining, fenced, gone)] == [0, 0, 0]
 
 
-def test_completed_messages_are_not_run() -> None:
+def test_messages_completed_by_a_former_owner_do_not_run() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=2, completed=[(3, 5), (6, 7)])
     run = deliver(engine, partition, 2, 3, 4, 5, 6, size=10, now=1.0)
@@ -216,7 +216,7 @@ def test_completed_messages_are_not_run() -> None:
         (run[i], fx.ALREADY_SETTLED) for i in (1, 2, 4)
     ]
     assert (engine.flow.in_flight, engine.flow.bytes) == (2, 20)
-    # The chain of the key goes past them.
+    # The chain of the key skips them.
     assert take_all(engine) == [2]
     ack(engine, run[0])
     assert take_all(engine) == [5]
@@ -224,7 +224,7 @@ def test_completed_messages_are_not_run() -> None:
     assert engine.settled_count == 1
 
 
-def test_a_run_that_was_completed_as_a_whole_is_committed() -> None:
+def test_a_completely_completed_run_is_committed() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=2, completed=[(2, 5)])
     deliver(engine, partition, 2, 3, 4, now=1.0)
@@ -235,7 +235,7 @@ def test_a_run_that_was_completed_as_a_whole_is_committed() -> None:
 
 
 @pytest.mark.parametrize("way", ["lose", "release"])
-def test_after_the_end_nothing_is_committed(way: str) -> None:
+def test_a_lost_or_released_partition_commits_nothing(way: str) -> None:
     engine = new_engine(max_ahead=3)
     partition = assigned(engine, floor=0)
     run = start(engine, partition, 0, 1, 2, 3)
@@ -253,7 +253,7 @@ def test_after_the_end_nothing_is_committed(way: str) -> None:
     assert (engine.flow.in_flight, engine.running_handlers) == (0, 0)
 
 
-def test_a_late_answer_does_not_reach_the_next_assignment() -> None:
+def test_a_late_answer_to_a_commit_does_not_reach_the_next_assignment() -> None:
     engine = new_engine(max_ahead=1)
     old = assigned(engine, floor=0)
     (message,) = start(engine, old, 0)
@@ -269,7 +269,7 @@ def test_a_late_answer_does_not_reach_the_next_assignment() -> None:
     assert new.commits.confirmed == 0
 
 
-def test_what_finishes_in_a_drain_is_committed_and_what_waits_is_abandoned() -> None:
+def test_a_drain_commits_finished_messages_and_abandons_waiting_ones() -> None:
     engine = new_engine(max_ahead=2)
     partition = assigned(engine, floor=0)
     first, second, third = start(engine, partition, 0, 1, 2)
@@ -285,7 +285,7 @@ def test_what_finishes_in_a_drain_is_committed_and_what_waits_is_abandoned() -> 
     assert engine.flow.in_flight == 0
 
 
-def test_what_finished_before_the_fence_is_committed() -> None:
+def test_messages_finished_before_the_fence_are_committed() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     first, second = start(engine, partition, 0, 1)

@@ -1,4 +1,4 @@
-"""The drain of a partition: its table pair by pair, what the engine does on the way, the times, every way through."""
+"""The phases of a drain: its table of transitions, its steps in the engine, its times, and every path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.core.builders import assigned, deliver, effects, new_engine, take, ta
 LIMITS = Limits(grace=2.0, settle=5.0, last=30.0)
 KEYS = (b"a", b"b", b"c")
 
-# Written out once more, so that a slip in the table is not its own proof.
+# A second copy, so that a mistake in the table is found.
 LEGAL = {
     ("idle", "begun"): "ending",
     ("ending", "ended"): "settling",
@@ -37,7 +37,7 @@ LEGAL = {
     ("releasing", "refused"): "unreleased",
     ("releasing", "lost"): "lost",
     ("unreleased", "lost"): "lost",
-    # What was being performed when it was lost.
+    # The task under way at the loss ends later.
     ("lost", "ended"): "lost",
     ("lost", "late"): "lost",
     ("lost", "settled"): "lost",
@@ -72,7 +72,7 @@ def positions(drain: PartitionDrain) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_pair_of_a_phase_and_an_event(phase: str, event: str) -> None:
+def test_every_pair_of_a_phase_and_an_event_moves_on_or_is_refused(phase: str, event: str) -> None:
     engine = new_engine()
     drain = drain_of(engine, assigned(engine, floor=0), phase=phase)
     following = LEGAL.get((phase, event))
@@ -98,7 +98,7 @@ def test_a_drain_begins_once() -> None:
         drain.begin(0.0, 1.0)
 
 
-def test_it_shows_where_it_is() -> None:
+def test_a_drain_shows_its_phase() -> None:
     engine = new_engine()
     assert repr(begun(engine, assigned(engine))) == "<PartitionDrain of S/0, ending>"
 
@@ -106,7 +106,7 @@ def test_it_shows_where_it_is() -> None:
 # --- what the engine does on the way
 
 
-def test_what_runs_may_end_and_is_then_settled_and_handed_over() -> None:
+def test_running_handlers_may_end_before_the_handover() -> None:
     engine = new_engine(concurrency=1)
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0)
@@ -123,7 +123,7 @@ def test_what_runs_may_end_and_is_then_settled_and_handed_over() -> None:
     commit = engine.collect(0.0, everything=True)
     left.append(drain.left)
     engine.settled(commit)
-    # It has finished, it is in a commit, and the broker has it.
+    # The message is finished, then in a commit, then confirmed.
     assert [*left, drain.left] == [True, True, False]
     drain.tell("settled", 102.0)
     assert partition.commits is not None
@@ -134,7 +134,7 @@ def test_what_runs_may_end_and_is_then_settled_and_handed_over() -> None:
     assert (drain.phase, engine.owns(partition)) == ("handed over", False)
 
 
-def test_what_runs_too_long_does_not_count() -> None:
+def test_a_handler_that_runs_too_long_does_not_count() -> None:
     engine = new_engine(concurrency=1)
     partition = assigned(engine)
     deliver(engine, partition, 0)
@@ -168,7 +168,7 @@ def test_nothing_closes_the_prefix_once_handlers_are_cancelled() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_where_nothing_runs_it_is_said_at_once(interrupted: bool) -> None:
+def test_an_idle_partition_is_drained_at_its_begin(interrupted: bool) -> None:
     engine = new_engine()
     partition = assigned(engine)
     if interrupted:
@@ -181,7 +181,7 @@ def test_where_nothing_runs_it_is_said_at_once(interrupted: bool) -> None:
     assert drain.phase == "ending"
 
 
-def test_what_is_acknowledged_one_by_one_is_left_until_it_is_settled() -> None:
+def test_a_drain_has_something_left_until_every_acknowledgement_is_sent() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 0)
@@ -193,7 +193,7 @@ def test_what_is_acknowledged_one_by_one_is_left_until_it_is_settled() -> None:
     assert (left, drain.left) == (True, False)
 
 
-def test_no_commit_is_begun_behind_the_last() -> None:
+def test_no_commit_begins_after_the_last_one() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0)
@@ -209,7 +209,7 @@ def test_no_commit_is_begun_behind_the_last() -> None:
 # --- the times
 
 
-def test_the_time_for_handlers_may_become_shorter_and_never_longer() -> None:
+def test_the_time_for_handlers_may_only_become_shorter() -> None:
     engine = new_engine()
     drain = begun(engine, assigned(engine))
     assert drain.until == 110.0
@@ -228,7 +228,7 @@ def test_the_time_for_handlers_may_become_shorter_and_never_longer() -> None:
     [(10.0, 101.0, 110.0), (10.0, 108.0, 113.0), (NEVER, 101.0, 131.0)],
     ids=["what is left", "not less than this", "without a limit"],
 )
-def test_what_has_finished_gets_what_is_left_to_be_settled_and_kept(timeout: float, ended: float, until: float) -> None:
+def test_settling_gets_the_time_that_handlers_left(timeout: float, ended: float, until: float) -> None:
     engine = new_engine()
     drain = begun(engine, assigned(engine), timeout=timeout)
     drain.tell("ended", ended)
@@ -239,7 +239,7 @@ def test_what_has_finished_gets_what_is_left_to_be_settled_and_kept(timeout: flo
     assert drain.until == NEVER
 
 
-def test_behind_a_cancellation_nothing_is_left_of_the_time() -> None:
+def test_a_cancellation_leaves_no_time_of_the_handlers() -> None:
     engine = new_engine()
     drain = PartitionDrain(engine, assigned(engine), Limits(grace=20.0, settle=5.0, last=30.0), close_prefix=False)
     drain.begin(100.0, 0.0)
@@ -252,7 +252,7 @@ def test_behind_a_cancellation_nothing_is_left_of_the_time() -> None:
 
 
 @given(st.data())
-def test_every_way_through_ends_fenced_and_in_time(data: st.DataObject) -> None:
+def test_every_path_through_a_drain_ends_fenced_and_in_time(data: st.DataObject) -> None:
     engine = new_engine(concurrency=2)
     floor = data.draw(st.sampled_from([None, 0]))
     partition = assigned(engine, floor=floor)
@@ -272,7 +272,7 @@ def test_every_way_through_ends_fenced_and_in_time(data: st.DataObject) -> None:
         if data.draw(st.booleans()) and running:
             before = (partition.live, partition.finished[:])
             engine.finish(running.pop(), ACK, now)
-            # Behind the fence nothing counts.
+            # After the fence no outcome counts.
             assert before[0] or partition.finished == before[1]
         now += data.draw(st.floats(0.0, 1.0)) * (min(drain.until, now + 1.0) - now)
         legal = sorted(event for phase, event in TRANSITIONS if phase == drain.phase)
@@ -283,7 +283,7 @@ def test_every_way_through_ends_fenced_and_in_time(data: st.DataObject) -> None:
             engine.lose(partition)
         drain.tell(event, now)
         told.append(event)
-        # No phase comes twice.
+        # No phase repeats.
         assert len(told) <= 5
         assert partition.live == (drain.phase in ("ending", "cancelling"))
         if drain.phase == "releasing":

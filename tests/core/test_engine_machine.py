@@ -1,6 +1,6 @@
 """The engine against a naive model: any order of all its calls, checked after each.
 
-The harness around both plays source and shell: it keeps to ``room``, picks the handlers' outcomes, and settles.
+The harness plays source and runtime: it keeps to ``room``, picks the outcomes of handlers, and settles.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, ATTEMPTS, BACKOFF, MAX_BACKOFF = 4, 24, 9
 KEYS: list[bytes | None] = [b"hot", b"hot", b"hot", b"hot", b"warm", b"", None]
 SIZES = [*range(30), 1000]
 
-# 0 = the next position, above it = behind a gap, below it = so far back again.
+# 0 = the next position, above 0 = after a gap, below 0 = so many positions back.
 ONWARDS = [0, 0, 0, 1, 2, 3, -1, -2]
 BACK = [*range(-12, 0), 0, 1]
 
@@ -137,7 +137,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(p.draining or not p.live for p in self.owned()))
     @rule()
     def hand_over(self) -> None:
-        """What is over is released, and comes back."""
+        """Release partitions that are over, and assign them again."""
         for partition in self.owned():
             if partition.draining or not partition.live:
                 self.naive.release(partition)
@@ -148,7 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owned())
     @rule(seconds=SECONDS, index=ANY, run=entries(ONWARDS), starts=STARTS)
     def receive(self, seconds: float, index: int, run: list[Entry], starts: int) -> None:
-        """A delivery, and the workers that it wakes."""
+        """Deliver messages, and start the workers they wake."""
         if not self.engine.room().messages:
             self.catch_up()
         self.time_passes(seconds)
@@ -159,7 +159,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(seconds=SECONDS, index=ANY, run=entries(BACK))
     def receive_again(self, seconds: float, index: int, run: list[Entry]) -> None:
-        """A delivery that goes back, perhaps of an assignment that is long gone."""
+        """Deliver earlier positions again, maybe of an earlier assignment."""
         self.time_passes(seconds)
         self.deliver(self.partitions[-1 - index % min(3, len(self.partitions))], run)
 
@@ -202,7 +202,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(handlers=HANDLERS)
     def work(self, handlers: list[tuple[int, str, Failure]]) -> None:
-        """Handlers start, and those that run end."""
+        """Start handlers, and end running ones."""
         for index, what, failure in handlers:
             if what == "start":
                 self.take()
@@ -253,7 +253,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.now += seconds
         due_at = self.engine.next_due()
         held = [self.naive.until[m] for m in self.naive.waiting()]
-        # Never later than the first hold that ends; sooner only for one that was abandoned.
+        # Never later than the end of the first hold; earlier only for an abandoned head.
         assert due_at <= min(held, default=due_at)
         self.engine.due(self.now)
         self.naive.due(self.now)
@@ -261,14 +261,14 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.naive.unkept)
     @rule(index=ANY)
     def keep(self, index: int) -> None:
-        """The store has it, whatever became of it meanwhile; and says so twice."""
+        """Report a kept attempt twice, for a message in any state."""
         message = self.naive.unkept[index % len(self.naive.unkept)]
         self.naive.keep(message)
         for _ in range(2):
             self.engine.kept(message)
 
     def catch_up(self) -> None:
-        """Nothing more fits: holds end, dead letters are confirmed, some handlers succeed, and are settled."""
+        """Make room: end holds, confirm dead letters, let some handlers succeed, and settle."""
         while self.naive.unkept:
             self.keep(0)
         self.time_passes(MAX_BACKOFF)
@@ -352,15 +352,15 @@ class EngineMachine(RuleBasedStateMachine):
     def everything_holds(self) -> None:
         self.effects_say_what_happened()
         self.taking_changes_at_the_marks()
-        self.engine.effects.clear()  # as the shell does
+        self.engine.effects.clear()  # as the runtime does
         self.nothing_is_lost()
         self.one_message_of_a_key_is_on_its_way()
         seen = (one := self.engine).dirty, one.outbox.dirty, one._ready, one.chains.ready, one.effects
         shared = self.shared[0], self.shared[0], self.shared[1], self.shared[1], self.shared[2]
-        assert all(map(is_, seen, shared)), "engine and shell look at them by names of their own: one made anew is lost"
+        assert all(map(is_, seen, shared)), "engine and runtime share these objects, so none may be replaced"
 
     def effects_say_what_happened(self) -> None:
-        """One effect for each message that was held, given up, or ended fenced; one for each drained partition."""
+        """Expect one effect for each held, given-up or fenced message, and one for each drained partition."""
         abandoned: list[Message] = []
         for effect in self.engine.effects:
             if isinstance(effect, fx.Drained):
@@ -403,13 +403,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.settled_count == len(self.settled)
 
     def one_message_of_a_key_is_on_its_way(self) -> None:
-        # Fenced handlers included: none starts beside the zombie of its key.
+        # Fenced handlers count too: no message starts beside the zombie of its key.
         heads = [m for m in self.admitted if m.state in (RUNNING, HELD, DEAD_LETTERING, BLOCKED) and m.key is not None]
         assert len({(m.partition.id, m.key) for m in heads}) == len(heads)
         assert self.engine.running_handlers == len(self.running()) <= CONCURRENCY
 
     def teardown(self) -> None:
-        """Give everything up: then nothing may be remembered."""
+        """Give up every partition: the engine must forget everything."""
         engine = self.engine
         for partition in self.owned():
             engine.lose(partition)

@@ -1,7 +1,7 @@
 """The engine against a naive model in every mode: orders, lanes, poison policies, batches, commits, both drains.
 
-The harness plays source, shell and broker. Each partition has a log; a new assignment reads on from what the broker
-has: a committed position with a completed set, or everything that was not settled one by one.
+The harness plays source, runtime and broker. Each partition has a log. A new assignment continues from the committed
+position and completed set, or with every message that was not settled.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ModesMachine(RuleBasedStateMachine):
         self.confirmed[partition], self.finished[partition] = broker.floor, set()
 
     def hand_over(self, _: Random) -> None:
-        """What is over is released, and comes back; what was lost comes back."""
+        """Release partitions that are over, and assign released and lost ones again."""
         for partition in self.owned():
             if partition.draining or not partition.live:
                 self.end(partition, "release")
@@ -130,7 +130,7 @@ class ModesMachine(RuleBasedStateMachine):
 
     @rule(steps=STEPS)
     def work(self, steps: list[tuple[str, int]]) -> None:
-        """Everything is in one rule: Hypothesis leaves whole rules out of an example."""
+        """Do any step. All steps are in one rule, because Hypothesis leaves whole rules out of an example."""
         for name, seed in steps:
             getattr(self, name)(Random(seed))
             self.everything_holds()
@@ -156,7 +156,7 @@ class ModesMachine(RuleBasedStateMachine):
             self.admit(partition)
 
     def admit(self, partition: Partition) -> None:
-        """What waits goes on, as far as the confirmed floor lets it."""
+        """Admit waiting messages, as far as the confirmed floor allows."""
         for message in self.mine(partition, "waiting"):
             if self.broker(partition).commits and self.above(partition) >= MAX_AHEAD:
                 return
@@ -168,11 +168,11 @@ class ModesMachine(RuleBasedStateMachine):
                 del self.naive.state[message]
 
     def above(self, partition: Partition) -> int:
-        """How many were admitted above the confirmed floor."""
+        """The number of messages admitted above the confirmed floor."""
         return sum(m.partition is partition and m.position >= self.confirmed[partition] for m in self.admitted)
 
     def progressed(self, chance: Random) -> None:
-        """The source has read up to its next message, or behind the end of the log."""
+        """Let the source read up to its next message, or past the end of the log."""
         partition = chance.choice(self.partitions[-3:])
         broker, unread = self.broker(partition), self.unread[partition]
         if not unread:
@@ -196,7 +196,7 @@ class ModesMachine(RuleBasedStateMachine):
         for index, message in enumerate(batch):
             assert message in naive.startable(batch[:index])
             assert message.attempt == naive.attempt[message]
-            # What was handed over as done is not run again.
+            # A message completed by the former owner does not run again.
             assert not any(start <= message.position < end for start, end in message.partition.completed)
         naive.state |= dict.fromkeys(batch, "running")
         if batch:
@@ -289,12 +289,12 @@ class ModesMachine(RuleBasedStateMachine):
             if partition in commits:
                 self.one_snapshot(partition, commits[partition])
             else:
-                # Nothing is kept from the broker but what is not due yet.
+                # Only changes that are not due yet stay uncommitted.
                 assert not everything or all(self.broker(partition).done(p) for p in self.finished[partition])
         self.on_the_way += due
 
     def one_snapshot(self, partition: Partition, commit: Settlement) -> None:
-        """Floor and completed set say exactly what is finished."""
+        """Expect floor and completed set to match the finished messages exactly."""
         floor, completed = commit.floor, {p for start, end in commit.completed for p in range(start, end)}
         assert floor is not None
         finished = self.finished[partition]
@@ -306,7 +306,7 @@ class ModesMachine(RuleBasedStateMachine):
         seeds = {p for start, end in partition.completed for p in range(start, end)}
         assert completed & set(unread) <= seeds
         assert all(start >= floor for start, _ in commit.completed)
-        # No higher floor would be true.
+        # A higher floor would be wrong.
         assert not any(floor <= p < min(unfinished, default=p + 1) for p in finished)
 
     # --- ownership
@@ -360,7 +360,7 @@ class ModesMachine(RuleBasedStateMachine):
                 assert self.above(partition) <= MAX_AHEAD
 
     def effects_say_what_happened(self) -> None:
-        """One effect for each change that the shell has to know of, and no others."""
+        """Expect one effect for each change that the runtime must know of, and no other."""
         expected, naive = self.expected, self.naive
         for message, old in self.before.items():
             new = naive.failed.get(message) or naive.state.get(message, "gone")
@@ -397,11 +397,11 @@ class ModesMachine(RuleBasedStateMachine):
             if not self.mine(partition, "running", "queued"):
                 self.expect_drained.add(partition)
         assert self.drained == Counter(self.expect_drained)
-        self.engine.effects.clear()  # as the shell does
+        self.engine.effects.clear()  # as the runtime does
         self.before, self.expected, self.dropped, naive.failed = dict(naive.state), Counter(), [], {}
 
     def teardown(self) -> None:
-        """Give everything up: then nothing may be remembered."""
+        """Give up every partition: the engine must forget everything."""
         engine = self.engine
         for partition in self.owned():
             engine.lose(partition)

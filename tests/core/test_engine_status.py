@@ -27,7 +27,7 @@ def test_the_oldest_is_the_unfinished_message_that_came_first() -> None:
 
 
 @pytest.mark.parametrize("floor", [None, 0])
-def test_what_is_finished_is_in_flight_and_holds_nothing_up(floor: int | None) -> None:
+def test_a_finished_message_is_in_flight_and_is_not_the_oldest(floor: int | None) -> None:
     engine = new_engine()
     partition = assigned(engine, floor=floor)
     first, second = deliver(engine, partition, 0, 1, key=None)
@@ -40,7 +40,7 @@ def test_what_is_finished_is_in_flight_and_holds_nothing_up(floor: int | None) -
     assert engine.oldest() is None
 
 
-def test_in_flight_since_is_all_in_flight_that_came_by_then() -> None:
+def test_in_flight_since_has_every_message_delivered_by_then() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (finished,) = deliver(engine, partition, 0, now=1.0)

@@ -1,4 +1,4 @@
-"""The state machine of a lane, pair by pair, and the place of a late message."""
+"""The state machine of a lane, pair by pair."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.core.builders import failed, new_message, new_partition
 STATES = (NEW, QUEUED, RUNNING, HELD, DEAD_LETTERING, FINISHED, SETTLED, ABANDONED, BLOCKED, DEAD_LETTERING_BLOCKED)
 EVENTS = sorted({event for _, event in TRANSITIONS} | {"no such event"})
 
-# Written out once more, so that a slip in the table is not its own proof.
+# A second copy, so that a mistake in the table is found.
 LEGAL = {
     ("new", "admit"): "queued",
     ("new", "settle"): "settled",
@@ -64,12 +64,12 @@ def test_every_state_has_its_name() -> None:
     ]
 
 
-def test_the_table_is_the_machine() -> None:
+def test_the_table_has_every_legal_transition() -> None:
     assert {(STATE_NAMES[s], event): STATE_NAMES[to] for (s, event), to in TRANSITIONS.items()} == LEGAL
 
 
 @pytest.mark.parametrize(("state", "event"), sorted(TRANSITIONS))
-def test_a_legal_pair_leads_on(state: int, event: str) -> None:
+def test_a_legal_pair_moves_to_its_state(state: int, event: str) -> None:
     message = new_message(new_partition(), 3)
     message.state = state
     step(message, event)
@@ -77,7 +77,7 @@ def test_a_legal_pair_leads_on(state: int, event: str) -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), [(s, e) for s in STATES for e in EVENTS if (s, e) not in TRANSITIONS])
-def test_any_other_pair_names_lane_state_and_event_and_changes_nothing(state: int, event: str) -> None:
+def test_an_illegal_pair_is_refused_with_lane_state_and_event(state: int, event: str) -> None:
     message = new_message(new_partition(2), 3)
     message.state = state
     said = f"lane of S/2 position 3: {event!r} is not allowed while {STATE_NAMES[state]}; "
@@ -87,7 +87,7 @@ def test_any_other_pair_names_lane_state_and_event_and_changes_nothing(state: in
     assert message.state == state
 
 
-def test_a_lane_shows_its_state_and_place() -> None:
+def test_a_stopped_lane_shows_its_state_and_place() -> None:
     head = new_message(new_partition(2), 3)
     head.state = HELD
     assert repr(StoppedLane(head, failed(), 1.5)) == "<StoppedLane held at S/2 position 3>"

@@ -1,4 +1,4 @@
-"""The chains of the lanes: where a late message goes."""
+"""Late messages: the place of a redelivered unknown position in its lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.core.builders import new_engine, new_message, new_partition
 
 
 class Chain:
-    """Unfinished messages of one key, chained as the engine chains them; the first one in the state given."""
+    """Unfinished messages of one key in a chain; the first one has the given state."""
 
     def __init__(self, *positions: int, head: int = QUEUED, attempt: int = 1) -> None:
         self.chains = Chains(new_engine().policy)
@@ -32,11 +32,11 @@ class Chain:
                 self.ready.append(self.members[0])
 
     def insert(self, position: int) -> list[int]:
-        """Insert a late message; the positions of the chain after it, from its head."""
+        """Insert a late message; returns the positions of the chain from its head."""
         message = new_message(self.partition, position)
         message.state = QUEUED
         self.members.append(message)
-        # In any order: what it is called with comes out of a dict by delivery.
+        # The dict of the ledger may have any order.
         self.partition.ledger = AckLedger()
         self.partition.ledger.unsettled = {m.position: m for m in self.members[::-1]}
         self.chains.insert(message)
@@ -61,7 +61,7 @@ def test_a_late_message_alone_is_the_head() -> None:
     ("late", "expected"),
     [(1, [1, 10, 20, 30]), (15, [10, 15, 20, 30]), (25, [10, 20, 25, 30]), (35, [10, 20, 30, 35])],
 )
-def test_while_nothing_has_started_it_goes_by_position(late: int, expected: list[int]) -> None:
+def test_a_late_message_goes_by_position_while_no_other_has_started(late: int, expected: list[int]) -> None:
     assert Chain(10, 20, 30).insert(late) == expected
 
 
@@ -70,12 +70,12 @@ def test_while_nothing_has_started_it_goes_by_position(late: int, expected: list
     ("late", "expected"),
     [(1, [10, 1, 20, 30]), (15, [10, 15, 20, 30]), (25, [10, 20, 25, 30]), (35, [10, 20, 30, 35])],
 )
-def test_behind_a_head_that_has_started_it_goes_by_position(head: int, late: int, expected: list[int]) -> None:
+def test_a_late_message_follows_a_started_head_by_position(head: int, late: int, expected: list[int]) -> None:
     assert Chain(10, 20, 30, head=head).insert(late) == expected
 
 
 @pytest.mark.parametrize("head", [RUNNING, HELD, DEAD_LETTERING])
-def test_several_late_ones_behind_a_head_that_has_started(head: int) -> None:
+def test_several_late_messages_follow_a_started_head(head: int) -> None:
     chain = Chain(10, head=head)
     assert chain.insert(5) == [10, 5]
     assert chain.insert(3) == [10, 3, 5]
@@ -87,19 +87,19 @@ def test_several_late_ones_behind_a_head_that_has_started(head: int) -> None:
     ("late", "expected"), [(3, [10, 3, 5, 20]), (7, [10, 5, 7, 20]), (12, [10, 5, 12, 20]), (25, [10, 5, 20, 25])]
 )
 def test_a_head_that_waits_for_its_second_attempt_has_started(late: int, expected: list[int]) -> None:
-    # A message that came late while it was held stands behind it, below its position.
+    # A message that arrived late during the hold follows the head although its position is lower.
     assert Chain(10, 5, 20, head=QUEUED, attempt=2).insert(late) == expected
 
 
-def test_the_place_in_the_ready_queue_is_kept() -> None:
+def test_a_lane_keeps_its_place_in_the_ready_queue() -> None:
     chain = Chain(10)
     chain.ready.append(new_message(chain.partition, 2_000, key=b"another"))
     chain.insert(5)
     assert [m.position for m in chain.ready] == [1_000, 5, 2_000]
 
 
-def test_a_kept_attempt_is_no_sign_of_a_start() -> None:
-    """A message that had attempts under an earlier assignment has not started in this one: a lower one goes before."""
+def test_an_attempt_of_an_earlier_assignment_is_not_a_start() -> None:
+    """Attempts under an earlier assignment are no start in this one, so a lower position goes before."""
     chain = Chain(10, 20, head=QUEUED, attempt=3)
     chain.partition.recalled = {10: 3}
     assert chain.insert(5) == [5, 10, 20]

@@ -1,4 +1,4 @@
-"""max_ahead: how many messages are admitted above the committed position, and what waits beyond."""
+"""The bound max_ahead: messages beyond it wait until a higher floor is confirmed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.core.builders import (
 
 
 def ahead(engine: Engine) -> list[tuple[str, int | None]]:
-    """Which effects said that ``max_ahead`` was reached or left, and the position that held the floor."""
+    """The effects about ``max_ahead``, each with the position that held the floor."""
     found: list[tuple[str, int | None]] = []
     for effect in effects(engine):
         if isinstance(effect, fx.AheadReached):
@@ -32,7 +32,7 @@ def ahead(engine: Engine) -> list[tuple[str, int | None]]:
     return found
 
 
-def test_what_is_delivered_beyond_the_ceiling_waits_in_order() -> None:
+def test_messages_beyond_max_ahead_wait_in_order() -> None:
     engine = new_engine(max_ahead=3)
     partition = assigned(engine, floor=0)
     run = start(engine, partition, 0, 1, now=1.0)
@@ -53,7 +53,7 @@ def test_what_is_delivered_beyond_the_ceiling_waits_in_order() -> None:
     assert [m.received for m in run] == [1.0, 1.0, 2.0, 2.0, 2.0, 3.0]
 
 
-def test_reaching_the_ceiling_exactly_is_reaching_it() -> None:
+def test_exactly_max_ahead_messages_reach_the_bound() -> None:
     engine = new_engine(max_ahead=2)
     partition = assigned(engine, floor=0)
     run = start(engine, partition, 0, 1)
@@ -63,13 +63,13 @@ def test_reaching_the_ceiling_exactly_is_reaching_it() -> None:
     assert ahead(engine) == [("left", None)]
 
 
-def test_a_floor_that_others_wait_for_is_committed_at_once() -> None:
+def test_a_floor_that_messages_wait_for_is_committed_at_once() -> None:
     engine = new_engine(max_ahead=2)
     partition = assigned(engine, floor=0)
     first, second, _ = start(engine, partition, 0, 1, 2)
     ack(engine, second)
     assert engine.collect(7.0) == []
-    # Only the completed set has changed, for which nobody waits.
+    # Only the completed set changed, and no message waits for that.
     assert engine.commit_at() == 7.0 + COMMIT_INTERVAL
     ack(engine, first)
     assert commits_of(engine.collect(7.5)) == [(2, [])]
@@ -80,14 +80,14 @@ def test_the_message_that_holds_the_floor_is_named() -> None:
     partition = assigned(engine, floor=0)
     first, second = start(engine, partition, 0, 1)
     ack(engine, first)
-    # Finished, and not yet entered into the ledger: it does not hold the floor.
+    # A finished message does not hold the floor, even before the ledger has it.
     deliver(engine, partition, 2)
     assert ahead(engine) == [("reached", 1)]
     engine.finish(second, failed(terminal=True), 0.0)
     assert ahead(engine) == []
 
 
-def test_only_a_confirmation_may_be_missing() -> None:
+def test_the_bound_may_wait_for_a_confirmation_only() -> None:
     engine = new_engine(max_ahead=2)
     partition = assigned(engine, floor=0, completed=[(0, 5)])
     deliver(engine, partition, 0, 1, 2)
@@ -95,13 +95,13 @@ def test_only_a_confirmation_may_be_missing() -> None:
     assert engine.flow.in_flight == 1
     sent = engine.collect(0.0)
     assert commits_of(sent) == [(2, [(2, 5)])]
-    # What waited was completed, too, and what comes after it.
+    # The waiting message was completed too, and so are the next ones.
     engine.settled(sent)
     assert ([type(e) for e in effects(engine)], engine.flow.in_flight) == ([fx.Redelivered, fx.AheadLeft], 0)
     assert commits_of(engine.collect(0.0, everything=True)) == [(3, [(3, 5)])]
 
 
-def test_what_waits_is_not_passed_by_the_sources_position() -> None:
+def test_the_position_of_the_source_does_not_pass_waiting_messages() -> None:
     engine = new_engine(max_ahead=1)
     partition = assigned(engine, floor=0)
     first, second = start(engine, partition, 0, 5)
@@ -115,7 +115,7 @@ def test_what_waits_is_not_passed_by_the_sources_position() -> None:
     assert commits_of(engine.collect(0.0, everything=True)) == [(9, [])]
 
 
-def test_an_unconfirmed_floor_lets_nothing_in() -> None:
+def test_an_unconfirmed_floor_admits_no_message() -> None:
     engine = new_engine(max_ahead=1)
     partition = assigned(engine, floor=0)
     first, _ = start(engine, partition, 0, 1)
@@ -140,7 +140,7 @@ def test_a_position_that_does_not_rise_changes_nothing(position: int) -> None:
     assert effects(engine) == []
 
 
-def test_a_message_larger_than_others_waits_with_its_bytes() -> None:
+def test_a_waiting_message_counts_with_its_bytes() -> None:
     engine = new_engine(max_ahead=1)
     partition = assigned(engine, floor=0)
     run = [new_message(partition, 0, None, 5), new_message(partition, 1, None, 70)]

@@ -1,4 +1,4 @@
-"""The ledger of one committed position: the floor, and what is finished above it."""
+"""The ledger of a source that commits: the floor, and the finished offsets above it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BILLION = 10**9
 
 
 def deliver(ledger: OffsetLedger, *offsets: int, now: float = 0.0) -> list[Message]:
-    """Deliver and admit; the messages, each of the size of its offset plus one."""
+    """Deliver and admit offsets; the size of each message is its offset plus one."""
     run = [new_message(PARTITION, offset, size=offset + 1) for offset in offsets]
     ledger.deliver(run, now)
     ledger.admit(run)
@@ -61,7 +61,7 @@ def test_messages_are_numbered_and_dated_as_they_come() -> None:
     assert [(m.ordinal, m.received) for m in [*early, late]] == [(0, 1.0), (1, 1.0), (2, 2.0)]
 
 
-def test_what_waits_is_numbered_before_it_is_admitted() -> None:
+def test_waiting_messages_are_numbered_before_their_admission() -> None:
     ledger = OffsetLedger(0)
     deliver(ledger, 0, 1)
     waiting = [new_message(PARTITION, 2), new_message(PARTITION, 3)]
@@ -81,7 +81,7 @@ def test_an_offset_that_does_not_rise_is_refused(before: list[int], position: in
         ledger.deliver([new_message(PARTITION, position)], 0.0)
     with pytest.raises(ValueError, match="after 100, and positions"):
         ledger.deliver([new_message(PARTITION, 100), new_message(PARTITION, 100)], 0.0)
-    # Nothing of it was entered.
+    # The refused run left no entry.
     deliver(ledger, 50)
     assert [m.position for m in ledger.in_flight()] == [*before, 50]
 
@@ -114,7 +114,7 @@ def test_a_gap_of_a_billion_costs_one_entry() -> None:
     assert (ledger.floor(), ledger.completed()) == (BILLION + 50, [])
 
 
-def test_what_is_dropped_holds_the_floor_for_ever() -> None:
+def test_a_dropped_message_holds_the_floor() -> None:
     ledger = OffsetLedger(0)
     dropped, finished = deliver(ledger, 4, 5)
     ledger.drop(dropped)
@@ -124,7 +124,7 @@ def test_what_is_dropped_holds_the_floor_for_ever() -> None:
     assert ledger.floor() == 4
 
 
-def test_the_highest_finished_offset() -> None:
+def test_the_highest_finished_offset_is_known() -> None:
     ledger = OffsetLedger(2)
     run = deliver(ledger, 2, 5, 9)
     assert ledger.last_finished() == 1
@@ -137,7 +137,7 @@ def test_the_highest_finished_offset() -> None:
 # --- the trailing position
 
 
-def test_the_source_reads_past_what_it_never_delivers() -> None:
+def test_the_floor_follows_the_position_of_the_source() -> None:
     ledger = OffsetLedger(0)
     (message,) = deliver(ledger, 5)
     ledger.progressed(12)
@@ -148,7 +148,7 @@ def test_the_source_reads_past_what_it_never_delivers() -> None:
     assert ledger.floor() == 12
 
 
-def test_what_waits_is_below_the_sources_position_and_not_passed() -> None:
+def test_waiting_messages_hold_the_floor_below_the_position_of_the_source() -> None:
     ledger = OffsetLedger(0)
     deliver(ledger, 5)
     waiting = new_message(PARTITION, 8)
@@ -164,7 +164,7 @@ def test_what_waits_is_below_the_sources_position_and_not_passed() -> None:
     assert ledger.floor() == 12
 
 
-def test_what_waited_and_was_dropped_is_not_passed_either() -> None:
+def test_dropped_waiting_messages_hold_the_floor() -> None:
     ledger = OffsetLedger(0)
     (message,) = deliver(ledger, 5)
     ledger.waiting = [new_message(PARTITION, 8)]
@@ -175,7 +175,7 @@ def test_what_waited_and_was_dropped_is_not_passed_either() -> None:
     assert ledger.drop_waiting() == []
 
 
-def test_dropping_nothing_keeps_the_sources_position() -> None:
+def test_dropping_no_message_keeps_the_position_of_the_source() -> None:
     ledger = OffsetLedger(0)
     ledger.progressed(12)
     assert ledger.drop_waiting() == []
@@ -185,7 +185,7 @@ def test_dropping_nothing_keeps_the_sources_position() -> None:
 # --- what a predecessor completed
 
 
-def test_seeded_offsets_are_finished_on_arrival() -> None:
+def test_offsets_completed_by_a_former_owner_are_finished_on_arrival() -> None:
     ledger = OffsetLedger(3, [(5, 7), (9, 10), (20, 22)])
     assert (ledger.floor(), ledger.completed()) == (3, [(5, 7), (9, 10), (20, 22)])
     run = [new_message(PARTITION, offset, size=offset) for offset in (3, 5, 6, 7, 9, 11)]
@@ -197,7 +197,7 @@ def test_seeded_offsets_are_finished_on_arrival() -> None:
     assert ledger._seeded == [(20, 22)]
 
 
-def test_a_seeded_run_may_be_delivered_in_parts() -> None:
+def test_a_completed_run_may_be_delivered_in_parts() -> None:
     ledger = OffsetLedger(0, [(1, 5)])
     for offset, floor, completed in [(0, 0, [(1, 5)]), (2, 0, [(2, 3), (3, 5)]), (4, 0, [(2, 5)])]:
         deliver(ledger, offset)
@@ -206,7 +206,7 @@ def test_a_seeded_run_may_be_delivered_in_parts() -> None:
     assert (ledger.floor(), ledger.completed()) == (5, [])
 
 
-def test_seeds_below_the_sources_position_are_no_news() -> None:
+def test_completed_runs_below_the_position_of_the_source_are_left_out() -> None:
     ledger = OffsetLedger(0, [(5, 7), (10, 30)])
     ledger.progressed(20)
     assert (ledger.floor(), ledger.completed()) == (20, [(20, 30)])
@@ -230,14 +230,14 @@ def test_entries_below_the_floor_are_forgotten_by_halves() -> None:
     assert [m.position for m in ledger.in_flight()] == list(range(2_060, 4_000, 2))
 
 
-def test_a_peek_forgets_nothing() -> None:
+def test_a_peek_changes_nothing() -> None:
     ledger = OffsetLedger(0)
     ledger.settle(deliver(ledger, *range(2_000)))
     assert (ledger.peek(), len(ledger._open), ledger.floor_ordinal) == (2_000, 2_000, 0)
     assert (ledger.floor(), len(ledger._open), ledger.floor_ordinal) == (2_000, 0, 2_000)
 
 
-def test_memory_follows_what_is_unfinished() -> None:
+def test_memory_follows_the_unfinished_messages() -> None:
     ledger = OffsetLedger(0)
     for offset in range(10_000):
         ledger.settle(deliver(ledger, offset))
@@ -250,7 +250,7 @@ def test_memory_follows_what_is_unfinished() -> None:
 
 
 class NaiveLedger:
-    """Every offset that was ever delivered, in one dict."""
+    """A naive ledger: every delivered offset in one dict."""
 
     def __init__(self, floor: int, completed: set[int]) -> None:
         self.at = floor
@@ -269,7 +269,7 @@ class NaiveLedger:
         return min(open_offsets, default=self.read)
 
     def completed(self) -> set[int]:
-        """Finished offsets above the floor, with the gaps between two that no unfinished one separates."""
+        """The finished offsets above the floor, and the gaps between two of them without an unfinished one."""
         floor, found = self.floor(), set()
         delivered = sorted(self.finished)
         for offset, following in zip(delivered, [*delivered[1:], None], strict=False):
@@ -292,7 +292,7 @@ STEPS: st.SearchStrategy[tuple[str, list[int]]] = st.one_of(
 @pytest.mark.long
 @given(floor=st.integers(0, 3), seeds=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5))), steps=st.lists(STEPS))
 @example(floor=0, seeds=[(1, 1)], steps=[("deliver", [1]), ("progressed", [3])])
-def test_it_does_what_dicts_and_sets_do(
+def test_the_offset_ledger_behaves_like_dicts_and_sets(
     floor: int, seeds: list[tuple[int, int]], steps: list[tuple[str, list[int]]]
 ) -> None:
     completed, end = [], floor

@@ -1,4 +1,4 @@
-"""The completed set as text: it comes back as it was or not at all, and what does not fit is the highest."""
+"""The completed set as text: decoded unchanged or ignored, and cut at the highest offsets if it does not fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def joined(runs: Runs) -> Runs:
 
 
 def lowest(runs: Runs, count: int) -> Runs:
-    """The part of the runs with the lowest ``count`` offsets."""
+    """The lowest ``count`` offsets of the runs."""
     part = []
     for start, end in runs:
         if count > 0:
@@ -40,10 +40,10 @@ def lowest(runs: Runs, count: int) -> Runs:
 LIMITS = st.integers(0, 40) | st.integers(0, LIMIT)
 
 
-# What it looks like.
+# The format.
 
 
-def test_nothing_completed_is_no_text() -> None:
+def test_an_empty_set_is_an_empty_text() -> None:
     assert encode(7, []) == ""
     assert decode("", 7, 0) == []
 
@@ -58,7 +58,7 @@ def test_nothing_completed_is_no_text() -> None:
         (5, [(6, 9), (10, 11)], BITMAP, b"\x2e"),
         (0, [(1, 2), (300, 428)], LIST, b"\x01\x00\xa9\x02\x7f"),
         (0, [(1, 2), (300, 429)], LIST, b"\x01\x00\xa9\x02\x80\x01"),
-        # The smaller one, and the list when both take four bytes.
+        # The smaller form, and the list if both have four bytes.
         (0, [(1, 2), (3, 24)], BITMAP, b"\xfa\xff\xff"),
         (0, [(1, 2), (3, 25)], LIST, b"\x01\x00\x00\x15"),
         (0, [(1, 2), (3, 33)], LIST, b"\x01\x00\x00\x1d"),
@@ -67,26 +67,26 @@ def test_nothing_completed_is_no_text() -> None:
         (OFFSETS_END - 1, [(OFFSETS_END - 1, OFFSETS_END)], BITMAP, b"\x01"),
     ],
 )
-def test_vectors(floor: int, runs: Runs, form: int, body: bytes) -> None:
+def test_known_vectors_stay_the_same(floor: int, runs: Runs, form: int, body: bytes) -> None:
     text = encode(floor, runs)
     assert text == forged(body, form=form, floor=floor)
     assert decode(text, floor, FAR) == runs
 
 
-def test_the_text_itself_is_pinned() -> None:
-    # Reading it is what an older version of this package has to be able to do.
+def test_the_text_of_a_known_set_stays_the_same() -> None:
+    # An older version of this package must be able to read it.
     assert encode(5, [(6, 9), (10, 11)]) == "\u5a36\u7440\u5660\u3450\u3400\u3400\u3400\u342e\u8a28\u9b21\u3400"
 
 
 def test_a_list_of_many_runs_may_be_the_larger_form() -> None:
-    # 20 bytes of bitmap; ten runs are 20 numbers, and one distance takes two bytes.
+    # The bitmap has 20 bytes. The list has 21: ten runs are 20 numbers, and one distance takes two bytes.
     runs = [*((offset, offset + 1) for offset in range(1, 18, 2)), (150, 160)]
     assert form_of(encode(0, runs)) == BITMAP
     assert form_of(encode(0, [*runs[:-1], (150, 161)])) == LIST
 
 
 @given(MAPS)
-def test_what_was_encoded_comes_back(case: tuple[int, Runs]) -> None:
+def test_an_encoded_set_is_decoded_unchanged(case: tuple[int, Runs]) -> None:
     floor, runs = case
     text = encode(floor, runs)
     assert decode(text, floor, FAR) == joined(runs)
@@ -111,14 +111,14 @@ def test_the_smaller_form_is_taken(case: tuple[int, Runs]) -> None:
 
 
 @given(MAPS, LIMITS)
-def test_every_character_is_one_utf16_unit_and_survives_utf8(case: tuple[int, Runs], limit: int) -> None:
+def test_every_character_is_one_utf16_unit_and_valid_utf8(case: tuple[int, Runs], limit: int) -> None:
     text = encode(*case, limit)
     assert len(text.encode("utf-16-le")) == 2 * len(text) <= 2 * limit
     assert text.encode().decode() == text
     assert all(0x3400 <= ord(character) <= 0xB3FF for character in text)
 
 
-# What fits, and what goes when it does not.
+# The limit.
 
 
 def test_a_bitmap_of_60_000_fits() -> None:
@@ -129,19 +129,19 @@ def test_a_bitmap_of_60_000_fits() -> None:
     assert len(text) <= LIMIT
 
 
-def test_the_most_that_a_bitmap_takes() -> None:
+def test_the_largest_bitmap_fits() -> None:
     runs = [(offset, offset + 1) for offset in range(1, 80_000, 2)]
     assert decode(encode(0, runs), 0, FAR) == [run for run in runs if run[1] <= 61_280]
 
 
-def test_the_most_that_a_list_takes() -> None:
+def test_the_largest_list_fits() -> None:
     # Two bytes of distance and one of length: 7,660 bytes are 2,553 runs and a byte.
     runs = [(1_000 * number, 1_000 * number + 3) for number in range(1, 4_000)]
     assert decode(encode(0, runs), 0, FAR) == runs[:2_553]
 
 
 @given(MAPS, LIMITS)
-def test_what_does_not_fit_loses_its_highest(case: tuple[int, Runs], limit: int) -> None:
+def test_a_set_that_does_not_fit_loses_its_highest_offsets(case: tuple[int, Runs], limit: int) -> None:
     floor, runs = case
     text = encode(floor, runs, limit)
     kept = decode(text, floor, FAR)
@@ -151,7 +151,7 @@ def test_what_does_not_fit_loses_its_highest(case: tuple[int, Runs], limit: int)
 
 
 @given(MAPS, LIMITS)
-def test_no_more_is_lost_than_has_to_be(case: tuple[int, Runs], limit: int) -> None:
+def test_a_set_loses_no_more_than_necessary(case: tuple[int, Runs], limit: int) -> None:
     floor, runs = case
     kept = decode(encode(floor, runs, limit), floor, FAR)
     assert kept is not None
@@ -163,7 +163,7 @@ def test_no_more_is_lost_than_has_to_be(case: tuple[int, Runs], limit: int) -> N
 @pytest.mark.parametrize(
     ("limit", "start", "kept"),
     [
-        # 18 bytes are around the set: 10 characters hold none of it, 11 two bytes, 12 four.
+        # 18 bytes surround the set: 10 characters have no room for it, 11 have two bytes, 12 have four.
         (0, 100, []),
         (9, 100, []),
         (10, 100, []),
@@ -174,17 +174,17 @@ def test_no_more_is_lost_than_has_to_be(case: tuple[int, Runs], limit: int) -> N
         (11, 0, [(0, 128)]),
     ],
 )
-def test_a_run_is_kept_in_part(limit: int, start: int, kept: Runs) -> None:
+def test_the_last_run_may_be_cut(limit: int, start: int, kept: Runs) -> None:
     assert decode(encode(0, [(start, start + 5_000)], limit), 0, FAR) == kept
 
 
-def test_the_form_that_gets_further_is_kept() -> None:
+def test_the_form_that_reaches_further_is_kept() -> None:
     # Two bytes are 16 bits, or one run.
     assert decode(encode(0, [(1, 2), (4, 5), (9, 30)], 11), 0, FAR) == [(1, 2), (4, 5), (9, 16)]
     assert decode(encode(0, [(1, 20), (40, 50)], 11), 0, FAR) == [(1, 20)]
 
 
-def test_a_lower_limit_gives_the_one_text_of_what_is_kept() -> None:
+def test_a_lower_limit_gives_the_text_of_the_kept_set() -> None:
     runs = [(100 * number, 100 * number + 1) for number in range(1, 500)]
     text = encode(0, runs, 300)
     kept = decode(text, 0, FAR)
@@ -219,17 +219,17 @@ def test_a_floor_out_of_range_is_refused_and_decodes_to_nothing(floor: int) -> N
         [(20, OFFSETS_END + 1)],
     ],
 )
-def test_runs_that_are_none_are_refused(runs: Runs) -> None:
+def test_invalid_runs_are_refused(runs: Runs) -> None:
     with pytest.raises(ValueError, match=r"completed run .* floor 10: .* sort and merge them"):
         encode(10, runs)
 
 
-# Doubt.
+# Invalid texts.
 
 GOOD = encode(5, [(6, 9), (10, 11)])
 
 
-def test_forging_makes_what_encoding_does() -> None:
+def test_the_second_encoder_agrees_with_the_first() -> None:
     assert forged(b"\x2e", form=BITMAP, floor=5) == GOOD
     assert text_of(data_of(GOOD)) == GOOD
 
@@ -247,7 +247,7 @@ def test_forging_makes_what_encoding_does() -> None:
         forged(b"\x2e", form=BITMAP, floor=5, longer=-1),
         forged(b"\x2e", form=BITMAP, floor=5, longer=-19),
         forged(b"\x2e", form=BITMAP, floor=5, longer=2**16 - 20),
-        # Another form, or a set that has a shorter text.
+        # Another form, or a set with a shorter text.
         forged(b"\x2e", form=2, floor=5),
         forged(b"\x01\x02", form=2, floor=5),
         forged(b"\x2e\x00", form=BITMAP, floor=5),
@@ -257,7 +257,7 @@ def test_forging_makes_what_encoding_does() -> None:
         forged(b"\x00", form=BITMAP, floor=5),
         forged(b"", form=BITMAP, floor=5),
         forged(b"", form=LIST, floor=5),
-        # Numbers that are cut off, too long, or alone.
+        # Numbers that are cut, too long, or unpaired.
         forged(b"\x81\x00\x02", floor=5),
         forged(b"\x01\x82\x00", floor=5),
         forged(b"\x01\x82\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x00", floor=5),
@@ -269,7 +269,7 @@ def test_forging_makes_what_encoding_does() -> None:
         forged(b"\xff" * 7_000, floor=5),
         forged(b"\x01" + b"\xff" * 9 + b"\x01", floor=5),
         forged(b"\x01" + b"\xff" * 9 + b"\x7f", floor=5),
-        # Not ours at all.
+        # Foreign texts.
         "a",
         "㐀",
         "\x00",
@@ -286,11 +286,11 @@ def test_forging_makes_what_encoding_does() -> None:
     ],
     ids=lambda text: f"{len(text)}-{crc32(text.encode('utf-8', 'surrogatepass')):08x}",
 )
-def test_a_text_that_is_in_doubt_is_ignored(text: str) -> None:
+def test_an_invalid_text_is_ignored(text: str) -> None:
     assert decode(text, 5, FAR) is None
 
 
-def test_bits_behind_the_last_byte_are_zero() -> None:
+def test_bits_after_the_last_byte_are_zero() -> None:
     spare = 15 * len(GOOD) - 8 * 19
     assert spare == 13
     for bit in range(spare):
@@ -320,7 +320,7 @@ def test_a_run_as_long_as_the_log_is_two_numbers() -> None:
 @pytest.mark.parametrize(
     ("text", "most"),
     [
-        # A megabyte of text is not looked at; what is short enough takes what its description says.
+        # A megabyte of text is not decoded; a short text has the documented bound.
         (GOOD + "㐀" * 10**6, 10_000),
         (encode(5, [(offset, offset + 1) for offset in range(6, 80_000, 2)]), 8_000_000),
         (forged(b"\x80" * 7_600, floor=5), 1_000_000),
@@ -340,7 +340,7 @@ def test_memory_is_bounded(text: str, most: int) -> None:
 
 
 @given(MAPS, st.data())
-def test_one_changed_character_is_noticed(case: tuple[int, Runs], data: st.DataObject) -> None:
+def test_one_changed_character_is_detected(case: tuple[int, Runs], data: st.DataObject) -> None:
     floor, runs = case
     text = encode(floor, runs)
     assume(text)
@@ -350,7 +350,7 @@ def test_one_changed_character_is_noticed(case: tuple[int, Runs], data: st.DataO
     assert decode(text[:place] + character + text[place + 1 :], floor, FAR) is None
 
 
-def test_any_bit_that_is_flipped_is_noticed() -> None:
+def test_any_flipped_bit_is_detected() -> None:
     for text, floor in ((GOOD, 5), (encode(7, [(10**6, 2 * 10**6)]), 7)):
         for place, character in enumerate(text):
             for bit in range(15):
@@ -359,11 +359,11 @@ def test_any_bit_that_is_flipped_is_noticed() -> None:
 
 
 @given(MAPS, st.data())
-def test_what_is_cut_or_longer_is_noticed(case: tuple[int, Runs], data: st.DataObject) -> None:
+def test_a_cut_or_longer_text_is_detected(case: tuple[int, Runs], data: st.DataObject) -> None:
     floor, runs = case
     text = encode(floor, runs)
     assume(text)
-    # "" is what nothing completed gives: no part of a map, and no completion.
+    # "" is the text of an empty set, so it is no part of a map.
     assert decode(text[: data.draw(st.integers(1, len(text) - 1))], floor, FAR) is None
     more = data.draw(
         st.text(min_size=1) | st.text(st.characters(min_codepoint=0x3400, max_codepoint=0xB3FF), min_size=1)
@@ -381,9 +381,7 @@ def test_random_text_is_ignored(text: str, floor: int) -> None:
 
 
 @given(st.binary(max_size=30), st.sampled_from([LIST, BITMAP]), st.sampled_from([0, 5, 2**64 - 9]), st.integers(0, 400))
-def test_a_set_that_somebody_made_up_is_bounded_and_said_in_one_way(
-    body: bytes, form: int, floor: int, reach: int
-) -> None:
+def test_a_forged_set_is_bounded_and_has_one_text(body: bytes, form: int, floor: int, reach: int) -> None:
     text = forged(body, form=form, floor=floor)
     runs = decode(text, floor, reach)
     if runs is not None:

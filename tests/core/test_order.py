@@ -35,7 +35,7 @@ def test_a_key_runs_one_at_a_time_in_order() -> None:
     assert started == [0, 1, 2]
 
 
-def test_a_key_that_came_to_rest_starts_anew() -> None:
+def test_an_idle_key_starts_at_once() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 0)
@@ -45,7 +45,7 @@ def test_a_key_that_came_to_rest_starts_anew() -> None:
     assert take_all(engine) == [1]
 
 
-def test_keys_run_side_by_side_first_come_first_served() -> None:
+def test_different_keys_run_side_by_side_in_order_of_delivery() -> None:
     engine = new_engine()
     partition = assigned(engine)
     for position, key in enumerate([b"a", b"b", b"a", b"c"]):
@@ -61,7 +61,7 @@ def test_equal_keys_of_two_partitions_are_two_lanes() -> None:
     assert take_all(engine) == [0, 0]
 
 
-def test_messages_without_a_key_wait_for_nothing() -> None:
+def test_messages_without_a_key_run_side_by_side() -> None:
     engine = new_engine()
     partition = assigned(engine)
     first, second, third = deliver(engine, partition, 0, 1, 2, key=None)
@@ -101,7 +101,7 @@ def delivered(engine: Engine, keys: Keys, floor: int | None = None) -> list[Mess
 
 
 def rounds(engine: Engine) -> list[list[int]]:
-    """Run everything that can start, end all of it, and so on: the positions of each round, rising."""
+    """Run all ready messages to their end, round by round; returns the sorted positions of each round."""
     found = []
     while batch := iter_take(engine):
         found.append(sorted(message.position for message in batch))
@@ -130,7 +130,9 @@ def iter_take(engine: Engine) -> list[Message]:
         ("none", "one_lane", [[0, 1, 2, 3, 4]]),
     ],
 )
-def test_what_waits_for_what(order: Order, keyless: Keyless, expected: list[list[int]], floor: int | None) -> None:
+def test_each_order_runs_its_messages_in_these_rounds(
+    order: Order, keyless: Keyless, expected: list[list[int]], floor: int | None
+) -> None:
     engine = new_engine(order=order, keyless=keyless)
     (partition,) = {message.partition for message in delivered(engine, MIXED, floor)}
     assert rounds(engine) == expected
@@ -157,7 +159,7 @@ def test_serial_refuses_a_second_partition() -> None:
 
 
 @pytest.mark.parametrize("order", ["partition", "serial"])
-def test_a_held_message_holds_everything_in_order_behind_it(order: Order) -> None:
+def test_a_held_message_holds_its_whole_partition_in_order(order: Order) -> None:
     engine = new_engine(order=order)
     run = delivered(engine, MIXED)
     engine.finish(take(engine), failed(delay=5.0), 0.0)
@@ -166,7 +168,7 @@ def test_a_held_message_holds_everything_in_order_behind_it(order: Order) -> Non
     assert take(engine) is run[0]
 
 
-def test_without_order_a_held_message_holds_nothing() -> None:
+def test_without_order_a_held_message_holds_no_other() -> None:
     engine = new_engine(order="none")
     delivered(engine, [b"a", b"a"])
     engine.finish(take(engine), failed(delay=5.0), 0.0)
@@ -174,7 +176,7 @@ def test_without_order_a_held_message_holds_nothing() -> None:
 
 
 def folded(lanes: int, count: int = 60) -> tuple[list[bytes], dict[int, list[int]]]:
-    """Keys, and which positions go to which lane when each is one message."""
+    """Keys, and the positions of each lane if each key is one message."""
     keys = [b"key %d" % (n % 20) for n in range(count)]
     by_lane: dict[int, list[int]] = {}
     for position, key in enumerate(keys):
@@ -197,7 +199,7 @@ def test_keys_of_one_lane_are_in_the_order_of_delivery(lanes: int) -> None:
     assert found == by_lane
 
 
-def test_messages_without_a_key_are_in_no_shared_lane_or_in_their_own() -> None:
+def test_messages_without_a_key_share_no_lane_with_keys() -> None:
     cases: Sequence[tuple[Keyless, list[list[int]]]] = (("any", [[0, 1, 2], [3]]), ("one_lane", [[0, 1], [2, 3]]))
     for keyless, expected in cases:
         engine = new_engine(lanes=1, keyless=keyless)
@@ -205,14 +207,14 @@ def test_messages_without_a_key_are_in_no_shared_lane_or_in_their_own() -> None:
         assert rounds(engine) == expected
 
 
-def test_a_key_is_folded_onto_a_lane_of_its_own_hash() -> None:
+def test_a_key_has_the_shared_lane_of_its_hash() -> None:
     engine = new_engine(lanes=5)
     (message,) = delivered(engine, [b"customer-42"])
     assert message.lane == ring.lane(b"customer-42", 5)
     assert (message.key, new_message(message.partition, 1, b"x").lane) == (b"customer-42", b"x")
 
 
-def test_a_late_message_finds_its_shared_lane() -> None:
+def test_a_late_message_joins_its_shared_lane() -> None:
     engine = new_engine(lanes=1)
     partition: Partition = assigned(engine)
     deliver(engine, partition, 5, 7, key=b"a")

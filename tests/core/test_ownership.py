@@ -1,4 +1,4 @@
-"""Partitions come and go: drain, fence, lose, release, and the handlers that outlive them."""
+"""Ownership: partitions are assigned, drained, fenced, lost and released, and handlers may outlive them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def states(messages: list[Message]) -> set[int]:
 
 
 def nothing_left(engine: Engine) -> bool:
-    """No message, no key, no fence is remembered by an engine without partitions."""
+    """Whether an engine without partitions has forgotten every message, key and fence."""
     assert engine.partitions == {}
     left = (engine.chains.tails, engine.chains.fenced, engine.stopped.by_head, engine._ready, engine.dirty)
     return not any(left) and (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
@@ -64,7 +64,7 @@ def test_a_partition_that_is_not_assigned_admits_nothing() -> None:
 # --- drain
 
 
-def test_draining_abandons_what_does_not_run_and_waits_for_what_does() -> None:
+def test_a_drain_abandons_waiting_messages_and_waits_for_running_ones() -> None:
     engine = new_engine()
     partition = assigned(engine)
     running, behind = deliver(engine, partition, 0, 1)
@@ -81,7 +81,7 @@ def test_draining_abandons_what_does_not_run_and_waits_for_what_does() -> None:
     assert abandoned == [behind, held, behind_held, parking, behind_parking, queued]
     assert states(abandoned) == {ABANDONED}
     assert (kinds(engine), engine.take(), engine.stopped_lanes(), engine.flow.in_flight) == ([], None, [], 2)
-    # What was under way when the drain began comes to nothing.
+    # Holds and dead letters under way at the begin of the drain end without effect.
     engine.due(1e9)
     engine.dead_lettered(parking)
     assert engine.take() is None
@@ -103,7 +103,7 @@ def test_an_idle_partition_is_drained_at_once_and_once() -> None:
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_whatever_ends_last_drains(outcome: Outcome) -> None:
+def test_the_last_handler_ends_the_drain(outcome: Outcome) -> None:
     engine = new_engine()
     partition = assigned(engine)
     first, second = deliver(engine, partition, 0, 1, key=None)
@@ -118,7 +118,7 @@ def test_whatever_ends_last_drains(outcome: Outcome) -> None:
     assert engine.flow.in_flight == (2 if outcome is ACK else 0)
 
 
-def test_draining_makes_room() -> None:
+def test_a_drain_makes_room() -> None:
     engine = new_engine(max_in_flight=4)
     partition = assigned(engine)
     deliver(engine, partition, 0, 1, 2, 3)
@@ -154,7 +154,7 @@ def test_an_interrupted_handler_drains_its_partition(others: int) -> None:
 # --- fence, lose, release
 
 
-def test_a_fence_keeps_what_had_finished() -> None:
+def test_a_fence_keeps_finished_messages() -> None:
     engine = new_engine()
     partition = assigned(engine)
     finished, queued, running = (deliver(engine, partition, i, key=key)[0] for i, key in enumerate((b"f", b"q", b"r")))
@@ -174,7 +174,7 @@ def test_a_fence_keeps_what_had_finished() -> None:
     assert nothing_left(engine)
 
 
-def test_lost_settles_nothing() -> None:
+def test_a_lost_partition_settles_nothing() -> None:
     engine = new_engine()
     partition = assigned(engine)
     finished, running = deliver(engine, partition, 0, 1, key=None)
@@ -188,13 +188,13 @@ def test_lost_settles_nothing() -> None:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("key", [b"k", None])
-def test_a_zombie_counts_for_nothing_however_it_ends(outcome: Outcome, key: bytes | None) -> None:
+def test_no_outcome_of_a_zombie_counts(outcome: Outcome, key: bytes | None) -> None:
     engine = new_engine(max_in_flight=1)
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 0, key=key)
     take(engine)
     engine.lose(partition)
-    # It still uses memory and a worker.
+    # A zombie still uses memory and a worker.
     assert (engine.flow.in_flight, engine.running_handlers, effects(engine)[1:]) == (1, 1, [])
     engine.finish(message, outcome, 0.0)
     assert kinds(engine) == [fx.Zombie, fx.Resumed]
@@ -202,7 +202,7 @@ def test_a_zombie_counts_for_nothing_however_it_ends(outcome: Outcome, key: byte
     assert nothing_left(engine)
 
 
-def test_a_drain_that_runs_out_of_time_is_never_drained() -> None:
+def test_a_fenced_drain_emits_no_drained() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 0)
@@ -215,7 +215,7 @@ def test_a_drain_that_runs_out_of_time_is_never_drained() -> None:
     assert nothing_left(engine)
 
 
-def test_lost_while_parking() -> None:
+def test_a_partition_may_be_lost_during_a_dead_letter() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 0)
@@ -225,7 +225,7 @@ def test_lost_while_parking() -> None:
     assert nothing_left(engine)
 
 
-def test_lost_while_a_settlement_is_on_its_way() -> None:
+def test_a_partition_may_be_lost_during_a_settlement() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (sent,) = deliver(engine, partition, 0)
@@ -255,7 +255,7 @@ def test_a_settlement_of_a_former_assignment_settles_nothing_of_the_new_one() ->
     assert engine.collect(0.0)[0].messages == [again]
 
 
-def test_release_forgets_what_is_left() -> None:
+def test_a_release_forgets_everything_left() -> None:
     engine = new_engine()
     partition = assigned(engine)
     finished, running, _ = deliver(engine, partition, 0, 1, 2, key=None)
@@ -319,7 +319,7 @@ def test_zombies_of_several_assignments_each_hold_their_key() -> None:
 
 
 @pytest.mark.parametrize("how", ["drain", "fence", "lose", "release"])
-def test_what_waits_behind_a_zombie_is_abandoned_with_its_partition(how: str) -> None:
+def test_a_message_that_waits_for_a_zombie_is_abandoned_with_its_partition(how: str) -> None:
     engine = new_engine()
     former = assigned(engine)
     (zombie,) = deliver(engine, former, 0)
@@ -330,7 +330,7 @@ def test_what_waits_behind_a_zombie_is_abandoned_with_its_partition(how: str) ->
     getattr(engine, how)(partition)
     assert states(waiting) == {ABANDONED}
     engine.release(partition)
-    # The key is still taken for the assignment after that.
+    # The key is still taken in the next assignment.
     latest = assigned(engine)
     deliver(engine, latest, 0)
     assert engine.take() is None
@@ -338,7 +338,7 @@ def test_what_waits_behind_a_zombie_is_abandoned_with_its_partition(how: str) ->
     assert take(engine).partition is latest
 
 
-def test_the_zombie_of_a_released_partition_may_end_before_the_next_one_is_released() -> None:
+def test_a_zombie_of_a_lost_partition_may_end_during_the_next_assignment() -> None:
     engine = new_engine()
     former = assigned(engine)
     (zombie,) = deliver(engine, former, 0)

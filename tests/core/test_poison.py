@@ -45,7 +45,7 @@ def told(engine: Engine) -> list[tuple[type[fx.Effect], Message, Failure]]:
 
 
 def given_up(poison: Poison, order: Order = "key") -> tuple[Engine, list[Message], Failure]:
-    """An engine in which the first of three messages was given up; the second is of the same key."""
+    """An engine with three messages, of which the first failed for good; the second has the same key."""
     engine = new_engine(poison=poison, order=order)
     partition = assigned(engine)
     run = deliver(engine, partition, 0, 1, key=A) + deliver(engine, partition, 2, key=B)
@@ -55,7 +55,7 @@ def given_up(poison: Poison, order: Order = "key") -> tuple[Engine, list[Message
 
 
 @pytest.mark.parametrize("poison", ENDS)
-def test_it_is_told_once_and_only_its_lane_waits(poison: Poison) -> None:
+def test_a_poison_message_is_reported_once_and_only_its_lane_waits(poison: Poison) -> None:
     engine, run, failure = given_up(poison)
     effect, state = ENDS[poison]
     assert told(engine) == [(effect, run[0], failure)]
@@ -68,7 +68,7 @@ def test_it_is_told_once_and_only_its_lane_waits(poison: Poison) -> None:
 
 
 @pytest.mark.parametrize("poison", ENDS)
-def test_attempts_are_used_up_first(poison: Poison) -> None:
+def test_a_poison_policy_applies_after_the_last_attempt(poison: Poison) -> None:
     engine = new_engine(poison=poison)
     (message,) = deliver(engine, assigned(engine), 0)
     failure = failed()
@@ -81,10 +81,8 @@ def test_attempts_are_used_up_first(poison: Poison) -> None:
 
 @pytest.mark.parametrize("dead_lettered", [False, True])
 @pytest.mark.parametrize("poison", ENDS)
-def test_a_failure_while_it_drains_is_told_with_what_follows_at_the_next_owner(
-    poison: Poison, dead_lettered: bool
-) -> None:
-    """The same as would have followed here, for one that was given up and for one that was not."""
+def test_a_failure_in_a_drain_names_the_next_step_of_the_next_owner(poison: Poison, dead_lettered: bool) -> None:
+    """It is the step that would have followed here, for a message with attempts left and for one without."""
     for terminal in (False, True):
         failure = Failure(ValueError(), terminal=terminal, dead_lettered=dead_lettered and terminal)
         engine = new_engine(poison=poison)
@@ -111,7 +109,7 @@ def test_a_message_that_was_dead_lettered_before_is_blocked_and_gets_no_second_d
     assert (told(engine), message.state) == ([(fx.Blocked, message, failure)], BLOCKED)
 
 
-def test_skip_goes_on_when_the_dead_letter_is_confirmed() -> None:
+def test_skip_continues_the_lane_after_the_dead_letter() -> None:
     engine, run, _ = given_up("skip")
     assert engine.collect(0.0) == []
     engine.dead_lettered(run[0])
@@ -124,7 +122,7 @@ def test_skip_goes_on_when_the_dead_letter_is_confirmed() -> None:
 def test_block_and_dlq_writes_a_dead_letter_then_blocks() -> None:
     engine, run, failure = given_up("block_and_dlq")
     told(engine)
-    # While the dead letter is being written there is nothing to unblock or to park.
+    # Until the dead letter is confirmed, no lane can be unblocked or parked.
     assert (engine.unblock(A), engine.park(A)) == (0, 0)
     engine.dead_lettered(run[0])
     assert told(engine) == [(fx.Blocked, run[0], failure)]
@@ -147,7 +145,7 @@ def test_unblock_gives_one_more_attempt(order: Order) -> None:
     assert take(engine) is run[1]
 
 
-def test_attempts_are_kept_so_one_more_failure_blocks_again() -> None:
+def test_a_failure_after_unblock_blocks_again() -> None:
     engine = new_engine(poison="block", attempts=2)
     (message,) = deliver(engine, assigned(engine), 0)
     for _ in range(2):
@@ -169,12 +167,12 @@ def test_every_blocked_lane_of_a_key_is_unblocked() -> None:
     engine.finish(heads[0], failed(terminal=True), 0.0)
     engine.finish(heads[1], failed(terminal=True), 0.0)
     engine.finish(heads[2], failed(), 0.0)
-    # A held one is not blocked.
+    # A held message is not blocked.
     assert engine.unblock(None) == 2
     assert [take(engine), take(engine), engine.take()] == [heads[0], heads[1], None]
 
 
-def test_park_gives_up_what_is_blocked_and_what_is_held() -> None:
+def test_park_dead_letters_blocked_and_held_messages() -> None:
     engine = new_engine(poison="block")
     blocked, held, other = (deliver(engine, assigned(engine, n), 0, 1, key=A if n < 2 else B) for n in range(3))
     take_all(engine)
@@ -186,7 +184,7 @@ def test_park_gives_up_what_is_blocked_and_what_is_held() -> None:
     assert told(engine) == [(fx.DeadLetterDue, blocked[0], failures[0]), (fx.DeadLetterDue, held[0], failures[1])]
     assert [m.state for m in (blocked[0], held[0], other[0])] == [DEAD_LETTERING, DEAD_LETTERING, HELD]
     assert engine.park(A) == 0
-    # The hold that was under way comes to nothing.
+    # The end of the hold has no effect.
     engine.due(1e9)
     assert (held[0].state, held[0].attempt, take(engine)) == (DEAD_LETTERING, 1, other[0])
     engine.dead_lettered(blocked[0])
@@ -197,18 +195,18 @@ def test_park_gives_up_what_is_blocked_and_what_is_held() -> None:
 
 @pytest.mark.parametrize("poison", ENDS)
 @pytest.mark.parametrize("way", ["drain", "fence", "lose"])
-def test_giving_the_partition_up_abandons_it(poison: Poison, way: str) -> None:
+def test_a_blocked_message_is_abandoned_with_its_partition(poison: Poison, way: str) -> None:
     engine, run, _ = given_up(poison)
     told(engine)
     getattr(engine, way)(run[0].partition)
     assert ({m.state for m in run}, engine.stopped_lanes(), engine.flow.in_flight) == ({ABANDONED}, [], 0)
-    # What was under way comes to nothing.
+    # A dead letter under way ends without effect.
     engine.dead_lettered(run[0])
     assert (engine.unblock(A), engine.park(A), take_all(engine), told(engine)) == (0, 0, [], [])
     assert engine.collect(0.0) == []
 
 
-def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
+def test_a_blocked_head_holds_only_the_floor() -> None:
     engine = new_engine(poison="block")
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0, 1, key=A)
@@ -224,7 +222,7 @@ def test_a_blocked_head_holds_the_floor_and_nothing_else() -> None:
     assert (settlement.floor, settlement.completed) == (1, [(2, 3)])
 
 
-def test_waiting_lanes_are_counted() -> None:
+def test_stopped_lanes_are_counted() -> None:
     engine, run, _ = given_up("block")
     stopped = engine.stopped
     assert [stopped.count(state) for state in (BLOCKED, HELD)] == [1, 0]
@@ -235,7 +233,7 @@ def test_waiting_lanes_are_counted() -> None:
 
 
 def exhaust(*, dead_letters: bool) -> tuple[list[fx.Effect], list[Message]]:
-    """Fail position 0 of two as often as it takes; the last effects, and both messages."""
+    """Fail position 0 of two until it is given up; returns the last effects and both messages."""
     engine = new_engine(dead_letters=dead_letters)
     messages = deliver(engine, assigned(engine), 0, 1)
     now = 0.0
@@ -251,19 +249,19 @@ def exhaust(*, dead_letters: bool) -> tuple[list[fx.Effect], list[Message]]:
     return effects(engine), messages
 
 
-def test_used_up_attempts_are_a_dead_letter() -> None:
+def test_used_up_attempts_lead_to_a_dead_letter() -> None:
     (due,), (head, behind) = exhaust(dead_letters=True)
     assert isinstance(due, fx.DeadLetterDue)
     assert (due.message, head.state, head.attempt, behind.state) == (head, DEAD_LETTERING, ATTEMPTS, QUEUED)
 
 
-def test_used_up_attempts_halt_where_there_are_no_dead_letters() -> None:
+def test_used_up_attempts_halt_without_dead_letters() -> None:
     (halted,), (head, behind) = exhaust(dead_letters=False)
     assert isinstance(halted, fx.Halted)
     assert (halted.message, head.state, behind.state) == (head, BLOCKED, QUEUED)
 
 
-def test_a_parking_lane_waits_for_its_confirmation_and_then_goes_on() -> None:
+def test_a_lane_waits_for_the_confirmation_of_its_dead_letter() -> None:
     engine = new_engine()
     partition = assigned(engine)
     head, behind = deliver(engine, partition, 0, 1)
@@ -284,7 +282,7 @@ def test_a_parking_lane_waits_for_its_confirmation_and_then_goes_on() -> None:
     assert take(engine) is behind
 
 
-def test_a_parked_message_alone_in_its_lane_leaves_nothing_behind() -> None:
+def test_a_dead_lettered_message_alone_in_its_lane_leaves_nothing_behind() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (keyed,) = deliver(engine, partition, 0)
@@ -296,7 +294,7 @@ def test_a_parked_message_alone_in_its_lane_leaves_nothing_behind() -> None:
     assert engine.collect(0.0)[0].messages == [keyed, keyless]
 
 
-def test_a_confirmation_counts_once() -> None:
+def test_a_confirmed_dead_letter_counts_once() -> None:
     engine = new_engine()
     (message,) = deliver(engine, assigned(engine), 0)
     engine.finish(take(engine), failed(terminal=True), 0.0)
@@ -305,7 +303,7 @@ def test_a_confirmation_counts_once() -> None:
         engine.dead_lettered(message)
 
 
-def test_a_halt_keeps_its_lane_and_is_drained_with_the_rest() -> None:
+def test_a_halted_lane_is_drained_with_the_rest() -> None:
     engine = new_engine(dead_letters=False)
     partition = assigned(engine)
     head, behind = deliver(engine, partition, 0, 1)

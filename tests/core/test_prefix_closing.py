@@ -27,7 +27,7 @@ def committed(engine: Engine) -> list[tuple[int | None, list[tuple[int, int]]]]:
     return commits_of(engine.collect(0.0, everything=True))
 
 
-def test_what_is_completed_is_handed_over_with_the_floor() -> None:
+def test_the_completed_set_is_handed_over_with_the_floor() -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aabc")
@@ -42,7 +42,7 @@ def test_what_is_completed_is_handed_over_with_the_floor() -> None:
 
 
 def begun_out_of_turn() -> tuple[Engine, Partition, list[Message]]:
-    """Eight messages, of which 0 and 1 have finished, and 5 and 2 run."""
+    """Eight messages: 0 and 1 have finished, 5 and 2 run."""
     engine = new_engine(concurrency=2)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"abaabcba")
@@ -53,7 +53,7 @@ def begun_out_of_turn() -> tuple[Engine, Partition, list[Message]]:
     return engine, partition, run
 
 
-def test_what_is_queued_below_the_highest_started_is_run_and_nothing_else() -> None:
+def test_only_messages_below_the_highest_started_one_run() -> None:
     engine, partition, run = begun_out_of_turn()
     # 5 has started: 3 and 4 are below it, 6 and 7 are not.
     assert positions(engine.drain(partition, close_prefix=True)) == [6, 7]
@@ -71,7 +71,7 @@ def test_what_is_queued_below_the_highest_started_is_run_and_nothing_else() -> N
 
 
 @pytest.mark.parametrize("entered", [False, True])
-def test_what_has_finished_counts_as_started(entered: bool) -> None:
+def test_a_finished_message_counts_as_started(entered: bool) -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aabac")
@@ -81,7 +81,7 @@ def test_what_has_finished_counts_as_started(entered: bool) -> None:
         engine.collect(0.0)
     engine.finish(run[4], failed(terminal=True), 0.0)
     effects(engine)
-    # The highest that has started and will not be repeated is 2: what was given up at 4 is.
+    # 2 is the highest started message that will not be repeated; 4 was given up, so it will.
     assert positions(engine.drain(partition, close_prefix=True)) == [3, 4]
     engine.finish(run[0], ACK, 0.0)
     assert take_all(engine) == [1]
@@ -101,7 +101,7 @@ def test_a_chain_is_cut_at_the_highest_started() -> None:
     assert take_all(engine) == [1]
 
 
-def test_what_stands_behind_a_held_head_is_not_run() -> None:
+def test_messages_after_a_held_head_do_not_run() -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aabbc")
@@ -119,7 +119,7 @@ def test_what_stands_behind_a_held_head_is_not_run() -> None:
 
 
 @pytest.mark.parametrize("outcome", [failed(), failed(terminal=True), ABANDON])
-def test_a_failure_while_closing_ends_its_lane_alone(outcome: Outcome) -> None:
+def test_a_failure_while_closing_ends_only_its_lane(outcome: Outcome) -> None:
     engine = new_engine(concurrency=3)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aabbc")
@@ -139,7 +139,7 @@ def test_a_failure_while_closing_ends_its_lane_alone(outcome: Outcome) -> None:
     assert (engine.flow.in_flight, partition.tails, engine.stopped_lanes()) == (0, {}, [])
 
 
-def test_a_closing_drain_with_nothing_below_is_a_drain() -> None:
+def test_a_closing_drain_without_messages_below_is_an_ordinary_drain() -> None:
     engine = new_engine(concurrency=1)
     idle, busy = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
     run = deliver_keys(engine, busy, b"ab")
@@ -153,7 +153,7 @@ def test_a_closing_drain_with_nothing_below_is_a_drain() -> None:
     assert kinds(engine) == [fx.Drained]
 
 
-def test_closing_runs_nothing_that_waits_beyond_the_ceiling() -> None:
+def test_closing_runs_no_message_beyond_max_ahead() -> None:
     engine = new_engine(max_ahead=3, concurrency=2)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"abcda")
@@ -163,7 +163,7 @@ def test_closing_runs_nothing_that_waits_beyond_the_ceiling() -> None:
     assert positions(engine.drain(partition, close_prefix=True)) == [3, 4]
 
 
-def test_a_batch_while_closing() -> None:
+def test_a_batch_may_close_the_prefix() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aaabab")
@@ -191,7 +191,7 @@ def test_a_fence_ends_a_closing_drain() -> None:
     assert (take_all(engine), kinds(engine), engine.flow.in_flight) == ([], [fx.Zombie, fx.Zombie], 0)
 
 
-def test_what_waits_behind_a_zombie_is_not_run() -> None:
+def test_a_message_that_waits_for_a_zombie_does_not_close_the_prefix() -> None:
     engine = new_engine()
     old = assigned(engine, floor=0)
     (zombie,) = deliver_keys(engine, old, b"a")
@@ -207,11 +207,11 @@ def test_what_waits_behind_a_zombie_is_not_run() -> None:
     assert (take_all(engine), kinds(engine), new.tails) == ([], [fx.Zombie, fx.Drained], {})
 
 
-def test_what_was_to_close_the_prefix_starts_no_more_when_there_is_no_time_left() -> None:
+def test_no_message_closes_the_prefix_after_stop_closing() -> None:
     engine, partition, run = begun_out_of_turn()
     engine.drain(partition, close_prefix=True)
     engine.finish(run[5], ACK, 0.0)
-    # 4 could start now, and 3 behind 2 later.
+    # 4 could start now, and 3 after 2.
     assert positions(engine.stop_closing(partition)) == [3, 4]
     assert (engine.stop_closing(partition), take_all(engine), kinds(engine)) == ([], [], [])
     engine.finish(run[2], ACK, 0.0)
@@ -221,7 +221,7 @@ def test_what_was_to_close_the_prefix_starts_no_more_when_there_is_no_time_left(
     assert (partition.tails, engine.running_handlers, engine.flow.in_flight) == ({}, 0, 0)
 
 
-def test_where_nothing_runs_any_more_that_ends_the_drain() -> None:
+def test_stop_closing_ends_a_drain_without_running_handlers() -> None:
     engine = new_engine(concurrency=2)
     busy, partition = assigned(engine, 0), assigned(engine, 1, floor=0)
     run = deliver_keys(engine, partition, b"aab")
@@ -230,7 +230,7 @@ def test_where_nothing_runs_any_more_that_ends_the_drain() -> None:
     deliver_keys(engine, busy, b"xy")
     assert take_all(engine) == [0]
     engine.finish(run[0], ACK, 0.0)
-    # A slow handler of another partition is next, and 1 waits behind it.
+    # A slow handler of another partition is next, and 1 waits for it.
     assert take_all(engine) == [1]
     assert engine.drain(partition, close_prefix=True) == []
     assert kinds(engine) == []
@@ -240,7 +240,7 @@ def test_where_nothing_runs_any_more_that_ends_the_drain() -> None:
 
 
 @pytest.mark.parametrize("ending", ["none", "fence", "lose"])
-def test_nothing_stops_closing_that_does_not_drain(ending: str) -> None:
+def test_stop_closing_ignores_a_partition_that_does_not_drain(ending: str) -> None:
     engine = new_engine(concurrency=1)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aab")

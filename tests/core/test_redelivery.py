@@ -1,4 +1,4 @@
-"""A position that comes again: its token is swapped, it is settled again, or it takes its place among the others."""
+"""Redelivery: a known position gets the new token or is settled again, an unknown one takes its place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.core.builders import assigned, deliver, effects, failed, new_engine, 
 
 
 def again(engine: Engine, partition: Partition, position: int, key: bytes | None = b"k") -> tuple[Message, str]:
-    """Deliver a position once more under another token; the message, and the cause the engine gives."""
+    """Deliver a position again with another token; returns the message and the cause of the effect."""
     effects(engine)
     message = new_message(partition, position, key)
     message.token, message.raw = "newer token", "newer raw"
@@ -25,7 +25,7 @@ def again(engine: Engine, partition: Partition, position: int, key: bytes | None
 
 
 def ran(engine: Engine) -> list[int]:
-    """Run everything that can start to its end; positions in the order of the starts."""
+    """Run all messages to their end; returns their positions in order of start."""
     positions = []
     while (message := engine.take()) is not None:
         positions.append(message.position)
@@ -34,7 +34,7 @@ def ran(engine: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "held", "dead_lettering", "finished", "collected"])
-def test_what_is_held_gets_the_newer_token(state: str) -> None:
+def test_a_redelivered_message_in_flight_gets_the_newer_token(state: str) -> None:
     engine = new_engine()
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 3)
@@ -56,7 +56,7 @@ def test_what_is_held_gets_the_newer_token(state: str) -> None:
     assert (engine.flow.in_flight, engine.flow.bytes) == (1, 1)
 
 
-def test_what_was_settled_is_settled_again_and_not_run() -> None:
+def test_a_redelivered_settled_message_is_settled_again_and_not_run() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 3)
@@ -74,7 +74,7 @@ def test_what_was_settled_is_settled_again_and_not_run() -> None:
     assert (engine.settled_count, engine.flow.in_flight, engine.collect(0.0)) == (1, 0, [])
 
 
-def test_settling_again_joins_what_has_finished() -> None:
+def test_a_second_settlement_is_sent_with_finished_messages() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 3)
@@ -92,7 +92,7 @@ def test_settling_again_joins_what_has_finished() -> None:
 
 
 @pytest.mark.parametrize("key", [b"k", None])
-def test_what_is_unknown_is_admitted_and_counted(key: bytes | None) -> None:
+def test_an_unknown_position_is_admitted_and_counted_as_late(key: bytes | None) -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 5, key=b"other")
@@ -102,7 +102,7 @@ def test_what_is_unknown_is_admitted_and_counted(key: bytes | None) -> None:
     assert ran(engine) == [5, 3]
 
 
-def test_a_run_may_hold_all_kinds_and_counts_only_what_is_new() -> None:
+def test_a_run_with_all_kinds_of_redelivery_counts_only_new_messages() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 1, 5, size=10)
@@ -117,7 +117,7 @@ def test_a_run_may_hold_all_kinds_and_counts_only_what_is_new() -> None:
     assert ran(engine) == [3, 5, 6, 7]
 
 
-def test_a_position_that_was_forgotten_runs_again() -> None:
+def test_a_forgotten_position_runs_again() -> None:
     engine = new_engine()
     partition = assigned(engine)
     assert isinstance(partition.ledger, AckLedger)
@@ -134,12 +134,12 @@ def test_a_position_that_was_forgotten_runs_again() -> None:
 
 
 def late_ones(engine: Engine, partition: Partition) -> None:
-    """Positions 7, 3, 12 and 5 come late into a lane that holds 10 and 20."""
+    """Deliver positions 7, 3, 12 and 5 late into a lane with 10 and 20."""
     for position in (7, 3, 12, 5):
         assert again(engine, partition, position)[1] == fx.LATE
 
 
-def test_before_a_queued_head() -> None:
+def test_a_late_message_goes_before_a_queued_head() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -147,7 +147,7 @@ def test_before_a_queued_head() -> None:
     assert ran(engine) == [3, 5, 7, 10, 12, 20]
 
 
-def test_behind_a_running_head() -> None:
+def test_a_late_message_follows_a_running_head() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -158,7 +158,7 @@ def test_behind_a_running_head() -> None:
     assert ran(engine) == [3, 5, 7, 12, 20]
 
 
-def test_behind_a_held_head() -> None:
+def test_a_late_message_follows_a_held_head() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -169,7 +169,7 @@ def test_behind_a_held_head() -> None:
     assert ran(engine) == [10, 3, 5, 7, 12, 20]
 
 
-def test_behind_a_head_that_is_due_for_its_next_attempt() -> None:
+def test_a_late_message_follows_a_head_that_is_due_for_its_next_attempt() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -180,7 +180,7 @@ def test_behind_a_head_that_is_due_for_its_next_attempt() -> None:
     assert ran(engine) == [10, 3, 5, 6, 7, 12, 20]
 
 
-def test_before_a_head_that_was_returned_for_it_counts_as_not_started() -> None:
+def test_a_late_message_goes_before_a_returned_head() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -189,7 +189,7 @@ def test_before_a_head_that_was_returned_for_it_counts_as_not_started() -> None:
     assert ran(engine) == [3, 5, 7, 10, 12, 20]
 
 
-def test_behind_a_head_that_was_returned_in_a_later_attempt() -> None:
+def test_a_late_message_follows_a_head_returned_in_a_later_attempt() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -200,7 +200,7 @@ def test_behind_a_head_that_was_returned_in_a_later_attempt() -> None:
     assert ran(engine) == [10, 3, 5, 7, 12, 20]
 
 
-def test_behind_a_parking_head() -> None:
+def test_a_late_message_follows_a_head_on_its_way_to_the_dead_letters() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -212,7 +212,7 @@ def test_behind_a_parking_head() -> None:
     assert ran(engine) == [3, 5, 7, 12, 20]
 
 
-def test_behind_a_finished_head_that_is_not_settled() -> None:
+def test_a_late_message_is_the_head_after_a_finished_one() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 10, 20)
@@ -222,7 +222,7 @@ def test_behind_a_finished_head_that_is_not_settled() -> None:
 
 
 @pytest.mark.parametrize("delivered", [(10, 20), ()])
-def test_behind_a_zombie(delivered: tuple[int, ...]) -> None:
+def test_a_late_message_follows_a_zombie(delivered: tuple[int, ...]) -> None:
     engine = new_engine()
     former = assigned(engine)
     (zombie,) = deliver(engine, former, 10)
@@ -237,7 +237,7 @@ def test_behind_a_zombie(delivered: tuple[int, ...]) -> None:
     assert ran(engine) == sorted({3, 5, 7, 12, *delivered})
 
 
-def test_other_lanes_are_not_mixed_in() -> None:
+def test_a_late_message_changes_no_other_lane() -> None:
     engine = new_engine()
     one, other = assigned(engine, 0), assigned(engine, 1)
     deliver(engine, one, 10)
@@ -250,7 +250,7 @@ def test_other_lanes_are_not_mixed_in() -> None:
 # --- while draining
 
 
-def test_while_draining_a_running_message_gets_the_newer_token() -> None:
+def test_a_running_message_of_a_drain_gets_the_newer_token() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 3)
@@ -260,7 +260,7 @@ def test_while_draining_a_running_message_gets_the_newer_token() -> None:
     assert (cause, message.token, message.raw) == (fx.STILL_IN_FLIGHT, "newer token", "newer raw")
 
 
-def test_while_draining_nothing_is_admitted() -> None:
+def test_a_drain_admits_no_message() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 3)

@@ -73,7 +73,7 @@ def test_the_backoff_doubles_up_to_its_bound() -> None:
     assert ceilings == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0])
 
 
-def test_full_jitter_reaches_down_to_zero() -> None:
+def test_full_jitter_reaches_zero() -> None:
     policy = RetryPolicy(10, 0.2, 30.0)
     assert [policy.delay(attempt, failed(chance=0.0)) for attempt in range(1, 10)] == [0.0] * 9
     assert policy.delay(2, failed(chance=0.5)) == pytest.approx(0.2)
@@ -98,24 +98,24 @@ def test_huge_attempts_do_not_overflow(attempt: int) -> None:
     assert policy.delay(attempt, failed(chance=0.5)) == 15.0
 
 
-def test_no_backoff_means_at_once() -> None:
+def test_no_backoff_means_an_immediate_retry() -> None:
     assert RetryPolicy(5, 0.0, 30.0).delay(4, failed(chance=ALMOST_ONE)) == 0.0
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 5])
-def test_the_last_attempt_is_the_last(attempts: int) -> None:
+def test_no_attempt_follows_the_last_one(attempts: int) -> None:
     policy = RetryPolicy(attempts, 0.2, 30.0)
     answers = [policy.delay(attempt, failed()) for attempt in range(1, attempts + 2)]
     assert EXHAUSTED not in answers[: attempts - 1]
     assert answers[attempts - 1 :] == [EXHAUSTED, EXHAUSTED]
 
 
-def test_a_delay_of_the_handler_replaces_the_backoff_but_not_the_bound_of_attempts() -> None:
+def test_a_delay_of_the_handler_replaces_the_backoff_and_keeps_the_attempts() -> None:
     policy = RetryPolicy(3, 0.2, 30.0)
     assert policy.delay(1, failed(delay=120.0)) == 120.0
     assert policy.delay(2, failed(delay=0.0)) == 0.0
     assert policy.delay(3, failed(delay=0.0)) == EXHAUSTED
 
 
-def test_a_terminal_failure_ends_it_at_the_first_attempt() -> None:
+def test_a_terminal_failure_is_not_retried() -> None:
     assert RetryPolicy(5, 0.2, 30.0).delay(1, failed(delay=1.0, terminal=True)) == EXHAUSTED

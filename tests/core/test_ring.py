@@ -29,13 +29,13 @@ KEYS = st.one_of(st.binary(max_size=40), st.text(max_size=20), st.integers(0, 2*
 COUNTS = st.integers(1, 2**32)
 INTO_A_COUNT = [partition, lane]
 
-# One in a million uniform hashes gives a larger chi-square (4.75 standard deviations). The keys are fixed: it cannot
-# fail by chance.
+# One in a million uniform hashes has a larger chi-square (4.75 standard deviations). The keys are fixed, so the test
+# cannot fail by chance.
 DEVIATIONS = 4.75
 
 
 def chi_square_deviation(values: Iterable[int], cells: int) -> float:
-    """How many standard deviations the chi-square statistic lies from its mean (Wilson and Hilferty, 1931)."""
+    """The distance of the chi-square statistic from its mean, in standard deviations (Wilson and Hilferty, 1931)."""
     counts = Counter(values)
     assert set(counts) <= set(range(cells))
     expected = sum(counts.values()) / cells
@@ -45,7 +45,7 @@ def chi_square_deviation(values: Iterable[int], cells: int) -> float:
 
 
 @pytest.mark.parametrize(("key", "slot_", "partition_", "lane_"), VECTORS)
-def test_vectors(key: PartitionKey, slot_: int, partition_: int, lane_: int) -> None:
+def test_known_vectors_stay_the_same(key: PartitionKey, slot_: int, partition_: int, lane_: int) -> None:
     assert (slot(key), partition(key, 64), lane(key, 16)) == (slot_, partition_, lane_)
 
 
@@ -92,7 +92,7 @@ def test_the_same_key_goes_to_the_same_place_within_its_range(key: PartitionKey,
 
 @pytest.mark.parametrize("into", INTO_A_COUNT)
 @pytest.mark.parametrize("count", [0, -1, -(2**70)])
-def test_fewer_than_one_is_refused(into: Callable[[PartitionKey, int], int], count: int) -> None:
+def test_a_count_below_one_is_refused(into: Callable[[PartitionKey, int], int], count: int) -> None:
     with pytest.raises(ValueError, match=rf"^{into.__name__}s={count}: .* use 1 or more$"):
         into(b"key", count)
 
@@ -102,7 +102,7 @@ def test_fewer_than_one_is_refused(into: Callable[[PartitionKey, int], int], cou
     [(-1, "is below 0"), (2**128, "has 129 bits"), (1 << 20_000, "has 20001 bits")],
     ids=["negative", "too large", "of thousands of digits"],
 )
-def test_what_is_no_key_is_refused_and_not_shown(key: int, said: str) -> None:
+def test_an_invalid_key_is_refused_and_not_shown(key: int, said: str) -> None:
     with pytest.raises(ValueError, match=f"and this one {said}; pass its bytes"):
         slot(key)
     for into in INTO_A_COUNT:
@@ -110,7 +110,7 @@ def test_what_is_no_key_is_refused_and_not_shown(key: int, said: str) -> None:
             into(key, 4)
 
 
-# Ids that counting makes, texts, and the digits that leave weak hashes one residue of four.
+# Counted ids, texts, and digits for which weak hashes have one residue of four.
 FAMILIES: dict[str, list[PartitionKey]] = {
     "counted": list(range(20_000)),
     "strided": [number << 64 for number in range(20_000)],
@@ -125,7 +125,7 @@ FAMILIES: dict[str, list[PartitionKey]] = {
 def test_keys_spread_evenly(family: list[PartitionKey], count: int) -> None:
     for into in INTO_A_COUNT:
         assert chi_square_deviation((into(key, count) for key in family), count) < DEVIATIONS
-    # The slot in as many ranges of the ring, as members would own them.
+    # The ring in as many ranges, as members would own them.
     if SLOTS % count == 0:
         assert chi_square_deviation((slot(key) * count // SLOTS for key in family), count) < DEVIATIONS
 
@@ -150,7 +150,7 @@ def test_the_keys_of_one_partition_reach_all_lanes_evenly(family: list[Partition
         assert chi_square_deviation(lanes, 4) < DEVIATIONS
 
 
-def test_an_even_spread_is_told_from_an_uneven_one() -> None:
+def test_the_measure_tells_an_even_spread_from_an_uneven_one() -> None:
     assert chi_square_deviation((number % 4 for number in range(1_000)), 4) < 0
     assert chi_square_deviation((number % 3 for number in range(1_000)), 4) > DEVIATIONS
     assert chi_square_deviation([*range(4)] * 1_000 + [0] * 400, 4) > DEVIATIONS

@@ -39,7 +39,7 @@ def test_a_message_from_delivery_to_settlement() -> None:
     assert (message.state, engine.running_handlers, engine.dirty) == (FINISHED, 0, [partition])
     (settlement,) = engine.collect(0.0)
     assert (settlement.partition, settlement.messages) == (partition, [message])
-    # On its way to the broker it still counts.
+    # A settlement on its way still counts.
     assert (engine.flow.in_flight, engine.flow.bytes, engine.dirty) == (1, 30, [])
     engine.settled([settlement])
     assert (message.state, engine.flow.in_flight, engine.flow.bytes) == (SETTLED, 0, 0)
@@ -48,7 +48,7 @@ def test_a_message_from_delivery_to_settlement() -> None:
 
 
 @pytest.mark.parametrize("state", [QUEUED, HELD, DEAD_LETTERING, FINISHED, SETTLED, ABANDONED])
-def test_only_what_runs_can_finish(state: int) -> None:
+def test_only_a_running_message_can_finish(state: int) -> None:
     engine = new_engine()
     message = new_message(assigned(engine), 3)
     message.state = state
@@ -73,7 +73,7 @@ def test_each_dirty_partition_has_one_settlement() -> None:
     assert engine.settled_count == 3
 
 
-def test_what_was_not_sent_is_collected_again_first() -> None:
+def test_an_unsent_settlement_is_collected_again_first() -> None:
     engine = new_engine()
     partition = assigned(engine)
     messages = deliver(engine, partition, 0, 1, 2, key=None)
@@ -86,7 +86,7 @@ def test_what_was_not_sent_is_collected_again_first() -> None:
     assert [s.messages for s in engine.collect(0.0)] == [[messages[1], messages[0]]]
 
 
-def test_reporting_twice_counts_once() -> None:
+def test_a_settlement_reported_twice_counts_once() -> None:
     engine = new_engine()
     deliver(engine, assigned(engine), 0)
     engine.finish(take(engine), ACK, 0.0)
@@ -117,7 +117,7 @@ def in_state(partition: Partition, state: int, *positions: int) -> list[Message]
     return messages
 
 
-def test_a_partition_is_dirty_once_however_much_is_finished() -> None:
+def test_a_partition_is_dirty_once_for_any_number_of_messages() -> None:
     outbox, one, other = Outbox(), new_partition(0), new_partition(1)
     for message in (*in_state(one, FINISHED, 1, 2), *in_state(other, FINISHED, 3)):
         outbox.finished(message)
@@ -127,7 +127,7 @@ def test_a_partition_is_dirty_once_however_much_is_finished() -> None:
     assert repr(outbox) == "<Outbox 2 partitions with something to settle>"
 
 
-def test_what_is_collected_is_out_of_it() -> None:
+def test_a_collected_settlement_leaves_the_outbox() -> None:
     outbox, partition = Outbox(), new_partition()
     (again,) = in_state(partition, SETTLED, 0)
     finished = in_state(partition, FINISHED, 1, 2)
@@ -138,12 +138,12 @@ def test_what_is_collected_is_out_of_it() -> None:
     (settlement,) = outbox.collect()
     assert (settlement.partition, settlement.messages) == (partition, [*finished, again])
     assert outbox.collect() == []
-    # The engine holds on to this list.
+    # The engine keeps a reference to this list.
     assert outbox.dirty is dirty
     assert dirty == []
 
 
-def test_what_comes_back_goes_in_front_without_what_was_abandoned_meanwhile() -> None:
+def test_an_unsent_settlement_returns_in_front_without_abandoned_messages() -> None:
     outbox, partition = Outbox(), new_partition()
     first, second, later = in_state(partition, FINISHED, 1, 2, 3)
     again, again_later = in_state(partition, SETTLED, 0, 4)
@@ -159,7 +159,7 @@ def test_what_comes_back_goes_in_front_without_what_was_abandoned_meanwhile() ->
     assert outbox.collect()[0].messages == [second, later, again, again_later]
 
 
-def test_what_comes_back_makes_its_partition_dirty() -> None:
+def test_an_unsent_settlement_makes_its_partition_dirty() -> None:
     outbox, partition = Outbox(), new_partition()
     outbox.finished(*in_state(partition, FINISHED, 1))
     settlements = outbox.collect()

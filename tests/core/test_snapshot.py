@@ -1,4 +1,4 @@
-"""What a snapshot is: a value, of what decides what an engine does next, and of nothing else."""
+"""Snapshots: a value with exactly the state that decides the next steps of an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.core.builders import assigned, deliver, effects, failed, new_engine, 
 
 
 def again(engine: Engine) -> Engine:
-    """Restored, and restored from what was restored."""
+    """Restore an engine twice in a row; both snapshots must be equal."""
     effects(engine)
     state = snapshot(engine)
     restored = restore(state)
@@ -28,7 +28,7 @@ def only(engine: Engine) -> Partition:
 
 
 def busy() -> tuple[Engine, Partition, list[Message]]:
-    """Something in every place: queued, running, held, finished, waiting behind max_ahead, and a commit on its way."""
+    """An engine with a queued, a running, a held, a finished and a waiting message, and a commit on its way."""
     engine = new_engine(max_ahead=4)
     partition = assigned(engine, floor=10, completed=[(12, 13)])
     run = deliver(engine, partition, 10, 11, key=b"a") + deliver(engine, partition, 12, 14, key=b"b")
@@ -46,7 +46,7 @@ def test_taking_a_snapshot_changes_nothing_and_equal_engines_have_equal_snapshot
     assert snapshot(engine) == state
     other, _, _ = busy()
     effects(other)
-    # Two policies are two, however equal; everything else is.
+    # Equal policies are different objects; everything else is equal.
     assert snapshot(other)._replace(policy=state.policy, lanes=state.lanes) == state
     assert other.take() is None
     other.due(99.0)
@@ -55,7 +55,7 @@ def test_taking_a_snapshot_changes_nothing_and_equal_engines_have_equal_snapshot
 
 
 @pytest.mark.parametrize("knows_settled", [True, False])
-def test_a_restored_engine_knows_what_was_settled_where_its_policy_says_so(knows_settled: bool) -> None:
+def test_a_restored_engine_knows_settled_positions_if_its_policy_says_so(knows_settled: bool) -> None:
     engine = new_engine()
     engine.policy.knows_settled = knows_settled
     deliver(engine, assigned(engine), 3)
@@ -67,7 +67,7 @@ def test_a_restored_engine_knows_what_was_settled_where_its_policy_says_so(knows
     assert ledger.is_settled(3) == knows_settled
 
 
-def test_a_restored_engine_has_partitions_and_messages_of_its_own() -> None:
+def test_a_restored_engine_has_its_own_partitions_and_messages() -> None:
     engine, partition, run = busy()
     restored = again(engine)
     assert only(restored) is not partition
@@ -76,7 +76,7 @@ def test_a_restored_engine_has_partitions_and_messages_of_its_own() -> None:
     assert (engine.flow.in_flight, restored.flow.in_flight) == (4, 0)
 
 
-def test_it_goes_on_where_the_other_was() -> None:
+def test_a_restored_engine_continues_the_work() -> None:
     engine, _, run = busy()
     restored = again(engine)
     for one in (engine, restored):
@@ -92,7 +92,7 @@ def test_it_goes_on_where_the_other_was() -> None:
     assert message_id(run[0]) == MessageId(1, 10)
 
 
-def test_effects_that_nobody_performed_are_not_forgotten() -> None:
+def test_a_snapshot_with_unperformed_effects_is_refused() -> None:
     engine, _, _ = busy()
     with pytest.raises(ValueError, match="effects that are not performed; perform them, and empty the list"):
         snapshot(engine)
@@ -122,7 +122,7 @@ def test_a_fenced_handler_keeps_its_key_after_its_partition_was_given_up() -> No
     assert again(engine).flow.in_flight == 0
 
 
-def test_what_the_client_handed_in_is_passed_on() -> None:
+def test_objects_of_the_client_are_kept_by_reference() -> None:
     engine = new_engine(dead_letters=True)
     partition = assigned(engine)
     error = MessageError("no key")
@@ -136,7 +136,7 @@ def test_what_the_client_handed_in_is_passed_on() -> None:
     assert first.value == b"raw 1"
 
 
-def test_what_was_settled_is_known_and_settled_again() -> None:
+def test_a_restored_engine_settles_a_redelivery_again() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 1, key=b"a")
@@ -154,7 +154,7 @@ def test_what_was_settled_is_known_and_settled_again() -> None:
     assert (restored.ready, restored.late) == (1, 0)
 
 
-def test_a_drain_goes_on() -> None:
+def test_a_restored_drain_continues() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0, 1, key=b"a")
@@ -173,7 +173,9 @@ def test_a_drain_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("over", "floors"), [(False, [7]), (True, [])])
-def test_what_the_source_has_read_is_kept_and_whether_commits_are_over(over: bool, floors: list[int]) -> None:
+def test_a_restored_engine_knows_the_position_of_the_source_and_the_end_of_commits(
+    over: bool, floors: list[int]
+) -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0)

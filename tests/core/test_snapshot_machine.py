@@ -1,4 +1,4 @@
-"""An engine restored from a snapshot behaves like the one it was taken of: whatever is called, in every mode."""
+"""An engine restored from a snapshot behaves like the original, for any calls in every mode."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ KNOWN = {
     Flow: "bytes in_flight low max_bytes max_in_flight pause_at paused pausing peak peak_bytes taking",
     Settlement: "completed floor messages ordinal partition",
 }
-"""What ``snapshot`` knows of. A new name has to be kept by it, or to decide nothing, before it is entered here."""
+"""The slots that ``snapshot`` covers. A new one must be in the snapshot, or decide nothing."""
 
 ENGINE = (
     "_ready chains committer concurrency dirty effects flow halted late latest_assignment outbox partitions policy "
@@ -65,10 +65,10 @@ ENGINE = (
 
 
 @pytest.mark.parametrize("kind", KNOWN)
-def test_a_snapshot_knows_everything_that_is_kept(kind: type) -> None:
+def test_a_snapshot_covers_every_slot(kind: type) -> None:
     kept = [name for base in kind.__mro__[:-1] for name in base.__slots__]  # type: ignore[attr-defined]
     assert sorted(kept) == KNOWN[kind].split()
 
 
-def test_a_snapshot_knows_everything_that_an_engine_keeps() -> None:
+def test_a_snapshot_covers_every_attribute_of_an_engine() -> None:
     assert sorted(vars(new_engine())) == ENGINE.split()

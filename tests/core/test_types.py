@@ -1,4 +1,4 @@
-"""The values: what identifies a key, what a message shows, and what it keeps to itself."""
+"""The values: the bytes of a key, and the text of a message, which hides user data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_key_is_its_bytes(key: bytes | str | int, expected: bytes) -> None:
         (-(2**200), "is below 0"),
         (HIGHEST + 1, "has 129 bits"),
         (2**200, "has 201 bits"),
-        # More digits than Python would write.
+        # It has more digits than Python converts to text.
         pytest.param(2**20_000, "has 20001 bits", id="long"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_message_reads_its_raw_message_when_asked() -> None:
     assert (message.epoch, partition.epoch, partition.assignment) == (0, 0, 4)
 
 
-def test_a_message_shows_where_it_came_from_and_nothing_of_the_user() -> None:
+def test_a_message_shows_its_origin_and_no_user_data() -> None:
     message = new_message(new_partition(), 7, key=b"customer-42")
     assert repr(message) == "<Message S/0 position 7 attempt 1>"
 
@@ -80,13 +80,13 @@ def test_a_partition_shows_its_state_and_counts() -> None:
     assert repr(partition) == "<Partition S/2 assignment 5 draining, 3 handlers to end>"
 
 
-def test_messages_have_no_room_for_anything_else() -> None:
+def test_a_message_has_no_further_attributes() -> None:
     message = new_message(new_partition(), 7)
     with pytest.raises(AttributeError):
         message.colour = "red"  # type: ignore[attr-defined]
 
 
-def test_a_failure_is_to_be_retried_unless_it_says_otherwise() -> None:
+def test_a_failure_is_retried_by_default() -> None:
     error = ValueError("no")
     failure = Failure(error)
     assert (failure.error, failure.chance, failure.delay, failure.terminal) == (error, 0.0, None, False)

@@ -1,4 +1,4 @@
-"""An engine that does everything twice: itself, and in an engine restored from its snapshot just before."""
+"""An engine that makes every call twice: itself, and in an engine restored from a snapshot before the call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVENTS = (
 
 
 class TwinEngine(Engine):
-    """Fails where the other one returns something else, does something else or is in another state behind a call."""
+    """It fails if the other engine returns, emits or becomes something else."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -79,14 +79,14 @@ for _name in EVENTS:
 
 
 class _Others:
-    """What of one engine is what of the other."""
+    """The objects of one engine that correspond to those of the other."""
 
     def __init__(self, engine: Engine, other: Engine) -> None:
         self._partitions = dict(zip(_partitions(engine), _partitions(other), strict=True))
         self._messages = dict(zip(_messages(engine), _messages(other), strict=True))
 
     def of(self, argument: Any, *, new: bool = False) -> Any:
-        """The other's, or a copy of what it does not have."""
+        """The object of the other engine, or a copy if it has none."""
         match argument:
             case Partition():
                 return self._partitions.get(argument) or self._partitions.setdefault(argument, _copy(argument))
@@ -119,7 +119,7 @@ class _Others:
 
 
 def _copy(partition: Partition) -> Partition:
-    """A partition that is new, or was given up and of which nothing is left."""
+    """A partition that is new, or was given up and is forgotten."""
     copy = Partition(
         partition.id,
         partition.reader,
@@ -149,7 +149,7 @@ def _messages(engine: Engine) -> list[Message]:
 
 
 def seen(value: Any) -> Any:
-    """What can be seen of a result or an effect, whoever's it is."""
+    """A comparable form of a result or an effect of either engine."""
     match value:
         case Message():
             return value.partition.assignment, value.position, value.state, value.attempt, value.token
@@ -170,7 +170,7 @@ def seen(value: Any) -> Any:
 
 
 def asked(engine: Engine) -> list[Any]:
-    """Every question an engine answers."""
+    """The result of every query of an engine."""
     answers: list[Any] = [engine.next_due(), engine.commit_at(), engine.room(), engine.ready, engine.available(9)]
     answers += [
         engine.stopped_lanes(),

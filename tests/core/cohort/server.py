@@ -1,6 +1,6 @@
-"""What a cohort's members share, naively: a bucket, one partition's messages, and its durables.
+"""A naive server for the members of a cohort: a bucket, the messages of one partition, and its durables.
 
-A request is performed when it arrives; whether it arrives, when, and whether the answer gets back is for others to say.
+The server performs a request when it arrives. The world decides whether and when that happens, and about the answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MESSAGES = frozenset(range(1, 9))
 
 @dataclass
 class Durable:
-    """``acks``: on their way to it. ``missed``: a delivery of it got lost, which its delivery numbers show."""
+    """A durable. ``acks`` are on their way to it. ``missed``: one of its deliveries was lost, as the numbers show."""
 
     nonce: str
     start: int
@@ -51,9 +51,9 @@ class Durable:
 
 
 class Server:
-    """``gone``: messages that the stream has no more. ``air``: requests that were given up and may still arrive.
+    """The server. ``gone``: messages that left the stream. ``air``: requests given up that may still arrive.
 
-    ``written``: what some state that was applied says is done.
+    ``written``: the sequences that an applied state has as done.
     """
 
     def __init__(self, retention: str) -> None:
@@ -86,7 +86,7 @@ class Server:
     def read(self, key: str) -> tuple[bytes | None, int]:
         value, revision, expires = self.entries.get(key, (None, 0, NEVER))
         if value is not None and self.now >= expires:
-            # What expires leaves a mark, with a revision that nobody has.
+            # An expired key leaves a mark with a revision that no member has.
             self.revision += 1
             value, revision = None, self.revision
             self.entries[key] = value, revision, NEVER
@@ -115,22 +115,22 @@ class Server:
         return None
 
     def forget(self) -> None:
-        """What the retention needs no more: acknowledged once (workqueue), by every consumer (interest)."""
+        """Remove messages acknowledged once (workqueue) or by every consumer (interest)."""
         if self.retention == "workqueue":
             self.gone.update(*(durable.acked for durable in self.durables.values()))
         elif self.retention == "interest":
             self.gone |= {s for s in MESSAGES if all(durable.has(s) for durable in self.durables.values())}
 
     def left(self, durable: Durable) -> list[int]:
-        """What the durable still has to deliver, or to see acknowledged."""
+        """The messages that the durable must still deliver or see acknowledged."""
         return sorted(s for s in MESSAGES - self.gone if not durable.has(s))
 
     def lose_bucket(self) -> None:
-        """A new one is there at once, and its revisions lie above the old ones."""
+        """Lose the bucket. A new one exists at once, with higher revisions."""
         self.entries.clear()
         self.revision += 1000
 
     def land(self, number: int) -> None:
-        """Something that was given up arrives."""
+        """Let a request arrive that was given up."""
         if self.air:
             self.perform(self.air.pop(number % len(self.air)))

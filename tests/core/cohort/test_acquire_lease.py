@@ -1,4 +1,4 @@
-"""How a partition is taken, and taken over from oneself: single cases."""
+"""Acquisitions of a lease, and takeovers of a member from itself, case by case."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.core.cohort.world import MARGIN, TTL, World, actions, owned, until
         ("workqueue", "Read Read Write Read FindConsumers Write DeleteConsumer CreateConsumer Read Write"),
     ],
 )
-def test_a_partition_is_taken_in_this_order(retention: str, names: str) -> None:
+def test_an_acquisition_has_these_steps_in_order(retention: str, names: str) -> None:
     world = World(retention)
     (member, _) = world.up()
     world.tell(member)
@@ -61,7 +61,7 @@ def test_an_acquisition_without_an_answer_is_read_back_and_counts_from_the_send(
     assert sent + TTL - MARGIN < member.machine.deadline  # the verification has renewed it
 
 
-def test_a_lease_that_is_held_is_read_again_after_a_while_or_at_a_hint() -> None:
+def test_a_held_lease_is_read_again_after_a_while_or_at_a_hint() -> None:
     world, _ = owned()
     other = world.members[1]
     assert other is not None
@@ -86,7 +86,7 @@ def test_a_missing_state_waits_for_a_lease_and_the_margin_and_no_hint_shortens_i
     assert member.machine.phase == phases.OWNED
 
 
-def test_a_missing_state_waits_for_the_longest_lease_that_a_consumer_tells() -> None:
+def test_a_missing_state_waits_for_the_longest_lease_of_a_consumer() -> None:
     world = World("limits")
     (member, _) = world.up()
     world.lose_bucket()
@@ -100,13 +100,13 @@ def test_a_missing_state_waits_for_the_longest_lease_that_a_consumer_tells() -> 
     now += LOOK_SECONDS
     action = member.machine.next(now, "n")
     member.machine.apply(action, Found(made, 1), now, now)
-    # With as much of a margin for it as for its own.
+    # The margin is in proportion to that lease.
     assert member.machine.next(now, "n") == Wait(now + 60 + 60 * MARGIN / TTL)
 
 
 @pytest.mark.parametrize("ends", ["unplanned", "fenced"])
-def test_who_waited_for_a_lost_bucket_waits_again_when_it_begins_anew(ends: str) -> None:
-    """The bucket may be lost again meanwhile, and somebody have owned in between who does not know yet."""
+def test_a_second_acquisition_after_a_lost_bucket_waits_again(ends: str) -> None:
+    """The bucket may be lost again meanwhile, after an owner in between that does not know of it."""
     world = World("limits")
     (member, _) = world.up()
     world.lose_bucket()
@@ -123,7 +123,7 @@ def test_who_waited_for_a_lost_bucket_waits_again_when_it_begins_anew(ends: str)
         assert member.machine.phase == phases.IDLE
         member.machine.planned(True, world.clock(member))
     else:
-        # It was frozen with what it had asked for under way.
+        # The member was frozen with an action under way.
         until(world, member, FindConsumers)
         world.elapse(2 * TTL)
         world.lose_bucket()
@@ -138,7 +138,7 @@ def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
     world.pull(member)
     world.pull(member, lose=True)
     world.pull(member)
-    # It is owned meanwhile, but there is nothing to pull from; and a second one changes nothing.
+    # The partition stays owned without a consumer to pull from, and a second takeover changes nothing.
     assert (member.machine.consumer, member.machine.token) == (None, 1001)
     assert member.machine.deadline > world.server.now
     member.machine.takeover(NOTHING, world.clock(member))
@@ -148,7 +148,7 @@ def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
     assert member.queue == [1]
 
 
-def test_an_epoch_with_none_above_it_is_refused_with_the_remedy() -> None:
+def test_the_highest_possible_epoch_is_refused_with_the_remedy() -> None:
     world = World("limits")
     (member, _) = world.up()
     world.tell(member)
@@ -158,7 +158,7 @@ def test_an_epoch_with_none_above_it_is_refused_with_the_remedy() -> None:
         ValueError, match=r"partition 0: epoch 9007199254740992 is the last possible one.*delete the durable"
     ):
         member.machine.apply(action, Found((Consumer(2**53, 0, "x", 0),), 1), now, now)
-    # Given up, and it may be driven on.
+    # The acquisition was given up, and the driver may go on.
     assert member.machine.phase == phases.LOOKING
     assert member.machine.events == []
 
@@ -184,7 +184,7 @@ def test_a_takeover_that_outlives_the_lease_is_lost(phase: str) -> None:
     assert world.pulled == ((0, -1), "")
 
 
-def test_a_revocation_during_a_takeover_comes_behind_it() -> None:
+def test_a_revocation_during_a_takeover_follows_it() -> None:
     world, member = owned()
     member.machine.takeover(NOTHING, world.clock(member))
     member.machine.planned(False, world.clock(member))
@@ -192,7 +192,7 @@ def test_a_revocation_during_a_takeover_comes_behind_it() -> None:
     assert [type(event) for event in world.seen] == [LeaseOwned, LeaseOwned, LeaseRevoked, LeaseReleased]
 
 
-def test_a_name_that_is_taken_by_another_acquisition_makes_it_choose_again() -> None:
+def test_a_consumer_name_taken_by_another_acquisition_leads_to_a_new_epoch() -> None:
     world = World("limits")
     (member, _) = world.up()
     world.tell(member)
@@ -204,7 +204,7 @@ def test_a_name_that_is_taken_by_another_acquisition_makes_it_choose_again() -> 
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_on_a_work_queue_a_lower_consumer_that_came_late_is_deleted_before_the_next_try(planned: bool) -> None:
+def test_on_a_work_queue_a_late_lower_consumer_is_deleted_before_the_next_try(planned: bool) -> None:
     world = World("workqueue")
     (member, _) = world.up()
     world.tell(member)
@@ -219,7 +219,7 @@ def test_on_a_work_queue_a_lower_consumer_that_came_late_is_deleted_before_the_n
     assert member.machine.idle is not planned
 
 
-def test_on_a_work_queue_a_higher_consumer_says_that_it_is_the_old_one() -> None:
+def test_on_a_work_queue_a_higher_consumer_ends_the_acquisition() -> None:
     world = World("workqueue")
     (member, _) = world.up()
     world.tell(member)
@@ -229,7 +229,7 @@ def test_on_a_work_queue_a_higher_consumer_says_that_it_is_the_old_one() -> None
     assert (member.machine.phase, world.seen) == (phases.LOOKING, [])
 
 
-def test_on_a_work_queue_a_consumer_of_somebody_else_is_tried_again_at_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_work_queue_a_foreign_consumer_is_retried_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World("workqueue")
     (member, _) = world.up()
     world.tell(member)
@@ -245,15 +245,15 @@ def test_on_a_work_queue_a_consumer_of_somebody_else_is_tried_again_at_a_pause(m
     assert member.machine.phase == phases.OWNED
 
 
-def test_garbage_of_a_listing_is_deleted_and_nothing_above() -> None:
+def test_lower_consumers_of_a_listing_are_deleted_and_higher_ones_not() -> None:
     world, member = owned()
     member.machine.seen([(7, 0), (1001, 0), (1001, 1), (1002, 0)], world.clock(member))
-    # A higher epoch is a reason to look at the lease, which comes first.
+    # A higher epoch makes the machine read the lease first.
     assert actions(world, member) == [Read, Write, DeleteConsumer]
     assert set(world.server.durables) == {(1001, 0)}
 
 
-def test_a_listing_spares_the_one_of_its_own() -> None:
+def test_a_listing_spares_the_own_consumer() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     assert FindConsumers in actions(world, member)
@@ -263,7 +263,7 @@ def test_a_listing_spares_the_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("key", "phase"), [("l.0", "looking"), ("s.0", "checking")])
-def test_a_hostile_record_is_refused_by_its_key_and_asked_for_again_later(key: str, phase: str) -> None:
+def test_an_invalid_record_is_refused_with_its_key_and_read_again_later(key: str, phase: str) -> None:
     world = World("limits")
     (member, _) = world.up()
     world.server.entries[key] = b'{"version":1,"member":[]}', 7, float("inf")

@@ -21,10 +21,10 @@ WALKS = 200
 @pytest.mark.long
 @pytest.mark.parametrize("retention", RETENTIONS)
 def test_every_fault_at_every_call_keeps_every_promise(retention: str) -> None:
-    # On a stream with interest every step is one of the others'.
+    # A stream with interest retention has no step of its own.
     worlds = list(scenarios(retention, step=3 if retention == "interest" else 1))
     assert all(world.settled() for world in worlds)
-    # The faults were faults: nothing is handled twice in the order that has none, and in others it is.
+    # The faults had effects: only orders with a fault handle a message twice.
     assert worlds[0].repeats == 0
     assert sum(world.repeats > 0 for world in worlds) > 20
 
@@ -37,7 +37,7 @@ def test_random_orders_keep_every_promise(retention: str) -> None:
 
 
 @pytest.mark.long
-def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_transition_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     met = set()
 
     def following(partition: int, phase: str, event: str) -> str:
@@ -50,11 +50,11 @@ def test_no_transition_is_there_for_nothing(monkeypatch: pytest.MonkeyPatch) -> 
             Walk(seed, retention).run()
         for _ in scenarios(retention, step=4):
             pass
-    cases.test_a_name_that_is_taken_by_another_acquisition_makes_it_choose_again()
+    cases.test_a_consumer_name_taken_by_another_acquisition_leads_to_a_new_epoch()
     for phase in phases.TAKING - {phases.REFINDING}:
         cases.test_a_takeover_that_outlives_the_lease_is_lost(phase)
     for planned in (True, False):
-        cases.test_on_a_work_queue_a_lower_consumer_that_came_late_is_deleted_before_the_next_try(planned)
+        cases.test_on_a_work_queue_a_late_lower_consumer_is_deleted_before_the_next_try(planned)
     assert set(TRANSITIONS) - met == set()
 
 

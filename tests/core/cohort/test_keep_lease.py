@@ -1,4 +1,4 @@
-"""A partition that is owned, lost and handed over: single cases. The orders of events are in test_cohort_orders."""
+"""Leases that are kept, lost and handed over, case by case. ``test_faults`` has the orders of events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lanes.core.cohort.records import Lease, State, decode, encode
 from tests.core.cohort.world import MARGIN, TTL, actions, owned, until
 
 
-def test_it_renews_every_third_of_the_lease_and_while_it_drains() -> None:
+def test_a_lease_is_renewed_after_a_third_of_it_also_while_draining() -> None:
     world, member = owned()
     assert world.ask(member) == Wait(world.server.now + TTL / 3)
     for draining in (False, True):
@@ -38,7 +38,7 @@ def test_it_renews_every_third_of_the_lease_and_while_it_drains() -> None:
     assert member.machine.phase == phases.DRAINING
 
 
-def test_the_deadline_counts_from_when_a_renewal_was_sent() -> None:
+def test_the_deadline_counts_from_the_send_of_a_renewal() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     until(world, member, Write)
@@ -50,7 +50,7 @@ def test_the_deadline_counts_from_when_a_renewal_was_sent() -> None:
     assert member.machine.deadline == sent + TTL - MARGIN
 
 
-def test_a_renewal_without_an_answer_is_read_back_and_no_loss() -> None:
+def test_a_renewal_without_an_answer_is_read_back_and_is_no_loss() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     until(world, member, Write)
@@ -66,7 +66,7 @@ def test_a_renewal_without_an_answer_is_read_back_and_no_loss() -> None:
     assert LeaseLost not in map(type, world.seen)
 
 
-def test_while_it_pauses_it_waits_for_that_and_not_for_a_renewal_that_is_due() -> None:
+def test_a_pause_postpones_a_due_renewal() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     world.ask(member)
@@ -74,7 +74,7 @@ def test_while_it_pauses_it_waits_for_that_and_not_for_a_renewal_that_is_due() -
     assert world.ask(member) == Wait(world.server.now + LOOK_SECONDS)
 
 
-def test_past_its_deadline_it_is_lost_with_an_action_under_way_too() -> None:
+def test_a_passed_deadline_is_a_loss_even_with_an_action_under_way() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     action = world.ask(member)
@@ -82,7 +82,7 @@ def test_past_its_deadline_it_is_lost_with_an_action_under_way_too() -> None:
     member.machine.expire(world.clock(member))
     assert member.machine.events == [LeaseLost("the lease was not renewed in time")]
     assert (member.machine.deadline, member.machine.token, member.machine.consumer) == (-float("inf"), None, None)
-    # What comes of the action makes no difference any more.
+    # The result of the action no longer matters.
     member.machine.apply(action, (None, 5), world.clock(member), world.clock(member))
     assert member.machine.phase == phases.FENCED
     assert member.machine.next(world.clock(member), "n") == Wait(float("inf"))
@@ -92,7 +92,7 @@ def test_past_its_deadline_it_is_lost_with_an_action_under_way_too() -> None:
     ("value", "reason"),
     [(None, "the lease is gone"), (encode(Lease("member-1", "n")), "the lease is held by 'member-1'"), (b"", "gone")],
 )
-def test_a_renewal_that_reads_another_nonce_or_nothing_is_the_loss(value: bytes | None, reason: str) -> None:
+def test_a_renewal_that_reads_another_nonce_or_nothing_is_a_loss(value: bytes | None, reason: str) -> None:
     world, member = owned()
     world.clean = False
     world.elapse(TTL / 3)
@@ -127,7 +127,7 @@ def test_a_clean_move_hands_over_the_whole_ledger() -> None:
     assert world.seen[1:] == [LeaseRevoked(), LeaseReleased(), LeaseOwned(1002, 0, 1002, Done(3, (3,)), again=False)]
 
 
-def test_what_is_forced_while_something_runs_is_written_and_its_lease_runs_out() -> None:
+def test_a_forced_handover_with_running_handlers_writes_the_ledger_and_lets_the_lease_expire() -> None:
     world, member = owned()
     for _ in range(2):
         world.pull(member)
@@ -144,7 +144,7 @@ def test_what_is_forced_while_something_runs_is_written_and_its_lease_runs_out()
     assert [action.__name__ for action in actions(world, member)] == ["Write"]
     state = decode(State, "s.0", world.server.entries["s.0"][0] or b"")
     assert (state.done.highest, state.done.outstanding) == (2, (sequence,))
-    # Neither renewed nor released: nobody has it before it has expired.
+    # It is neither renewed nor released, so no member has it before it expires.
     assert world.ask(member) == Wait(expires)
     _, other = world.up()
     actions(world, other)
@@ -165,7 +165,7 @@ def test_a_plan_that_changes_back_does_not_stop_a_handover() -> None:
     assert [type(event) for event in world.seen] == [LeaseOwned, LeaseRevoked, LeaseReleased, LeaseOwned]
 
 
-def test_a_checkpoint_is_written_under_the_fence_and_the_last_one_counts() -> None:
+def test_the_last_checkpoint_is_written_under_the_fence() -> None:
     world, member = owned()
     for done in (Done(3, (1,)), Done(4, (1,))):
         member.machine.checkpoint(done, world.clock(member))
@@ -174,7 +174,7 @@ def test_a_checkpoint_is_written_under_the_fence_and_the_last_one_counts() -> No
     assert world.act(member) is None
 
 
-def test_a_checkpoint_that_is_refused_leads_to_a_look_at_the_lease() -> None:
+def test_a_refused_checkpoint_leads_to_a_renewal() -> None:
     world, member = owned()
     member.machine.checkpoint(Done(3, (1,)), world.clock(member))
     action = until(world, member, Write)
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_is_refused_leads_to_a_look_at_the_lease() -> None:
     assert actions(world, member)[:3] == [Read, Write, Write]
 
 
-def test_a_consumer_that_is_gone_is_a_loss_and_old_news_of_one_is_not() -> None:
+def test_a_missing_consumer_is_a_loss_unless_the_report_is_old() -> None:
     world, member = owned()
     world.clean = False
     member.machine.takeover(NOTHING, world.clock(member))
@@ -194,7 +194,7 @@ def test_a_consumer_that_is_gone_is_a_loss_and_old_news_of_one_is_not() -> None:
     assert member.machine.events == [LeaseLost("503")]
 
 
-def test_after_a_loss_it_comes_back_only_when_everything_has_ended() -> None:
+def test_a_lost_partition_is_acquired_again_only_after_its_handlers_ended() -> None:
     world, member = owned()
     world.clean = False
     world.pull(member)
@@ -207,7 +207,7 @@ def test_after_a_loss_it_comes_back_only_when_everything_has_ended() -> None:
     assert world.act(member) == Read("l.0")
 
 
-def test_after_stop_no_plan_makes_it_take_anything() -> None:
+def test_no_partition_is_acquired_after_stop() -> None:
     world, member = owned()
     member.machine.stop(world.clock(member))
     world.react(member)
@@ -225,14 +225,14 @@ def test_after_stop_no_plan_makes_it_take_anything() -> None:
         (lambda machine: machine.apply(Read("x"), None, 1000.0, 1000.0), "a result of Read(key='x') is not allowed"),
     ],
 )
-def test_an_illegal_input_names_phase_and_input(call: Callable[[LeaseMachine], None], said: str) -> None:
+def test_an_illegal_input_is_refused_with_phase_and_input(call: Callable[[LeaseMachine], None], said: str) -> None:
     _, member = owned()
     with pytest.raises(IllegalInput) as refused:
         call(member.machine)
     assert said in str(refused.value)
 
 
-def test_there_is_no_next_before_the_result() -> None:
+def test_next_is_refused_before_the_result() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     world.ask(member)
@@ -240,7 +240,7 @@ def test_there_is_no_next_before_the_result() -> None:
         member.machine.next(world.clock(member), "n")
 
 
-def test_a_hostile_record_under_a_lease_is_a_loss() -> None:
+def test_an_invalid_record_under_a_lease_is_a_loss() -> None:
     world, member = owned()
     world.clean = False
     world.elapse(TTL / 3)
@@ -258,6 +258,6 @@ def test_a_hostile_record_under_a_lease_is_a_loss() -> None:
         ("limits", 5.0, "margin=5.0: use"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(retention: str, margin: float, said: str) -> None:
+def test_invalid_settings_are_refused(retention: str, margin: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         LeaseMachine(0, "a", retention=retention, ttl=TTL, margin=margin)

@@ -1,4 +1,4 @@
-"""The ledger of a cohort partition does what a set of everything that is done would do, and stays small."""
+"""The ledger of a cohort partition behaves like a set of all done sequences, and stays small."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def members(done: Done) -> set[int]:
 
 
 @given(dones(), dones())
-def test_a_union_is_that_of_the_sets(one: Done, other: Done) -> None:
+def test_a_union_of_ledgers_is_that_of_the_sets(one: Done, other: Done) -> None:
     union = one.union(other)
     assert members(union) == members(one) | members(other)
     assert union == other.union(one)
@@ -33,7 +33,7 @@ def test_a_union_is_that_of_the_sets(one: Done, other: Done) -> None:
 
 
 @given(dones(), st.integers(0, 70))
-def test_a_prefix_is_done_besides(done: Done, floor: int) -> None:
+def test_an_acknowledged_prefix_is_done(done: Done, floor: int) -> None:
     merged = done.merged_with_prefix(floor)
     assert members(merged) == members(done) | set(range(1, floor + 1))
     assert merged.floor >= floor
@@ -41,7 +41,7 @@ def test_a_prefix_is_done_besides(done: Done, floor: int) -> None:
 
 
 @given(dones())
-def test_what_is_encoded_is_decoded(done: Done) -> None:
+def test_an_encoded_ledger_is_decoded_unchanged(done: Done) -> None:
     assert decode_done(json.loads(json.dumps(encode_done(done)))) == done
 
 
@@ -49,21 +49,21 @@ def test_what_is_encoded_is_decoded(done: Done) -> None:
     "encoded",
     [None, {}, "5", [], [True], [1.0], [-1], [2**63], [5, -1], [5, "1"], [5, 5], [5, 0, 0], [5, 1, 4], [[]], [5, None]],
 )
-def test_what_was_not_encoded_here_is_refused(encoded: Any) -> None:
+def test_an_invalid_encoding_is_refused(encoded: Any) -> None:
     with pytest.raises(ValueError, match="ledger"):
         decode_done(encoded)
 
 
-def test_a_refusal_is_short_whatever_it_is_about() -> None:
+def test_a_refusal_is_short_for_any_value() -> None:
     with pytest.raises(ValueError, match="ledger") as refused:
         decode_done("x" * 10**6)
     assert len(str(refused.value)) < 200
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Against plain sets. Deliveries are new, again, or skip the sequences of other partitions.
+    """The ledger against plain sets. Deliveries are new or repeated, and skip the sequences of other partitions.
 
-    Those of a consumer rise; what one has passed over, and nobody holds, has left the stream.
+    The deliveries of a consumer rise. A skipped outstanding message that is not in flight has left the stream.
     """
 
     sequences = Bundle("sequences")
@@ -118,7 +118,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def hand_over(self) -> None:
-        """What another member goes on with, which has nothing in its hands."""
+        """Hand the ledger over to a member without messages in flight."""
         self.ledger = DeliveryLedger(self.ledger.snapshot())
         self.held.clear()
         self.saved = set(self.done)
@@ -138,7 +138,7 @@ TestLedger = LedgerMachine.TestCase
 TestLedger.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_stuck_message_costs_nothing_however_far_the_others_run() -> None:
+def test_a_stuck_message_costs_constant_memory() -> None:
     ledger = DeliveryLedger()
     ledger.delivered(1)
     for sequence in range(2, 20_000):
@@ -150,14 +150,14 @@ def test_a_stuck_message_costs_nothing_however_far_the_others_run() -> None:
     assert (ledger.floor, ledger.since_saved) == (19_999, 0)
 
 
-def test_what_has_left_the_stream_is_outstanding_no_more() -> None:
-    """Handed over by one that had it in its hands; a limit, or a purge, has dropped some of it meanwhile."""
+def test_a_message_that_left_the_stream_is_done() -> None:
+    """A limit or a purge removed some of the outstanding messages of the former owner."""
     ledger = DeliveryLedger(Done(50, (3, 5, 8, 40)))
     assert ledger.delivered(5)
     assert ledger.snapshot() == Done(50, (5, 8, 40))
     assert ledger.delivered(51)
     assert ledger.snapshot() == Done(51, (5, 51))
-    # Another consumer, and one that is held here is in the stream no more: it is finished by who has it.
+    # A new consumer skips a message in flight that left the stream: this member still finishes it.
     assert ledger.delivered(51)
     assert ledger.delivered(52)
     assert ledger.snapshot() == Done(52, (5, 51, 52))
@@ -165,7 +165,7 @@ def test_what_has_left_the_stream_is_outstanding_no_more() -> None:
     assert len(ledger) == 2
 
 
-def test_many_that_have_left_the_stream_cost_no_more_than_once() -> None:
+def test_many_messages_that_left_the_stream_are_passed_over_once() -> None:
     done = Done(20_000, tuple(range(1, 20_001)))
     ledger = DeliveryLedger(done)
     for sequence in range(10_001, 20_001):
@@ -174,7 +174,7 @@ def test_many_that_have_left_the_stream_cost_no_more_than_once() -> None:
     assert ledger.floor == 10_000
 
 
-def test_what_the_floor_passes_needs_no_saving_in_whatever_order_it_was_settled() -> None:
+def test_settled_messages_below_the_floor_need_no_saving() -> None:
     ledger = DeliveryLedger()
     for sequence in range(1, 8):
         ledger.delivered(sequence)
@@ -186,7 +186,7 @@ def test_what_the_floor_passes_needs_no_saving_in_whatever_order_it_was_settled(
     assert (ledger.floor, ledger.since_saved) == (5, 1)
 
 
-def test_what_was_handed_over_outstanding_is_taken_in_and_what_was_done_never() -> None:
+def test_outstanding_sequences_of_a_handover_run_and_done_ones_do_not() -> None:
     ledger = DeliveryLedger(Done(9, (4, 7)))
     taken = [ledger.delivered(sequence) for sequence in (4, 5, 7, 4, 9, 10)]
     assert taken == [True, False, True, True, False, True]

@@ -1,4 +1,4 @@
-"""The plan of a cohort: even, with as few moves as that takes, and the same whoever computes it."""
+"""The plan of a cohort: even, with as few moves as possible, and the same at every member."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ targets = st.none() | st.integers(1, 9)
 
 
 def moved(before: list[str | None], after: CohortPlan, weights: dict[str, int]) -> int:
-    """Partitions taken from a member that lives."""
+    """The number of partitions taken from a live member."""
     return sum(old in weights and old != new for old, new in zip(before, after.owners, strict=True))
 
 
 @given(owners, equals, targets)
-def test_equal_members_get_as_many_within_one_and_everything_is_covered(
+def test_shares_of_equal_members_differ_by_one_at_most_and_cover_everything(
     before: list[str | None], weights: dict[str, int], target: int | None
 ) -> None:
     planned = plan(before, weights, target=target)
@@ -44,7 +44,7 @@ def test_no_plan_that_is_as_even_takes_fewer_moves(
     active = min(len(before), len(weights), target or len(weights))
     share, rest = divmod(len(before), active)
     loads = Counter(before)
-    # Every way to choose who is active and who of them gets one more; what is above its share has to move.
+    # Every choice of active members and of those with one more; partitions above a share must move.
     fewest = min(
         sum(max(0, loads[name] - (name in chosen) * share - (name in more)) for name in weights)
         for chosen in combinations(sorted(weights), active)
@@ -54,7 +54,7 @@ def test_no_plan_that_is_as_even_takes_fewer_moves(
 
 
 @given(owners, members, targets)
-def test_weights_give_each_its_proportion_rounded_down_or_up_and_one_at_least(
+def test_each_member_gets_its_proportion_rounded_and_at_least_one(
     before: list[str | None], weights: dict[str, int], target: int | None
 ) -> None:
     planned = plan(before, weights, target=target)
@@ -70,7 +70,7 @@ def test_weights_give_each_its_proportion_rounded_down_or_up_and_one_at_least(
 
 
 @given(owners, members.flatmap(lambda weights: st.permutations(list(weights.items()))), targets)
-def test_the_order_of_the_members_does_not_matter_and_a_plan_stays(
+def test_the_plan_ignores_the_order_of_members_and_stays_when_planned_again(
     before: list[str | None], weights: list[tuple[str, int]], target: int | None
 ) -> None:
     planned = plan(before, dict(weights), target=target)
@@ -78,7 +78,7 @@ def test_the_order_of_the_members_does_not_matter_and_a_plan_stays(
     assert plan(planned.owners, dict(weights), target=target) == planned
 
 
-def test_join_moves_only_what_balance_requires() -> None:
+def test_a_join_moves_only_what_balance_requires() -> None:
     weights = {f"member-{number:03}": 1 for number in range(100)}
     before = list(plan([None] * 1000, weights).owners)
     after = plan(before, weights | {"a-newcomer": 1})
@@ -88,7 +88,7 @@ def test_join_moves_only_what_balance_requires() -> None:
     assert max(Counter(old for old, _ in changed).values()) == 1
 
 
-def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
+def test_a_leave_redistributes_only_the_partitions_of_the_leaver() -> None:
     weights = {f"member-{number:03}": 1 for number in range(100)}
     before = plan([None] * 1000, weights)
     del weights["member-042"]
@@ -101,29 +101,29 @@ def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
 def test_one_partition_makes_standbys() -> None:
     planned = plan(["b"], {"a": 9, "b": 1, "c": 1})
     assert planned == CohortPlan(("b",), ("b",), ("a", "c"), under_provisioned=False)
-    # The owner dies: one of them takes over.
+    # The owner dies, and a standby takes over.
     assert plan(["b"], {"a": 1, "c": 1}) == CohortPlan(("a",), ("a",), ("c",), under_provisioned=False)
 
 
-def test_a_target_keeps_the_incumbents_and_makes_the_rest_standbys() -> None:
+def test_a_target_keeps_the_owners_and_makes_the_rest_standbys() -> None:
     before = ["d", "c"] * 4
     planned = plan(before, dict.fromkeys("abcd", 1), target=2)
     assert planned == CohortPlan(tuple(before), ("c", "d"), ("a", "b"), under_provisioned=False)
 
 
-def test_coverage_wins_over_a_target_that_cannot_be_reached() -> None:
+def test_an_unreachable_target_still_covers_everything() -> None:
     planned = plan([None] * 4, {"a": 1}, target=3)
     assert planned == CohortPlan(("a",) * 4, ("a",), (), under_provisioned=True)
-    # More are wished for than there are partitions, and they live: nothing is missing.
+    # The target exceeds the partitions, but enough members live.
     assert not plan([None], dict.fromkeys("abc", 1), target=3).under_provisioned
 
 
-def test_without_members_nothing_is_owned() -> None:
+def test_without_members_no_partition_is_owned() -> None:
     assert plan(["a", None], {}) == CohortPlan((None, None), (), (), under_provisioned=False)
     assert plan(["a"], {}, target=1).under_provisioned
 
 
-def test_a_draining_member_gets_nothing_while_another_lives() -> None:
+def test_a_draining_member_gets_no_partition_while_another_lives() -> None:
     planned = plan(["a", "a", "b"], {"a": 1, "b": 1}, draining={"a"})
     assert planned == CohortPlan(("b",) * 3, ("b",), (), under_provisioned=False)
     assert plan(["a", None], {"a": 1}, draining={"a"}, target=1) == CohortPlan(

@@ -1,4 +1,4 @@
-"""The records of a cohort's bucket: there and back, and nothing else is believed."""
+"""The records of a cohort's bucket: encoded and decoded, and refused if invalid."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RECORDS: list[records.Record] = [
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_record_comes_back_as_it_was(record: records.Record) -> None:
+def test_an_encoded_record_is_decoded_unchanged(record: records.Record) -> None:
     assert decode(type(record), "a.key", encode(record)) == record
 
 
@@ -55,7 +55,7 @@ def test_a_record_is_json_with_a_version() -> None:
     }
 
 
-def test_a_field_of_a_later_version_is_passed_over() -> None:
+def test_an_unknown_field_is_ignored() -> None:
     value = json.dumps({**json.loads(encode(DrainRequest(5))), "by": "an operator"}).encode()
     assert decode(DrainRequest, "drain.a", value) == DrainRequest(5)
 
@@ -91,7 +91,7 @@ def without(record: records.Record, **changes: Any) -> bytes:
         (CohortConfig, without(CONFIG, tokens=[1, "2"]), "tokens: expected a whole number"),
     ],
 )
-def test_what_lanes_would_not_write_is_refused_with_key_and_remedy(kind: Any, value: bytes, said: str) -> None:
+def test_an_invalid_value_is_refused_with_key_and_remedy(kind: Any, value: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=r"the key 'l\.7' of the cohort's bucket holds") as refused:
         decode(kind, "l.7", value)
     assert said in str(refused.value)
@@ -104,13 +104,13 @@ CONTENTS = st.fixed_dictionaries({"version": st.just(1), "partitions": VALUES, "
 
 
 @given(st.binary(max_size=60) | CONTENTS.map(lambda content: json.dumps(content).encode()))
-def test_no_content_does_worse_than_a_refusal(value: bytes) -> None:
+def test_any_content_is_decoded_or_refused(value: bytes) -> None:
     for kind in (CohortConfig, PlanRecord, Heartbeat, Lease, State, DrainRequest):
         with pytest.raises(ValueError, match="the key 'k'"):
             decode(kind, "k", value)
 
 
-def test_keys() -> None:
+def test_each_kind_of_record_has_its_key() -> None:
     assert [records.lease_key(7), records.state_key(7)] == ["l.7", "s.7"]
     assert [records.member_key("a.b-c_d=1"), records.drain_key("a")] == ["m.a.b-c_d=1", "drain.a"]
 
@@ -121,17 +121,17 @@ def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
         records.member_key(name)
 
 
-def test_the_same_settings_may_join() -> None:
+def test_a_member_with_the_same_settings_may_join() -> None:
     assert records.difference(CONFIG, CONFIG) is None
 
 
 def test_another_start_is_no_difference() -> None:
-    """It was for the first member: a deploy that computes its start would never join again."""
+    """The start is for the first member. A deploy that computes its start could otherwise never join again."""
     assert records.difference(CONFIG, replace(CONFIG, start="2026-01-01T00:00:00+00:00")) is None
 
 
 @pytest.mark.parametrize("name", [name for name in json.loads(encode(CONFIG)) if name not in ("version", "start")])
-def test_any_other_setting_is_named_with_both_values_and_the_remedy(name: str) -> None:
+def test_a_differing_setting_is_named_with_both_values_and_the_remedy(name: str) -> None:
     changed: Any = {"partitions": 65, "tokens": (9,), "lease": 20}.get(name, "other")
     values = {**json.loads(encode(CONFIG)), name: changed}
     values.pop("version")
@@ -159,12 +159,12 @@ def test_any_other_setting_is_named_with_both_values_and_the_remedy(name: str) -
         ("short", "shorn", "is 'short', this member has 'shorn'"),
     ],
 )
-def test_of_long_texts_the_difference_is_shown(there: str, here: str, said: str) -> None:
+def test_the_difference_of_two_long_texts_is_shown(there: str, here: str, said: str) -> None:
     found, wanted = replace(CONFIG, detail=there), replace(CONFIG, detail=here)
     assert f"detail {said}. " in str(records.difference(found, wanted))
 
 
-def test_what_an_earlier_version_did_not_write_is_taken_for_the_members_own() -> None:
+def test_a_field_missing_from_an_earlier_version_is_no_difference() -> None:
     value = without(CONFIG, stream=..., namespace=..., lease=...)
     found = decode(CohortConfig, "config", value)
     assert (found.stream, found.namespace, found.lease) == (None, None, None)

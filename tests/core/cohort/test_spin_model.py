@@ -1,4 +1,4 @@
-"""The model's script says what it needs; running the model takes minutes, and is left to `make model`."""
+"""The script of the Spin model names a missing tool. `make model` runs the model, which takes minutes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "model" / "cohort.sh"
 @pytest.mark.parametrize(
     ("there", "missing"), [((), "spin gcc"), (("gcc",), "spin"), (("spin",), "gcc")], ids=["both", "spin", "gcc"]
 )
-def test_without_its_tools_it_says_which_and_how_to_get_them(
-    there: tuple[str, ...], missing: str, tmp_path: Path
-) -> None:
+def test_a_missing_tool_is_named_with_the_way_to_get_it(there: tuple[str, ...], missing: str, tmp_path: Path) -> None:
     for name in there:
         tool = tmp_path / name
         tool.write_text("#!/bin/sh\n")

@@ -1,4 +1,4 @@
-"""Orders of events: random ones, each named by a number, and one order with a fault at every call."""
+"""Orders of events: random ones, each with a number, and one order with a fault at every call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOMETIMES = ["bucket", "sleep"]
 
 
 class Walk:
-    """One random order of events in a world of its own; it ends when what was planned has come about."""
+    """One random order of events in its own world; it ends when the plan is in effect."""
 
     def __init__(self, seed: int, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
         self.random = Random(f"{retention} {seed}")
@@ -83,7 +83,7 @@ class Walk:
             {"pull": world.pull, "start": world.start, "tell": world.tell, "checkpoint": world.checkpoint}[step](member)
 
     def part(self, number: int | None = None) -> None:
-        """The next part of an action."""
+        """Do the next part of an action."""
         member = self.world.members[self.random.choice(self.awake) if number is None else number]
         if member is None:
             return
@@ -95,7 +95,7 @@ class Walk:
             self.world.answer(member)
 
     def freeze(self, number: int, *, asleep: bool) -> None:
-        """One member stands still in the midst of something while the others live on, longer than its lease."""
+        """Freeze one member during an action, longer than its lease, while the others go on."""
         world, random = self.world, self.random
         if len(self.awake) == 1:
             return
@@ -112,7 +112,7 @@ class Walk:
 
 
 class Scenario:
-    """Two members, three moves and a takeover: one order, and at the call number ``at`` a fault."""
+    """One order with two members, three moves and a takeover, and a fault at call number ``at``."""
 
     def __init__(self, retention: str, machine: NewMachine, at: int, fault: Fault) -> None:
         self.world = World(retention, machine)
@@ -140,7 +140,7 @@ class Scenario:
         return world
 
     def move(self, target: int) -> None:
-        """The plan changes; what runs at the old owner ends, and the new one has the partition."""
+        """Change the plan, end the handlers of the old owner, and let the new one own the partition."""
         self.world.target = target
         for number in (1 - target, target):
             self.drive(number)
@@ -151,7 +151,7 @@ class Scenario:
         self.drive(target)
 
     def drive(self, number: int) -> None:
-        """Tell it the plan, and let it do what it has to."""
+        """Tell a member the plan, and let it act."""
         world = self.world
         if (member := world.members[number]) is not None:
             world.tell(member)
@@ -171,7 +171,7 @@ class Scenario:
             self.world.pull(member, lose=lose)
             self.world.start(member)
         for _ in range(finish):
-            # The second before the first: the ledger has a hole.
+            # The second message ends before the first, so the ledger has a hole.
             self.world.finish(member, 1)
             self.world.start(member)
         if acks:
@@ -183,7 +183,7 @@ class Scenario:
             self.drive(number)
 
     def usurp(self, number: int) -> None:
-        """While one stands still, the other gets the plan, the time to take the partition, and messages."""
+        """While one member is frozen, give the other the plan, time to acquire the partition, and messages."""
         self.world.target = number
         self.drive(number)
         for lapse in (0.3, TTL - MARGIN, MARGIN, TTL, MARGIN):
@@ -196,7 +196,7 @@ Fault = Callable[[Scenario, int], None]
 
 
 def ask(world: World, number: int, parts: int) -> bool:
-    """Bring an action so far: asked (1), served (2). False = there is none."""
+    """Advance an action to asked (1) or served (2); False without an action."""
     member = world.members[number]
     if member is None or (parts and isinstance(world.ask(member), Wait)):
         return False
@@ -206,7 +206,7 @@ def ask(world: World, number: int, parts: int) -> bool:
 
 
 def unanswered(parts: int, comes: str) -> Fault:
-    """The answer does not come; ``comes``: when the request does: never, soon, in the midst of a handover, after it."""
+    """Lose the answer; ``comes`` says when the request arrives: never, soon, during a handover, or after it."""
 
     def fault(scenario: Scenario, number: int) -> None:
         world = scenario.world
@@ -235,7 +235,7 @@ def unanswered(parts: int, comes: str) -> Fault:
 
 
 def slow(scenario: Scenario, number: int) -> None:
-    """The answer takes a third of the lease, and then the member stands still."""
+    """Delay the answer by a third of the lease, then freeze the member."""
     world = scenario.world
     member = world.members[number]
     if member is not None and ask(world, number, 2):
@@ -248,13 +248,13 @@ def slow(scenario: Scenario, number: int) -> None:
 
 
 def hasty(scenario: Scenario, number: int) -> None:
-    """A message and the acks come while an action is on its way: no fault, only unlikely."""
+    """Let a message and the acks arrive during an action, which is no fault, only unlikely."""
     ask(scenario.world, number, 1)
     scenario.work(number, 1)
 
 
 def frozen(parts: int, *, asleep: bool = False, bucket: bool = False, back: bool = False) -> Fault:
-    """It stands still longer than its lease, while the other goes on, and wakes up. ``back``: to find it is planned."""
+    """Freeze a member for longer than its lease. ``back``: the plan names it when it wakes up."""
 
     def fault(scenario: Scenario, number: int) -> None:
         world = scenario.world
@@ -271,7 +271,7 @@ def frozen(parts: int, *, asleep: bool = False, bucket: bool = False, back: bool
             member.lag = world.server.now - before
         if back:
             world.target = number
-        # What it was about to do when it fell asleep, before anybody tells it anything.
+        # First the action it was about to do when it froze.
         for _ in range(9):
             if world.act(member) is None:
                 break
@@ -281,7 +281,7 @@ def frozen(parts: int, *, asleep: bool = False, bucket: bool = False, back: bool
 
 
 def crashed(parts: int, *, comes: bool = False) -> Fault:
-    """The process dies, and is started again under the same name at once."""
+    """Kill the process and start it again at once under the same name."""
 
     def fault(scenario: Scenario, number: int) -> None:
         ask(scenario.world, number, parts)
@@ -295,7 +295,7 @@ def crashed(parts: int, *, comes: bool = False) -> Fault:
 
 
 def leaving(scenario: Scenario, number: int) -> None:
-    """The member is stopped, wherever it is, and started again once it has nothing left."""
+    """Stop the member in any phase, and start it again when it is idle."""
     world = scenario.world
     member = world.members[number]
     if member is None:
@@ -309,7 +309,7 @@ def leaving(scenario: Scenario, number: int) -> None:
 
 
 def bucket_lost(scenario: Scenario, number: int) -> None:
-    """With everything in it, and the other is planned."""
+    """Lose the bucket while the plan names the other member."""
     scenario.world.lose_bucket()
     scenario.world.target = 1 - number
     scenario.drive(1 - number)
@@ -337,7 +337,7 @@ EVERY_FAULT: list[Fault] = [
 
 
 def scenarios(retention: str, machine: NewMachine = LeaseMachine, *, step: int = 1) -> Iterator[World]:
-    """The scenario with every fault at every call, or at one in ``step``."""
+    """The scenario with every fault at every call, or at each ``step``-th call."""
     plain = Scenario(retention, machine, 0, nothing)
     yield plain.run()
     for at in range(1, plain.calls + 1, step):

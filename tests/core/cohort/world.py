@@ -1,9 +1,16 @@
-"""Members of a cohort that share one partition: whatever tries orders of events calls the methods of ``World``.
+"""Members of a cohort that share one partition. Tests of orders of events call the methods of ``World``.
 
-What must hold is asserted where it would break, by the letters of ``docs/model``: (a) one owner before its deadline,
-(b) order, (c) nothing lost, (d) a clean run loses and repeats nothing, (e) no ack of a lower epoch counts, (f) epochs
-rise, (g) what was planned comes about, (h) nothing below a confirmed floor runs again,
-(i) nor what was written as done.
+The promises are asserted where they would break, with the letters of ``docs/model``:
+
+- (a) One member owns the partition, until its deadline.
+- (b) Messages of a key run in order.
+- (c) No message is lost.
+- (d) A run without faults loses and repeats no message.
+- (e) No ack of a lower epoch counts.
+- (f) Epochs rise.
+- (g) The plan comes into effect.
+- (h) No message below a confirmed floor runs again.
+- (i) No message written as done runs again.
 """
 
 from __future__ import annotations
@@ -21,20 +28,21 @@ TTL = 10.0
 MARGIN = 2.0
 KEYS = 2
 CALLS = 3000
-"""A walk asks for some hundreds of things; one that does not come to rest asks for ever."""
+"""A walk needs some hundreds of actions; more means that it never comes to rest."""
 
 NewMachine = Callable[..., LeaseMachine]
 
 
 def others(sequence: int) -> set[int]:
-    """The older messages of its key."""
+    """The older messages of the same key."""
     return {other for other in MESSAGES if other < sequence and other % KEYS == sequence % KEYS}
 
 
 class Member:
-    """A process that drives a machine. ``asked``: the action under way, and when; ``served``: its result, if any yet.
+    """A process that drives a machine.
 
-    ``lag``: what its clock did not count. ``zombies``: what still runs of a partition that was lost.
+    ``asked``: the action under way and its time. ``served``: its result, once there is one. ``lag``: the time that its
+    clock missed. ``zombies``: the running messages of a lost partition.
     """
 
     def __init__(self, name: str, machine: LeaseMachine) -> None:
@@ -50,7 +58,7 @@ class Member:
 
 
 class World:
-    """``clean``: nothing has gone wrong so far. ``finished``: handlers of these have ended, once or more."""
+    """``clean``: no fault has happened so far. ``finished``: the messages whose handlers have ended at least once."""
 
     def __init__(self, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
         self.server = Server(retention)
@@ -91,7 +99,7 @@ class World:
             self.members[number] = None
 
     def elapse(self, seconds: float, asleep: Member | None = None) -> None:
-        """Time goes by. ``asleep``: whose clock does not count it, which no clock should, and some do."""
+        """Let time pass. ``asleep``: a member whose clock misses it, as some clocks do while suspended."""
         self.server.now += seconds
         if asleep is not None:
             asleep.lag += seconds
@@ -101,7 +109,7 @@ class World:
         self.clean = self.clean and not any(late)  # it was frozen
 
     def tell(self, member: Member) -> None:
-        """The member reads the plan."""
+        """Let the member read the plan."""
         member.machine.planned(self.members[self.target] is member, self.clock(member))
         self.react(member)
 
@@ -123,7 +131,7 @@ class World:
             member.asked = action, self.clock(member)
         phase = member.machine.phase
         self.react(member)
-        # What it reacted to may be an input that ends the waiting.
+        # The event may lead to an input that ends the wait.
         return action if member.machine.phase == phase or member.asked else self.ask(member)
 
     def serve(self, member: Member) -> None:
@@ -131,7 +139,7 @@ class World:
         member.served = (self.server.perform(member.asked[0]),)
 
     def answer(self, member: Member, *, unknown: bool = False, late: bool = False) -> None:
-        """``unknown``: the member waits no more; ``late``: and what has not arrived yet still may."""
+        """Answer the action. ``unknown``: the member gives up the answer. ``late``: the request may still arrive."""
         assert member.asked is not None
         (action, sent), served = member.asked, member.served
         member.asked = member.served = None
@@ -146,7 +154,7 @@ class World:
         self.react(member)
 
     def act(self, member: Member) -> Action | None:
-        """Bring the action under way to its end, or a whole one from its beginning; None if there is nothing to do."""
+        """Finish the action under way, or do a whole one; None if there is none."""
         if member.asked is None and isinstance(self.ask(member), Wait):
             return None
         assert member.asked is not None
@@ -159,7 +167,7 @@ class World:
     # --- messages
 
     def pull(self, member: Member, *, lose: bool = False) -> bool:
-        """Deliver one: new, or again if its ack is not on its way. False = there is none to deliver."""
+        """Deliver a message, new or again unless its ack is on its way; False if there is none."""
         self.count()
         name = member.machine.consumer
         if name is None or member.machine.phase != "owned":
@@ -181,7 +189,7 @@ class World:
             durable.missed = True
             durable.delivered.add(sequence)
         elif durable.missed:
-            # From the gap on nothing is taken in.
+            # From the gap on no delivery is taken in.
             member.machine.takeover(member.ledger.snapshot(), self.clock(member))
             self.react(member)
         else:
@@ -193,7 +201,7 @@ class World:
         return True
 
     def acks(self, *, lose: bool = False) -> bool:
-        """All acks on their way arrive, or get lost; False = there were none."""
+        """Let all acks arrive, or lose them; False if there are none."""
         moved = False
         for name, durable in self.server.durables.items():
             if durable.acks and not lose:
@@ -208,7 +216,7 @@ class World:
         return moved
 
     def start(self, member: Member) -> bool:
-        """Start the first that may start; False = none may. A takeover from itself does not keep it from that."""
+        """Start the first message that may start, also during a takeover from itself; False if there is none."""
         if self.clock(member) >= member.machine.deadline or member.machine.phase == "draining":
             return False
         busy = {sequence % KEYS for sequence in member.running + member.zombies}
@@ -231,7 +239,7 @@ class World:
                 assert sequence not in self.server.written, f"(i) {sequence} runs again, and was written as done"
 
     def finish(self, member: Member, number: int = 0) -> bool:
-        """A handler ends; False = none runs."""
+        """End a handler; False if none runs."""
         if not member.running and not member.zombies:
             return False
         of = member.zombies or member.running
@@ -250,7 +258,7 @@ class World:
         member.machine.checkpoint(member.ledger.save(), self.clock(member))
 
     def react(self, member: Member) -> None:
-        """What a driver does after every call."""
+        """Act on the events, as a driver does after every call."""
         machine = member.machine
         while machine.events:
             event = machine.events.pop(0)
@@ -280,7 +288,7 @@ class World:
     # --- to the end
 
     def settle(self) -> None:
-        """Nothing goes wrong any more: what was planned comes about."""
+        """Go on without faults until the plan is in effect."""
         for number, member in enumerate(self.members):
             if member is None:
                 self.revive(number)
@@ -298,7 +306,7 @@ class World:
         raise AssertionError(f"(g) it does not come about: {self!r}")
 
     def round(self) -> bool:
-        """Everything that can happen without the clock, once; False = nothing can."""
+        """Do everything once that needs no time; False if there is nothing."""
         moved = False
         for member in self.up():
             while self.act(member) is not None:
@@ -331,12 +339,12 @@ def owned(retention: str = "limits") -> tuple[World, Member]:
 
 
 def actions(world: World, member: Member) -> list[type]:
-    """All that it does without being told anything more."""
+    """The actions of a member until it needs an input."""
     return [type(action) for action in iter(lambda: world.act(member), None)]
 
 
 def until(world: World, member: Member, kind: type[Action], key: str = "") -> Action:
-    """Everything up to an action of that kind, which is asked for and not served."""
+    """Act up to an action of that kind, which is asked for and not served."""
     while True:
         action = world.ask(member)
         if isinstance(action, kind) and (not key or getattr(action, "key", key) == key):
