@@ -314,7 +314,7 @@ class LeaseKeeper:
         if outlasting and outlasting != self._waits:
             log.warning(
                 "%s: partition %d waits for %g s, because its bucket was lost and a durable's metadata names "
-                "such a lease; if that is wrong, correct the metadata and restart this member",
+                "such a lease. If the metadata is wrong, correct it and restart this member",
                 self._named,
                 self._partition,
                 outlasting,

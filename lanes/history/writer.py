@@ -410,7 +410,7 @@ def member_name(member: str) -> str:
     if not MEMBER.fullmatch(member):
         raise ConfigError(
             f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "
-            "choose another name for rows and files, or leave it out"
+            "choose another name"
         )
     return member
 
