@@ -1,4 +1,4 @@
-"""What a checker is tried on: a history that keeps its promise, and one that breaks it."""
+"""The form of a case for a checker: a history that keeps its promise, and one that breaks it."""
 
 from __future__ import annotations
 

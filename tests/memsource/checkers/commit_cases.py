@@ -112,7 +112,7 @@ COMMITTING: list[Case] = [
     ),
     Case(
         make=CommitsInTime,
-        what="also what a predecessor had completed",
+        what="also messages that a predecessor had completed",
         rules=COMMITS,
         asks="commit_interval",
         more=OPEN,
@@ -151,7 +151,7 @@ COMMITTING: list[Case] = [
     ),
     Case(
         make=StallNamed,
-        what="by who holds the floor",
+        what="with the message that holds the floor",
         rules={"max_ahead": 3},
         asks="max_ahead",
         keeps=[assigned(), delivered(0, "a"), THREE[1:], reached(0), ran(1, "b")],
@@ -170,7 +170,7 @@ COMMITTING: list[Case] = [
     ),
     Case(
         make=StallNamed,
-        what="by nobody when all has finished",
+        what="without a message when all has finished",
         rules={"max_ahead": 3},
         asks="max_ahead",
         keeps=[assigned(), THREE[:2], ran(0, "a"), ran(1, "b"), THREE[2:], redelivered(2, "settled", "c"), reached()],
@@ -179,7 +179,7 @@ COMMITTING: list[Case] = [
     ),
     Case(
         make=StallNamed,
-        what="by nobody who waits for it",
+        what="without a message that waits for it",
         rules={"max_ahead": 3},
         asks="max_ahead",
         keeps=[assigned(), THREE, delivered(3, "d"), BEFORE, reached()],
@@ -229,7 +229,7 @@ BOUNDED: list[Case] = [
     ),
     Case(
         make=PauseAtBounds,
-        what="stops for what was completed, and goes on at once",
+        what="stops for completed messages, and goes on at once",
         more={"max_in_flight": 20},
         keeps=[delivered(0), redelivered(0, "settled"), flow("paused", 15), handled(1), flow("resumed", 0)],
         breaks=[delivered(0), redelivered(0, "held"), flow("paused", 15), handled(1), flow("resumed", 0)],
@@ -271,7 +271,7 @@ BOUNDED: list[Case] = [
 DRAINING: list[Case] = [
     Case(
         make=DrainStartsNothing,
-        what="not even what is below",
+        what="not even messages below",
         rules=COMMITS,
         keeps=[assigned(), THREE, started(2, "c"), DRAIN, ended(2, "c")],
         breaks=[assigned(), THREE, started(2, "c"), DRAIN, started(1, "b")],
@@ -297,7 +297,7 @@ DRAINING: list[Case] = [
     ),
     Case(
         make=DrainStartsNothing,
-        what="what was in a call that has ended",
+        what="messages of a call that has ended",
         rules={"batch": 3},
         keeps=[assigned(), THREE, started(0, "a"), DRAIN, at(101.0, ended(0, "a"), ran(1, "b"))],
         breaks=[assigned(), THREE, started(0, "a"), DRAIN, at(101.0, ended(0, "a")), at(102.0, started(1, "b"))],
@@ -324,7 +324,7 @@ DRAINING: list[Case] = [
     ),
     Case(
         make=DrainInTime,
-        what="within what it is given, and handed over",
+        what="within its timeout, and handed over",
         asks="drain_timeout and grace",
         more=OPEN,
         keeps=[owned("revoking", timeout=5.0), at(112.0, owned("drained")), at(126.9, owned("revoked"))],

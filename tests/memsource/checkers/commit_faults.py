@@ -25,8 +25,7 @@ def _assignment(row: Fields) -> tuple[object, object]:
 def covered(segments: list[Rows]) -> Iterator[tuple[Handling, int]]:
     """Messages that ended well at their first attempt, each with the index of the first commit that passes it.
 
-    Only those behind whose end nothing is delivered before that commit: nobody has filled their room by then.
-    """
+    Nothing is delivered between the end and that commit, so no other message has filled the room."""
     for handling in handlings(segments):
         shape = [handling.rows[index]["event"] for index in handling.indices]
         if shape == ["delivered", "started", "ended"] and handling.rows[handling.at("ended")[0]]["result"] == "ok":
@@ -41,7 +40,7 @@ def _any(rows: Rows, *events: str) -> bool:
 
 
 def handled_once(segments: list[Rows], handling: Handling) -> bool:
-    """Whether it is the last of its key, and nobody else handles it."""
+    """Whether it is the last message of its key, and no other member handles it."""
     for other in handlings(segments):
         same = other.lane == handling.lane
         if same and other.first is not handling.first and other.position >= handling.position:
@@ -102,7 +101,7 @@ def completed_that_never_was(segments: list[Rows]) -> list[Rows] | None:
 
 
 def _only_ends_elsewhere(segments: list[Rows], skipped: Handling) -> bool:
-    """Whether nothing of its key comes behind it: the order is not what this fault is about."""
+    """Whether no message of its key follows: the order is another fault."""
     return all(
         other.lane != skipped.lane or other.position <= skipped.position or skipped.lane[1] is None
         for other in handlings(segments)
@@ -152,11 +151,11 @@ def a_commit_after_the_release(segments: list[Rows]) -> list[Rows] | None:
 
 COMMIT_FAULTS: dict[Fault, set[str]] = {
     committed_while_it_runs: {"NoCommitPastUnfinished", "NoSettleBeforeEnd"},
-    # What is passed on a failure is lost, and was settled too early.
+    # A failed message below a commit is lost, and was settled too early.
     committed_on_a_failure: {"AtLeastOnce", "NoCommitPastUnfinished", "NoSettleBeforeEnd"},
-    # It was given up before, so that is for the letter's checker to say.
+    # It was given up before, so ``DeadLetterBeforeSettle`` judges it.
     committed_past_a_parking_message: {"DeadLetterBeforeSettle", "NoCommitPastUnfinished"},
-    # Nobody saw it but its producer.
+    # Only its producer has a row of it.
     a_message_skipped_and_committed_past: {"AtLeastOnce"},
     completed_that_never_was: {"AtLeastOnce"},
     a_floor_that_falls: {"CommitsRise"},

@@ -1,4 +1,4 @@
-"""Legal histories, damaged: what may be said of what is left."""
+"""Damage to legal histories, and the verdicts that are still allowed."""
 
 from __future__ import annotations
 

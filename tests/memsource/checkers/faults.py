@@ -199,7 +199,7 @@ def a_failure_settled(segments: list[Rows]) -> list[Rows] | None:
     return None
 
 
-def a_letter_never_confirmed(segments: list[Rows]) -> list[Rows] | None:
+def a_dead_letter_never_confirmed(segments: list[Rows]) -> list[Rows] | None:
     for handling in handlings(segments):
         if handling.parked and alone(segments, handling):
             return without(segments, handling.segment, handling.at("dlq_confirmed")[0])
@@ -227,7 +227,7 @@ def taking_goes_on_without_settling(segments: list[Rows]) -> list[Rows] | None:
     return None
 
 
-def settled_before_the_letter_was_confirmed(segments: list[Rows]) -> list[Rows] | None:
+def settled_before_the_dead_letter_was_confirmed(segments: list[Rows]) -> list[Rows] | None:
     for handling in handlings(segments):
         if handling.parked:
             return moved(segments, handling.segment, handling.at("ack")[0], handling.at("dlq_confirmed")[0])
@@ -266,10 +266,10 @@ FAULTS: dict[Fault, set[str]] = {
     settled_again_without_having_been_handled: {"AtLeastOnce"},
     # What is settled on a failure is lost, and was settled too early.
     a_failure_settled: {"AtLeastOnce", "NoSettleBeforeEnd"},
-    a_letter_never_confirmed: {"AtLeastOnce", "DeadLetterBeforeSettle"},
+    a_dead_letter_never_confirmed: {"AtLeastOnce", "DeadLetterBeforeSettle"},
     a_smaller_bound: {"BoundedInFlight"},
     taking_goes_on_without_settling: {"BoundedInFlight"},
-    settled_before_the_letter_was_confirmed: {"DeadLetterBeforeSettle"},
+    settled_before_the_dead_letter_was_confirmed: {"DeadLetterBeforeSettle"},
     settled_while_it_runs: {"NoSettleBeforeEnd"},
     settled_before_it_was_started: {"NoSettleBeforeEnd"},
     settled_between_two_attempts: {"NoSettleBeforeEnd"},

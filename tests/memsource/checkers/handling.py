@@ -1,4 +1,4 @@
-"""What the members of both worlds do with messages; what they tell the broker is their own."""
+"""The handling of messages by the members of both worlds. Each world adds its own settlements."""
 
 from __future__ import annotations
 

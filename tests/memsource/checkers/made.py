@@ -13,7 +13,7 @@ from tests.memsource.checkers.rows import Rows, rows_of
 
 
 class Made:
-    """What ``run`` writes into a folder, by seed."""
+    """The histories that ``run`` writes into a folder, by seed."""
 
     def __init__(self, run: Callable[[Path, Random], None]) -> None:
         self._run = run

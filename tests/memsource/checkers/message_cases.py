@@ -82,7 +82,7 @@ OUTLIVES_NO_MORE = [ended(0, "a"), zombie(0, "a")]
 LANES: list[Case] = [
     Case(
         make=DeliveredThenStarted,
-        what="what is held",
+        what="a held message",
         asks="order and keyless",
         keeps=[delivered(0), started(0), failed(0), started(0, attempt=2), ended(0), delivered(1), started(1)],
         breaks=[delivered(0), ran(0), started(0)],
@@ -91,7 +91,7 @@ LANES: list[Case] = [
     ),
     Case(
         make=DeliveredThenStarted,
-        what="what has come again is held once",
+        what="a redelivered message is held once",
         asks="order and keyless",
         keeps=[delivered(0), delivered(0), redelivered(0, "held"), ran(0)],
         breaks=[delivered(0), ran(0), ack(0), delivered(0), redelivered(0, "settled"), started(0)],
@@ -143,7 +143,7 @@ LANES: list[Case] = [
     ),
     Case(
         make=LaneProgress,
-        what="behind a handler of an earlier assignment it waits for that",
+        what="after a handler of an earlier assignment it waits for that",
         asks="order, keyless, lanes and batch",
         more={"max_in_flight": 3},
         keeps=[*OUTLIVED, *OTHERS, *OUTLIVES_NO_MORE, *OTHERS[:3], started(0, "a", **AGAIN)],
@@ -152,7 +152,7 @@ LANES: list[Case] = [
     ),
     Case(
         make=LaneProgress,
-        what="also a head behind what was settled before",
+        what="also a head after a message that was settled before",
         rules=COMMITS,
         asks="order, keyless, lanes and batch",
         more={"max_in_flight": 3},
@@ -372,7 +372,7 @@ OUTCOMES: list[Case] = [
     ),
     Case(
         make=KeptAlive,
-        what="not what is settled already",
+        what="not a settled message",
         rules={"extend_interval": 2.0},
         asks="extend_interval",
         more=OPEN,

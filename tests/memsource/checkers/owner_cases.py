@@ -83,7 +83,7 @@ OWNING: list[Case] = [
     ),
     Case(
         make=NoDuplicateCleanly,
-        what="what was completed above the floor is handed over",
+        what="the completed set above the floor is handed over",
         rules=COMMITS,
         asks="drain_timeout",
         keeps=[assigned(), delivered(0, "a"), done(1, "b"), sent(0, 1), confirmed(0), drained(abandoned(0, "a"))],
@@ -94,7 +94,7 @@ OWNING: list[Case] = [
     ),
     Case(
         make=NoDuplicateCleanly,
-        what="what nothing begun is below of, where the set is not handed over",
+        what="messages without a begun one below, where the set is not handed over",
         rules=CLOSES,
         asks="drain_timeout",
         keeps=[
@@ -115,7 +115,7 @@ OWNING: list[Case] = [
     ),
     Case(
         make=OrderAcrossAssignments,
-        what="a rewind to what was committed",
+        what="a rewind to a committed position",
         asks="order",
         keeps=[assigned(), handled(0), handled(1), sent(1), owned("lost")],
         breaks=[assigned(), handled(0), delivered(1), sent(1), owned("lost")],
@@ -136,7 +136,7 @@ OWNING: list[Case] = [
     ),
     Case(
         make=OrderAcrossAssignments,
-        what="what was given up before has its turn without a start",
+        what="a message that was given up takes its turn without a start",
         rules={"attempts_kept": True},
         asks="order",
         keeps=[assigned(), delivered(0), delivered(1), message("blocked", 0), ran(1), sent(1)],

@@ -1,4 +1,4 @@
-"""What each checker says of sources that commit floors, in the cases that are easy to get wrong."""
+"""Verdicts about sources that commit floors, in the cases that are easy to get wrong"""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestNoCommitPastUnfinished:
         assert not violated(segment(*run, sent(4)))
         assert violated(segment(*run, sent(5))) == {"AtLeastOnce", *PAST}
 
-    def test_what_is_completed_above_the_floor_says_nothing_about_the_floor(self) -> None:
+    def test_the_completed_set_does_not_raise_the_floor(self) -> None:
         run = segment(assigned(), delivered(1, "a"), handled(2, "b"), sent(1, 1), ran(1, "a"), sent(3))
         assert {verdict.status for verdict in check(parsed(run), PROMISES)} == {"passed"}
         assert verdicts(run)["NoCommitPastUnfinished"].checked == 2
@@ -70,7 +70,7 @@ class TestNoCommitPastUnfinished:
         run = segment(assigned(), delivered(1), sent(2), owned("commit_failed", floor=2), sent(2), ran(1), sent(2))
         assert verdicts(run)["NoCommitPastUnfinished"].violations == 1
 
-    def test_a_failure_a_hold_and_a_sent_letter_are_not_the_end(self) -> None:
+    def test_a_failure_a_hold_and_a_sent_dead_letter_are_no_end(self) -> None:
         failed = [assigned(), delivered(1), started(1), ended(1, result="error")]
         assert violated(segment(failed, message("retry", 1, delay=1), sent(2), ran(1))) == PAST
         parking = [*failed, message("dlq_sent", 1)]
@@ -78,7 +78,7 @@ class TestNoCommitPastUnfinished:
         assert violated(segment(parking, sent(2), message("dlq_confirmed", 1))) == letters
         assert not violated(segment(parking, message("dlq_confirmed", 1), sent(2)))
 
-    def test_what_was_abandoned_is_unfinished(self) -> None:
+    def test_an_abandoned_message_is_unfinished(self) -> None:
         run = [assigned(), delivered(1), owned("revoking"), message("abandoned", 1)]
         assert violated(segment(run, sent(2))) == {"AtLeastOnce", *PAST}
         assert not violated(segment(run, sent(1)))
@@ -89,7 +89,7 @@ class TestNoCommitPastUnfinished:
         assert violated(segment(first, again, sent(2, assignment=2))) == PAST
         assert not violated(segment(first, again, ran(1, assignment=2), sent(2, assignment=2)))
 
-    def test_what_a_predecessor_had_completed_is_finished(self) -> None:
+    def test_a_message_that_a_predecessor_completed_is_finished(self) -> None:
         first = segment(assigned(), delivered(1, "a"), handled(2, "b"), sent(1, 1), owned("revoked"))
         again = [assigned(1), delivered(1, "a"), delivered(2, "b"), redelivered(2, "settled", "b")]
         second = segment(again, ran(1, "a"), sent(3), start=200.0, pid=2)
@@ -126,7 +126,7 @@ class TestNoCommitPastUnfinished:
         assert not violated(run)
         assert unproven(run) >= PAST
 
-    def test_what_was_delivered_behind_a_gap_did_not_finish_in_it(self) -> None:
+    def test_a_message_delivered_after_a_gap_did_not_finish_in_it(self) -> None:
         run = segment(assigned(), delivered(7, "x"), delivered(8, "x"), delivered(9), sent(10))
         del run[2]
         assert violated(run) == PAST
@@ -138,13 +138,13 @@ class TestNoCommitPastUnfinished:
 
 
 class TestAtLeastOnce:
-    def test_a_floor_settles_what_is_below_it(self) -> None:
+    def test_a_floor_settles_the_messages_below_it(self) -> None:
         run = segment(assigned(), handled(1), delivered(2), sent(3))
         verdict = verdicts(run)["AtLeastOnce"]
         assert (verdict.status, verdict.violations) == ("violated", 1)
         assert f"S/0 position 2 key {delivered(2)['key']}, m-1 pid 1 row 7: settled" in verdict.witnesses[0]
 
-    def test_what_was_produced_and_never_delivered_is_lost_when_it_is_passed(self) -> None:
+    def test_an_undelivered_message_below_a_commit_is_lost(self) -> None:
         producer = segment(*[produced(position) for position in (1, 2, 3)], member="producer")
         one = [assigned(1), *handled(1), *handled(3)]
         verdict = verdicts(producer, segment(one, sent(4), start=200.0))["AtLeastOnce"]
@@ -183,7 +183,7 @@ class TestBoundedInFlight:
             [redelivered(1, "settled")],
         ],
     )
-    def test_what_has_finished_makes_room(self, leaves: Rows) -> None:
+    def test_a_finished_message_makes_room(self, leaves: Rows) -> None:
         before = [assigned(), delivered(1)]
         assert "BoundedInFlight" not in violated(segment(before, leaves, *self.LATER, max_in_flight=1))
         assert "BoundedInFlight" in violated(segment(before, *self.LATER, leaves, max_in_flight=1))
@@ -192,7 +192,7 @@ class TestBoundedInFlight:
         run = segment(owned("assigned", incarnation=""), handled(1), delivered(2, "b"), max_in_flight=1)
         assert violated(run) == {"BoundedInFlight"}
 
-    def test_what_waited_to_be_admitted_was_in_flight(self) -> None:
+    def test_a_message_that_waits_for_admission_is_in_flight(self) -> None:
         waited = [assigned(), delivered(1, "a"), delivered(2, "b"), started(1, "a"), redelivered(2, "settled", "b")]
         for more, status in (([delivered(3, "c")], "passed"), ([delivered(3, "c"), delivered(4, "d")], "violated")):
             verdict = verdicts(segment(waited, more, max_in_flight=2))["BoundedInFlight"]

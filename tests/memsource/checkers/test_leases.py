@@ -1,4 +1,4 @@
-"""Runs of a key at two members, where ownership is under a lease."""
+"""Handlers of a key at two members whose partitions are under leases"""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_renewal_that_only_the_loss_tells_of_counts() -> None:
     assert judged([leased(101.0), *RUNS_ON], [leased(110.0), *at(101.9, *ran(1))]).status == "violated"
 
 
-def test_nothing_starts_behind_its_own_deadline() -> None:
+def test_nothing_starts_after_its_own_deadline() -> None:
     assert judged([leased(101.0), *at(100.9, *ran(0))]).status == "passed"
     verdict = judged([leased(101.0), *at(101.0, *ran(0))])
     assert verdict.witnesses[0].endswith("started when its own lease had run out")
@@ -77,7 +77,7 @@ def test_nothing_starts_behind_its_own_deadline() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_nothing_is_acknowledged_behind_the_deadline_or_the_loss(*, at_once: bool) -> None:
+def test_nothing_is_acknowledged_after_the_deadline_or_the_loss(*, at_once: bool) -> None:
     before = [leased(102.0), delivered(0), *ran(0)]
     assert judged([*before, *at(101.9, ack(0))]).status == "passed"
     late = at(101.0, lost(102.0), ack(0)) if at_once else at(102.0, ack(0))
@@ -135,7 +135,7 @@ def written(directory: Path, deadline: float, now: float) -> Verdict:
 
 
 @pytest.mark.parametrize("deadline", [20.0, 213.49964152861537, 99.0000005, 86_400.9999995, 5_000_000.1234564])
-def test_what_a_history_rounds_off_makes_nothing_late(tmp_path: Path, deadline: float) -> None:
+def test_rounded_times_make_nothing_late(tmp_path: Path, deadline: float) -> None:
     for name, now in (("next", math.nextafter(deadline, 0.0)), ("half", deadline - 5e-7), ("one", deadline - 1e-6)):
         assert written(tmp_path / name, deadline, now).status == "passed", name
     late = written(tmp_path / "late", deadline, deadline + 3e-6)

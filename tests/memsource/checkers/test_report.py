@@ -1,4 +1,4 @@
-"""The figures and the text of ``lanes check``."""
+"""The figures and the text of ``lanes check``"""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_violation_is_status_1_and_witnesses_are_bounded(tmp_path: Path) -> No
     assert "          ! and 15 more" in text
 
 
-def test_what_is_not_proven_is_status_2_and_says_why(tmp_path: Path) -> None:
+def test_an_unproven_promise_is_status_2_with_its_reason(tmp_path: Path) -> None:
     rows = segment(handled(1))
     del rows[2]
     path = write(tmp_path, encoded(rows))

@@ -17,7 +17,7 @@ from tests.memsource.checkers.handling import Handling
 RULES = Rules(
     order="key",
     keyless="any",
-    lanes=1,  # Which lane is next is drawn by lot here, and of folded ones nobody says that it is their turn.
+    lanes=1,  # The next lane is drawn by lot here, and a history does not tell the turn of folded lanes.
     batch=0,
     timeout=0,
     poison="skip",

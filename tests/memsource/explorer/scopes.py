@@ -1,4 +1,4 @@
-"""What is explored by `make test`, and what by `make soak`."""
+"""The scopes that ``make test`` and ``make soak`` explore."""
 
 from __future__ import annotations
 

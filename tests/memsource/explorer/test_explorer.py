@@ -1,4 +1,4 @@
-"""Every order of events: the engine keeps its promises in all of them; where it does not, the explorer finds it out."""
+"""The engine keeps its promises in every order of events, and the explorer finds planted bugs"""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_without_either_form_of_drain_a_clean_rebalance_repeats_finished_work() 
 
 
 @pytest.mark.parametrize("form", ["hands_over", "close_prefix"])
-def test_with_either_form_of_drain_it_does_not(form: str) -> None:
+def test_with_either_form_of_drain_a_clean_rebalance_repeats_nothing(form: str) -> None:
     assert violation(replace(NO_DRAIN, **{form: True})) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scope", SOAK.values(), ids=SOAK)
-def test_what_the_soak_explores_begins_well(scope: Scope) -> None:
+def test_the_scopes_of_the_soak_start_without_a_violation(scope: Scope) -> None:
     exploration = search(GroupWorld(scope), max_states=500)
     assert (exploration.violation, exploration.complete) == (None, False)
 

@@ -1,4 +1,4 @@
-"""An application that exercises everything, drawn from the seed of its plan: the project's own campaign runs it."""
+"""An application that exercises everything, drawn from the seed of its plan. The project's own campaign runs it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ _ACTIONS: Final = ("pause", "resume", "unblock", "park", "stop", "join", "publis
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a seed stands for. ``calm``: nothing is in it that a consumer may answer with a repetition.
+    """The case of a seed. ``calm``: it gives a consumer no reason to repeat a message.
 
-    ``tail``: so many positions behind the last message of each partition are left out, as by transaction markers.
-    """
+    ``tail``: positions that are left out after the last message of each partition, as by transaction markers."""
 
     calm: bool
     partitions: int
@@ -218,7 +217,7 @@ class _Application:
                 self.world.broker.skip(self.case.tail, partition=partition)
 
     def state(self) -> dict[str, Any]:
-        """What was done, whoever did it and in which order."""
+        """The finished work, without its owner and order."""
         parked = {(letter.partition, letter.position) for letter in self.world.dead_letters}
         done = parked | set(self.handled)
         return {
@@ -266,7 +265,7 @@ class _Application:
             self.pause(worker, paused=False)
 
     def unblock_all(self) -> bool:
-        """Give up whatever is blocked; whether there was anything."""
+        """Unblock all blocked messages; returns whether there were any."""
         found = 0
         for worker in staying(self.world, self.leaving):
             if worker.consumer.ready and worker.consumer.status().blocked:
@@ -317,7 +316,7 @@ class _Application:
         return outcomes
 
     async def behave(self, message: Message, call: Sequence[Message]) -> None:
-        """What becomes of a message is in its value. ``call``: what is handled together with it."""
+        """Behave as the value of the message says. ``call``: the messages of the same call."""
         if (self.member, message.partition, message.position) in self.ended:
             self.world.find(
                 "RunsOnce", f"position {message.position} runs again in the assignment in which it had ended"

@@ -1,4 +1,4 @@
-"""Programs that leave as much as they can to the loop; each returns what a user can see of one run."""
+"""Programs that leave as much as possible to the loop. Each returns the visible result of one run."""
 
 from __future__ import annotations
 

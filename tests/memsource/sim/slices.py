@@ -71,7 +71,7 @@ BUDGET: Final = faults(
 
 @dataclass
 class Tally:
-    """What was run. ``found``: a line for each run that found something, with the token that repeats it."""
+    """The figures of some runs. ``found``: a line for each run with a finding, with the token that repeats it."""
 
     runs: int = 0
     sweeps: int = 0
@@ -89,7 +89,7 @@ class Tally:
             self.found.append(f"{run.plan.personality}, seed {run.plan.seed}: {run.findings}: {encode(run.plan)}")
 
     def missing(self) -> list[str]:
-        """What should happen sometimes and never did."""
+        """Events that must happen sometimes and never did."""
         return [name for name in SOMETIMES if not self.happened[name]]
 
     def __iadd__(self, other: Tally) -> Tally:
@@ -102,7 +102,7 @@ class Tally:
 
 
 def _rare(run: Run) -> Iterator[str]:
-    """What more than its event a row says: why something came again, and that a drain's deadline has passed."""
+    """Rare facts of rows: why a message came again, and that the deadline of a drain has passed."""
     for segment in run.segments:
         draining: set[tuple[str, int]] = set()
         for row in segment.rows:

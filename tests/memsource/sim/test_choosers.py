@@ -1,4 +1,4 @@
-"""What choosers answer, by themselves."""
+"""The choices of each chooser"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_task_is_chosen_and_time_jumps_at_times(make: type[RandomWalk]) ->
 
 
 @given(seed=SEEDS, asked=ASKED)
-def test_what_was_recorded_answers_the_same(seed: int, asked: list[list[int]]) -> None:
+def test_a_recorded_schedule_gives_the_same_answers(seed: int, asked: list[list[int]]) -> None:
     recording = Recording(RandomWalk(seed))
     first = answers(recording, asked)
     assert answers(Sparse(recording.schedule), asked) == first

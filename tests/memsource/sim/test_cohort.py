@@ -1,4 +1,4 @@
-"""The cohort as data: leases, epochs, and slots that move; who owns what, and who believes it."""
+"""The simulated cohort: leases, epochs, moving slots, and the slots that each member believes to own"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def heard(made: Cohort, member: str) -> list[tuple[str, int, int]]:
     return [(notice.kind, notice.slot, notice.epoch) for notice in made.poll(member)]
 
 
-def test_a_slot_that_moves_is_asked_for_and_given_on_when_it_is_released() -> None:
+def test_a_moving_slot_is_revoked_and_assigned_after_its_release() -> None:
     made = cohort(2, "a", "b")
     assert heard(made, "a") == [("assigned", 0, 1), ("assigned", 1, 1), ("revoking", 1, 1)]
     moving = [made.moving]
@@ -46,7 +46,7 @@ def test_a_slot_that_moves_is_asked_for_and_given_on_when_it_is_released() -> No
     assert repr(made) == "<Cohort: 2 slots, 0 free, 0 asked for, 2 members>"
 
 
-def test_the_deadline_takes_what_is_not_released() -> None:
+def test_the_deadline_takes_unreleased_slots() -> None:
     made = cohort(1, "a")
     made.poll("a")
     made.join("b", 1.0)
@@ -65,7 +65,7 @@ def test_the_deadline_takes_what_is_not_released() -> None:
 
 
 @pytest.mark.parametrize(("at", "end"), [(0.0, 9.0), (2.9, 9.0), (3.0, 12.0), (8.0, 15.0)])
-def test_what_a_crashed_member_owned_is_free_when_its_lease_has_expired(at: float, end: float) -> None:
+def test_slots_of_a_crashed_member_are_free_after_its_lease(at: float, end: float) -> None:
     made = cohort(1, "a")
     made.join("b", 0.0)
     made.crash("a", at)
@@ -106,7 +106,7 @@ def test_a_frozen_member_learns_of_its_loss_when_it_wakes() -> None:
     assert made.members == ["a", "b"]
 
 
-def test_what_is_planned_for_who_does_not_run_stays_free() -> None:
+def test_a_slot_planned_for_a_dead_member_stays_free() -> None:
     made = cohort(2, "a", "b")
     made.crash("b", 0.0)
     made.release("a", 1, 1, 1.0)
@@ -115,7 +115,7 @@ def test_what_is_planned_for_who_does_not_run_stays_free() -> None:
     assert made.owner(1) == "a"
 
 
-def test_what_is_lost_goes_to_another_one_at_once_or_comes_back_later() -> None:
+def test_a_lost_slot_goes_to_another_member_or_comes_back_later() -> None:
     made = cohort(1, "a")
     made.poll("a")
     assert made.lose(0, 1.0)
@@ -128,7 +128,7 @@ def test_what_is_lost_goes_to_another_one_at_once_or_comes_back_later() -> None:
     assert (made.owner(0), heard(made, "a"), heard(made, "b")) == ("b", [("lost", 0, 2)], [("assigned", 0, 3)])
 
 
-def test_what_is_released_unasked_goes_to_somebody_else_or_nobody() -> None:
+def test_a_slot_released_early_goes_to_another_member_or_none() -> None:
     made = cohort(1, "a")
     made.release("a", 0, 1, 1.0)
     assert (made.owner(0), made.next_at()) == (None, math.inf)
@@ -194,7 +194,7 @@ STEPS = st.one_of(
 
 
 class Beliefs:
-    """What each member believes to own, from what it has heard: slot → epoch."""
+    """The slots that each member believes to own, by the news it heard: slot → epoch."""
 
     def __init__(self) -> None:
         self.cohort = cohort(3)
@@ -242,7 +242,7 @@ class Beliefs:
 
 
 @given(st.lists(STEPS, max_size=40))
-def test_two_believe_to_own_a_slot_only_until_the_one_who_lost_it_hears_of_it(steps: list[Any]) -> None:
+def test_two_members_own_a_slot_only_until_the_loser_hears_of_it(steps: list[Any]) -> None:
     world = Beliefs()
     epochs = [0, 0, 0]
     for step in steps:
@@ -257,7 +257,7 @@ def test_two_believe_to_own_a_slot_only_until_the_one_who_lost_it_hears_of_it(st
                 world.hear(member)
                 for slot, epoch in world.own[member].items():
                     assert (made.owner(slot), made.epoch(slot)) == (member, epoch)
-    # Good weather: whoever runs in the end owns everything, shared evenly.
+    # Without faults the running members share all slots evenly.
     for _ in range(12):
         world.step("wait", 4.0)
         for member in list(world.own):

@@ -1,4 +1,4 @@
-"""A budget of faults, and what is drawn from it."""
+"""A budget of faults, and the faults drawn from it"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUDGETS = st.builds(faults, **{kind: st.integers(0, 3) for kind in FAULT_KINDS})
 
 
 @given(BUDGETS, st.sampled_from(PERSONALITIES), st.integers(0, 50), st.integers(0, 2**64 - 1))
-def test_what_is_drawn_keeps_to_its_budget(
+def test_drawn_faults_keep_to_their_budget(
     budget: FaultBudget, personality: PersonalityName, boundaries: int, seed: int
 ) -> None:
     found = draw(budget, personality, boundaries, random.Random(seed))
@@ -47,7 +47,7 @@ def test_faults_come_close_to_one_another() -> None:
     assert 10 < near < 150
 
 
-def test_what_never_happens_there_is_not_drawn() -> None:
+def test_a_fault_that_a_broker_never_has_is_not_drawn() -> None:
     budget = faults(redeliver=2, crash=1)
     budget.check(PERSONALITIES)
     assert budget.kinds("kafka") == ("crash",)

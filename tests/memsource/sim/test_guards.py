@@ -1,4 +1,4 @@
-"""What has no virtual time is refused by name, in the simulation alone, and everything is put back."""
+"""Calls without virtual time are refused by name inside a simulation only, and the guards are removed after it"""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_everything_is_put_back() -> None:
     assert [dict(vars(owner)) for owner in owners] == before
 
 
-def test_in_a_task_of_a_library_the_line_that_asked_for_it_is_of_that_library() -> None:
+def test_a_refusal_in_a_library_task_names_a_line_of_that_library() -> None:
     async def main() -> None:
         await anyio.connect_tcp("127.0.0.1", 9)
 

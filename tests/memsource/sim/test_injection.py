@@ -1,4 +1,4 @@
-"""Faults count when they strike, not when they are armed, and go on when more is produced."""
+"""A fault counts when it strikes, not when it is armed, and faults go on when more messages are produced"""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_with(*found: Fault, io: bool = False, poison: bool = False, personality:
 
 @both
 @pytest.mark.parametrize("kind", ["io_fails", "letter_fails"])
-def test_what_is_armed_and_never_strikes_has_not_happened(personality: PersonalityName, kind: Any) -> None:
+def test_an_armed_fault_that_never_strikes_has_not_happened(personality: PersonalityName, kind: Any) -> None:
     run = run_with(Fault(5, kind), personality=personality)
     assert (run.findings, run.happened[f"fault: {kind}"], run.moments) == ({}, 0, [])
 
@@ -54,7 +54,7 @@ def test_what_is_armed_and_never_strikes_has_not_happened(personality: Personali
 @pytest.mark.parametrize(
     ("kind", "event"), [("io_fails", "retry"), ("letter_fails", ""), ("commit_fails", "commit_failed")]
 )
-def test_what_strikes_is_counted_when_it_does(personality: PersonalityName, kind: Any, event: str) -> None:
+def test_a_fault_counts_when_it_strikes(personality: PersonalityName, kind: Any, event: str) -> None:
     run = run_with(Fault(0, kind), io=True, poison=kind == "letter_fails", personality=personality)
     assert (run.findings, run.happened[f"fault: {kind}"]) == ({}, 1)
     (moment,) = run.moments
@@ -101,7 +101,7 @@ def test_the_last_fault_of_a_plan_has_its_chance_to_strike() -> None:
     assert struck == [1] * 30
 
 
-def test_what_was_armed_for_a_worker_goes_with_it() -> None:
+def test_an_armed_fault_ends_with_its_worker() -> None:
     injection = Injection([Fault(0, "commit_fails"), Fault(0, "io_fails")])
     first, second = Fault(0, "commit_fails"), Fault(1, "commit_fails")
     injection.performed += [first, second]
@@ -113,7 +113,7 @@ def test_what_was_armed_for_a_worker_goes_with_it() -> None:
     assert injection.over
 
 
-def test_the_campaign_says_what_never_struck() -> None:
+def test_the_campaign_names_faults_that_never_struck() -> None:
     @simulate(runs=30, faults=faults(io_fails=2), sometimes=["fault: io_fails"])
     async def test(world: World) -> None:
         async def handle(message: Message) -> None:
@@ -180,7 +180,7 @@ def test_a_handler_that_is_wrong_in_the_second_phase_alone_is_convicted() -> Non
     assert list(failure.run.findings) == ["FaultDifferential"]
 
 
-def test_what_was_armed_for_a_process_that_is_gone_is_not_waited_for() -> None:
+def test_an_armed_fault_of_a_dead_process_is_not_awaited() -> None:
     ended: list[float] = []
 
     async def test(world: World) -> None:
@@ -199,7 +199,7 @@ def test_what_was_armed_for_a_process_that_is_gone_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("who", ["a worker", "the test"])
-def test_what_is_published_while_or_by_others_than_the_test_brings_no_new_fault(who: str) -> None:
+def test_only_messages_of_the_test_bring_new_faults(who: str) -> None:
     async def test(world: World) -> None:
         async def again(message: Message | None) -> None:
             await anyio.sleep(10.0)
@@ -225,7 +225,7 @@ def test_what_is_published_while_or_by_others_than_the_test_brings_no_new_fault(
 
 
 @both
-def test_a_server_that_starts_anew_forgets_and_nothing_is_lost(personality: PersonalityName) -> None:
+def test_a_restarted_server_forgets_and_nothing_is_lost(personality: PersonalityName) -> None:
     handled: Counter[tuple[int, int]] = Counter()
 
     async def test(world: World) -> None:
@@ -251,10 +251,10 @@ def test_a_server_that_starts_anew_forgets_and_nothing_is_lost(personality: Pers
 
 @both
 @pytest.mark.parametrize("kind", ["rebalance", "lost", "redeliver", "restart", "freeze", "slow", "clock_jump"])
-def test_what_meets_nothing_has_not_happened(personality: PersonalityName, kind: Any) -> None:
+def test_a_fault_that_meets_nothing_has_not_happened(personality: PersonalityName, kind: Any) -> None:
     if kind in IMPOSSIBLE_FAULTS[personality]:
         return
-    # Nobody owns anything yet, nothing was delivered, or it takes no time. A server is killed whoever is there.
+    # No partition is owned yet, nothing was delivered, or the fault takes no time. Only a restart needs no target.
     run = run_with(Fault(0, kind), personality=personality)
     assert (run.findings, run.happened[f"fault: {kind}"], len(run.moments)) == ({}, *[int(kind == "restart")] * 2)
     amount = 1.0 if kind in ("freeze", "slow", "clock_jump") else 0.0
@@ -264,7 +264,7 @@ def test_what_meets_nothing_has_not_happened(personality: PersonalityName, kind:
 
 
 @both
-def test_who_stands_still_wakes_no_earlier_for_a_shorter_freeze(personality: PersonalityName) -> None:
+def test_a_shorter_freeze_wakes_a_worker_no_earlier(personality: PersonalityName) -> None:
     woke: list[float] = []
 
     async def test(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The loop in virtual time: what a turn is, when time passes, and what is frozen."""
+"""The loop in virtual time: its turns, the passing of time, and freezes"""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_a_task_that_is_ready_is_frozen_too_and_children_are_of_the_group() -> N
     assert log[-1] in (0, 5)
 
 
-def test_what_wakes_after_a_freeze_still_queues_by_number() -> None:
+def test_tasks_queue_by_number_after_a_freeze() -> None:
     log: list[int] = []
 
     async def main() -> None:
@@ -307,7 +307,7 @@ def test_the_cancellation_of_a_frozen_task_waits_for_it() -> None:
     assert run(main, chooser=Fifo()).result == 30
 
 
-def test_what_is_frozen_for_ever_ends_with_the_run() -> None:
+def test_a_task_frozen_for_ever_ends_with_the_run() -> None:
     async def main() -> None:
         GROUP.set("a")
         task = asyncio.create_task(asyncio.sleep(1))

@@ -1,4 +1,4 @@
-"""A machine drives a world step by step: a handler that keeps its promises passes, others are convicted."""
+"""A state machine drives a world step by step: right handlers pass, and wrong ones are convicted"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def machine() -> Iterator[Counted]:
     made.teardown()
 
 
-def test_who_was_told_to_let_time_pass_is_not_late() -> None:
+def test_a_jump_of_time_makes_nothing_late() -> None:
     """Between the word that a partition is to be drained and the drain of what does not run, time jumps."""
     machine = Orders()
     for index, turns in ((0, 24), (0, 10), (0, 32), (0, 33), (0, 8), (4, 8), (0, 24), (1, 36), (2, 37)):
@@ -73,7 +73,7 @@ def test_who_was_told_to_let_time_pass_is_not_late() -> None:
 
 
 @both
-def test_what_keeps_its_promises_passes(personality: PersonalityName) -> None:
+def test_a_handler_that_keeps_its_promises_passes(personality: PersonalityName) -> None:
     reached: Counter[str] = Counter()
 
     class Kept(Counted):
@@ -119,7 +119,7 @@ def test_a_rule_takes_the_simulation_so_much_further(machine: Counted) -> None:
     assert sum(machine.calls.values()) == len(machine.world.broker.records) == 6
 
 
-def test_what_fails_in_a_rule_is_performed_at_once(machine: Counted) -> None:
+def test_a_fault_of_a_rule_is_performed_at_once(machine: Counted) -> None:
     machine.advance(1.0)
     machine.crash(worker=1, after=5.0)
     assert [worker.gone for worker in machine.world.members] == [False, True]
@@ -168,7 +168,7 @@ def test_time_may_jump_while_tasks_are_ready(machine: Counted) -> None:
     assert machine.drive(busy()) > begin
 
 
-def test_what_the_world_finds_is_raised() -> None:
+def test_a_finding_of_the_world_is_raised() -> None:
     machine = Counted()
     machine.world.find("Planted", "a finding of the world's")
     with pytest.raises(SimulationFailed, match="1 found, on kafka:\n  Planted: a finding of the world's"):
@@ -177,7 +177,7 @@ def test_what_the_world_finds_is_raised() -> None:
         machine.teardown()
 
 
-def test_what_is_never_caught_up_is_found() -> None:
+def test_a_world_that_never_catches_up_is_found() -> None:
     class Stuck(Counted):
         wait = 1e9
 
@@ -219,7 +219,7 @@ def test_an_error_of_a_world_that_ended_is_raised_in_the_rule() -> None:
     assert isinstance(caught.value.exceptions[0], ZeroDivisionError)
 
 
-def test_what_has_no_virtual_time_is_refused_and_the_machine_closed() -> None:
+def test_a_refusal_closes_the_machine() -> None:
     machine = Counted()
     with pytest.raises(Refused, match=r"time\.sleep"):
         machine.call(time.sleep, 1.0)
@@ -228,7 +228,7 @@ def test_what_has_no_virtual_time_is_refused_and_the_machine_closed() -> None:
     assert machine._loop.is_closed()
 
 
-def test_what_is_refused_is_raised_whatever_becomes_of_it() -> None:
+def test_a_refusal_is_raised_even_when_it_is_caught() -> None:
     async def swallow() -> None:
         try:
             time.sleep(1.0)  # noqa: ASYNC251 (is refused)
@@ -301,6 +301,6 @@ def test_a_process_may_have_a_handler_of_its_own_which_is_gone_with_it() -> None
     assert 0 < len(machine.processes[-1]) <= 20
 
 
-def test_a_machine_without_an_app_says_what_to_return() -> None:
+def test_a_machine_without_an_app_names_the_missing_method() -> None:
     with pytest.raises(NotImplementedError, match=r"SimulationMachine\.app: return the handler, or an App of it"):
         SimulationMachine()

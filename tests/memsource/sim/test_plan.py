@@ -1,4 +1,4 @@
-"""What a plan may say, and what is refused."""
+"""The fields of a plan, and the values that are refused"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CRASH = Fault(3, "crash")
 FREEZE = Fault(7, "freeze", 1, 5.0)
 
 
-def test_plans_are_compared_by_what_they_say() -> None:
+def test_plans_are_compared_by_value() -> None:
     assert Plan(faults=(CRASH, FREEZE)) == Plan(faults=(Fault(3, "crash"), FREEZE))
     assert len({Plan(), Plan(), Plan(seed=1), Plan(schedule=Schedule(jumps=(1,)))}) == 3
 
@@ -27,7 +27,7 @@ def test_the_edges_of_the_ranges_are_in() -> None:
 
 
 def unknown(name: str) -> Any:
-    """What mypy would not let a test say."""
+    """A value of a type that mypy refuses."""
     return name
 
 

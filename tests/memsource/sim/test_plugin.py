@@ -1,4 +1,4 @@
-"""The pytest plugin: its options, what they select, and its lines in the summary."""
+"""The pytest plugin: its options, the tests they select, and its lines in the summary"""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def project(pytester: pytest.Pytester) -> Iterator[pytest.Pytester]:
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     before = OPTIONS.runs, OPTIONS.replay
     yield pytester
-    # What a run has set it puts back, or the simulated tests behind this one would be others.
+    # A run restores the options, or the simulated tests after this one would differ.
     assert (OPTIONS.runs, OPTIONS.replay) == before
 
 
@@ -144,7 +144,7 @@ def test_the_report_is_that_of_the_last_call(monkeypatch: pytest.MonkeyPatch) ->
     assert test.report is None
 
 
-def test_it_is_registered_for_every_test_run() -> None:
+def test_the_plugin_is_registered_for_every_test_run() -> None:
     found = entry_points(group="pytest11", name="lanes")
     assert [entry.value for entry in found] == ["memsource.pytest_plugin"]
 

@@ -1,4 +1,4 @@
-"""Bad use of ``simulate`` is refused at once, by name and with the remedy, and leaves nothing behind."""
+"""Bad use of ``simulate`` is refused at once, by name and with the remedy, and leaves nothing behind"""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simulated(body: Callable[[], object]) -> Simulation:
     ],
     ids=["sleep", "thread", "socket", "subprocess", "signal"],
 )
-def test_what_has_no_virtual_time_is_refused(body: Callable[[], object], says: str) -> None:
+def test_calls_without_virtual_time_are_refused(body: Callable[[], object], says: str) -> None:
     with pytest.raises(Refused, match=says):
         simulated(body)()
 
@@ -91,7 +91,7 @@ def test_a_plain_handler_is_refused_not_found_guilty() -> None:
         test()
 
 
-def test_what_a_world_cannot_be_is_refused_not_found_guilty() -> None:
+def test_an_impossible_world_is_refused_and_no_finding() -> None:
     @simulate(runs=3)
     async def test(world: World) -> None:
         world.produce("orders", 1)
@@ -166,7 +166,7 @@ def test_few_runs_are_enough_where_they_are() -> None:
 
 def test_a_setup_that_has_to_be_awaited_is_refused() -> None:
     async def clear() -> None:
-        """Nobody awaits it."""
+        """It would have to be awaited."""
 
     async def test(world: World) -> None:
         """Never run."""

@@ -1,4 +1,4 @@
-"""A shrunk plan fails, needs all that is left in it, and takes few runs to find."""
+"""A shrunk plan fails, needs each of its parts, and takes few runs to find"""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ PLANS = st.builds(
 
 
 def weight(plan: Plan) -> int:
-    """A number for what a plan says, the same for the same in every process."""
+    """A number for a plan, the same in every process."""
     return zlib.crc32(encode(plan).encode())
 
 
 def size(plan: Plan) -> tuple[float, ...]:
-    """What never rises."""
+    """A measure that never rises."""
     return (
         len(plan.faults),
         len(plan.schedule),
@@ -112,14 +112,14 @@ def test_no_plan_is_run_twice(plan: Plan) -> None:
 
 
 def walk(rng: random.Random, steps: int = 1_000) -> Schedule:
-    """What is recorded of a random walk."""
+    """The schedule of a random walk."""
     turns = sorted(rng.sample(range(3_000), steps))
     jumps = tuple(turn for turn in turns if rng.random() < 0.05)
     return Schedule(tuple((turn, rng.randint(1, 9)) for turn in turns if turn not in jumps), jumps)
 
 
 @pytest.mark.parametrize("needed", [0, 1, 2, 3, 5])
-def test_of_a_walk_of_a_thousand_steps_those_are_left_that_it_needs(needed: int) -> None:
+def test_shrinking_a_walk_of_a_thousand_steps_keeps_the_needed_ones(needed: int) -> None:
     for seed in range(20):
         rng = random.Random(seed)
         schedule = walk(rng)
@@ -178,7 +178,7 @@ def test_as_few_messages_as_it_takes(least: int, limit: int | None) -> None:
     assert shrunk.plan.limit == least
 
 
-def test_what_needs_all_messages_keeps_them() -> None:
+def test_a_plan_that_needs_all_messages_keeps_them() -> None:
     assert shrink(Plan(), lambda plan: plan.limit is None).plan == Plan()
 
 
@@ -201,7 +201,7 @@ def test_no_attempts_are_refused() -> None:
         shrink(Plan(), lambda plan: True, attempts=0)
 
 
-def test_what_the_run_raises_goes_through() -> None:
+def test_an_error_of_a_run_goes_through() -> None:
     def fails(plan: Plan) -> bool:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""``simulate``: wrong handlers are convicted, right ones pass, and what is printed repeats the failure."""
+"""``simulate`` convicts wrong handlers, passes right ones, and prints a token that repeats the failure"""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_wrong_handler_is_convicted_by_a_small_plan_and_a_token(
 
 
 @pytest.mark.long
-def test_what_the_test_asserts_is_made_small_too() -> None:
+def test_a_failed_assertion_of_the_test_is_made_small() -> None:
     @simulate(runs=50, faults=faults(crash=2))
     async def test(world: World) -> None:
         calls: Counter[int] = Counter()

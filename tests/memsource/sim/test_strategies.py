@@ -1,4 +1,4 @@
-"""The strategies give what they say, all of it, and shrink to the simplest."""
+"""The strategies give all the plans of their description, and shrink to the simplest"""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_plans_keep_to_their_bounds(plan: Plan) -> None:
     assert plan.limit is None
 
 
-def test_what_shrinks_ends_with_the_quiet_run() -> None:
+def test_strategies_shrink_to_a_run_without_faults() -> None:
     assert find(plans(BUDGET), lambda plan: True, settings=SEARCH) == Plan()
     assert find(schedules(), lambda each: len(each.deviations) > 0, settings=SEARCH) == Schedule(((0, 1),))
     assert find(schedules(), lambda each: len(each.jumps) > 0, settings=SEARCH) == Schedule(jumps=(0,))
@@ -69,7 +69,7 @@ def test_without_a_boundary_there_is_no_fault(found: tuple[Fault, ...]) -> None:
     assert found == ()
 
 
-def test_what_never_happens_there_is_refused() -> None:
+def test_a_fault_that_a_broker_never_has_is_refused() -> None:
     with pytest.raises(ImpossiblePlan, match="redeliver=1: never happens on kafka"):
         fault_plans(faults(redeliver=1))
     with pytest.raises(ImpossiblePlan, match="redeliver=1: never happens on kafka"):

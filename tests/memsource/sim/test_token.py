@@ -1,4 +1,4 @@
-"""A token: the plan it was made of, on one short line, or a refusal that says why."""
+"""A token decodes to its plan, is short, and is refused with the reason when it is damaged"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLANS = st.builds(limited, plans(BUDGET, max_turn=100_000), LIMITS)
 
 @pytest.mark.long
 @given(PLANS)
-def test_what_was_encoded_comes_back(plan: Plan) -> None:
+def test_an_encoded_plan_decodes_to_itself(plan: Plan) -> None:
     token = encode(plan)
     assert decode(token) == plan
     assert encode(decode(token)) == token
@@ -46,7 +46,7 @@ def test_two_plans_have_two_tokens(one: Plan, other: Plan) -> None:
     assert (encode(one) == encode(other)) == (one == other)
 
 
-def test_the_token_itself_is_what_its_description_says() -> None:
+def test_a_token_has_the_documented_format() -> None:
     plan = Plan(
         "jetstream",
         7,
@@ -215,7 +215,7 @@ BEYOND = "9" * 30
         (forged(text_of(QUIET).replace('"seed":0', '"seed":0,"limit":null')), "has another text than lanes writes"),
     ],
 )
-def test_what_is_no_token_is_refused_by_name(token: object, said: str) -> None:
+def test_an_invalid_token_is_refused_by_name(token: object, said: str) -> None:
     assert said in said_of(token)
 
 

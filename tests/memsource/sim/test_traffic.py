@@ -1,4 +1,4 @@
-"""Traffic: the same for a seed, in the shares that were asked for, a key always in its own partition."""
+"""Traffic is the same for a seed, has the requested shares, and keeps each key in one partition"""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_no_messages_are_a_traffic_too() -> None:
 
 
 def any_value(value: object) -> Any:
-    """What mypy would not let a test say."""
+    """A value of a type that mypy refuses."""
     return value
 
 

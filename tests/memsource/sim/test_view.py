@@ -1,4 +1,4 @@
-"""The timeline of a run: exact texts of small histories, bounds on those of any."""
+"""The view of a run: exact texts of small histories, and bounds for large ones"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def commit(event: str, floor: int) -> Fields:
     return owned(event, floor=floor, **more)
 
 
-def test_a_crash_and_what_runs_again() -> None:
+def test_the_view_shows_a_crash_and_its_repeats() -> None:
     first = segment(
         at(1.0, owned("assigned", incarnation="x"), owned("assigned", partition="S/1", incarnation="x")),
         at(1.0, started(0), started(7, "z", partition="S/1")),
@@ -95,7 +95,7 @@ A7== A runs position 7, . ok, + its worker was gone, c commit (c? unconfirmed, c
     )
 
 
-def test_retries_dead_letters_acks_and_what_comes_late() -> None:
+def test_the_view_shows_retries_dead_letters_acks_and_late_messages() -> None:
     rows = segment(
         at(1.0, started(0)),
         at(1.1, ended(0, result="error"), message("retry", 0, delay=0.1)),
@@ -124,7 +124,7 @@ A7== A runs position 7, ! error, x cancelled, r held for a retry, d dead letter 
     )
 
 
-def test_what_runs_at_the_same_time_in_a_lane_has_lines_of_its_own() -> None:
+def test_overlapping_handlers_of_a_lane_have_their_own_lines() -> None:
     first = segment(at(1.0, started(0)), at(1.2, ended(0)), member="w-1")
     second = segment(at(1.1, started(0)), at(1.3, ended(0)), member="w-2", pid=2)
     assert (
@@ -147,12 +147,12 @@ def test_without_a_crash_in_the_plan_a_history_that_stops_has_no_end() -> None:
     assert "A3+" in text
 
 
-def test_what_has_not_ended_when_the_history_does_goes_on_to_its_edge() -> None:
+def test_a_handler_without_an_end_reaches_the_edge() -> None:
     text = shown(segment(at(1.0, started(3)), at(1.1, started(4, "y")), at(1.2, ended(4, "y"))))
     assert "S/0 5cbcb0ce  A3=====\n" in text
 
 
-def test_no_name_of_a_history_reaches_the_terminal_as_it_is() -> None:
+def test_names_of_a_history_are_escaped_for_the_terminal() -> None:
     text = shown(
         segment(
             at(1.0, started(0, partition="\x1b[2J\n/0"), commit("commit_sent", 1)),
@@ -164,7 +164,7 @@ def test_no_name_of_a_history_reaches_the_terminal_as_it_is() -> None:
     assert r"\x1b[2J\n/0" in text
 
 
-def test_who_begins_to_hand_over_is_a_line_only_where_it_does_not_end() -> None:
+def test_an_unfinished_handover_has_a_line() -> None:
     text = shown(
         segment(
             at(1.0, owned("revoking"), owned("revoking", partition="S/1"), started(0)),
@@ -180,7 +180,7 @@ def many(lanes: int, messages: int) -> list[Segment]:
     return parsed(segment(*rows))
 
 
-def test_of_many_lanes_those_are_shown_that_the_findings_name() -> None:
+def test_the_lanes_named_by_findings_are_shown() -> None:
     segments = many(60, 3)
     key = segments[0].rows[-3].key
     assert key is not None
@@ -195,7 +195,7 @@ def test_of_many_lanes_those_are_shown_that_the_findings_name() -> None:
     assert "59 lanes left out" in by_number
 
 
-def test_of_many_lanes_those_come_first_to_which_something_happened() -> None:
+def test_lanes_with_unusual_events_come_first() -> None:
     rows = [at(1 + i / 100, *handled(i, f"key-{i % 60}")) for i in range(180)]
     rows.append(at(4.0, started(1000, "odd"), ended(1000, "odd", result="error")))
     assert "A1000!" in shown(segment(*rows))
@@ -265,7 +265,7 @@ def simulated(personality: PersonalityName, *planned: Fault, n: int = 4, schedul
 
 
 @pytest.mark.parametrize("personality", PERSONALITIES)
-def test_a_simulated_run_has_its_faults_and_what_came_of_them(personality: PersonalityName) -> None:
+def test_the_view_of_a_run_shows_its_faults_and_their_effects(personality: PersonalityName) -> None:
     run = simulated(personality, Fault(14, "crash", 0, 1.0), Fault(25, "rebalance"))
     text = render(run)
     assert text == render(simulated(personality, Fault(14, "crash", 0, 1.0), Fault(25, "rebalance")))
@@ -276,7 +276,7 @@ def test_a_simulated_run_has_its_faults_and_what_came_of_them(personality: Perso
     assert any("fault: crash of " in line for line in lines)
     assert any("fault: rebalance, at boundary 25" in line for line in lines)
     assert any("assigned" in line for line in lines)
-    # A crash stands behind what came before it: a handler that was cut off ends in its column.
+    # A crash has a column after earlier events, and a handler that was cut off ends there.
     started_at = {row.position for segment in run.segments for row in segment.rows if row.event == "started"}
     joined = "\n".join(lines)
     assert all(
@@ -300,7 +300,7 @@ def test_a_run_in_which_no_worker_began() -> None:
     assert ", 1 deviation, 1 jump; " in render(run)
 
 
-def test_a_large_run_is_cut_to_what_can_be_seen() -> None:
+def test_a_large_run_is_cut_to_fit() -> None:
     run = simulated("kafka", Fault(30, "rebalance"), n=300)
     assert len(render(run).splitlines()) <= LINES
 

@@ -1,4 +1,4 @@
-"""A world: what its workers, its broker and its faults are in the eyes of a test of a user's."""
+"""The workers, the broker and the faults of a world, as a user's test sees them"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("personality", PERSONALITIES)
 
 
 class Ledger:
-    """What a correct user keeps: how far each key is; a repetition changes nothing."""
+    """The table of a correct user: the progress of each key. A repetition changes nothing."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[int, int]] = Counter()
@@ -166,7 +166,7 @@ def test_io_fails_when_the_plan_says_so(personality: PersonalityName) -> None:
 
 
 @both
-def test_a_letter_that_fails_is_written_later(personality: PersonalityName) -> None:
+def test_a_dead_letter_that_fails_is_written_later(personality: PersonalityName) -> None:
     async def handler(message: Message) -> None:
         raise ValueError("never")
 
@@ -181,7 +181,7 @@ def test_a_letter_that_fails_is_written_later(personality: PersonalityName) -> N
 
 
 @both
-def test_what_the_test_raises_is_a_finding(personality: PersonalityName) -> None:
+def test_an_error_of_the_test_is_a_finding(personality: PersonalityName) -> None:
     async def test(world: World) -> None:
         raise AssertionError("one is not two")
 
@@ -211,7 +211,7 @@ def test_a_handler_that_never_ends_is_not_caught_up(personality: PersonalityName
     )
 
 
-def test_where_no_worker_runs_it_is_said() -> None:
+def test_a_world_without_workers_is_reported() -> None:
     async def test(world: World) -> None:
         world.produce("orders", 2)
         await world.settled(timeout=600.0)
@@ -234,7 +234,7 @@ def test_a_halted_worker_is_a_finding(personality: PersonalityName) -> None:
     assert "ValueError: no" in run.findings["HandlerHalted"]
 
 
-def test_a_limit_is_what_each_produce_publishes_at_most() -> None:
+def test_a_limit_bounds_each_produce() -> None:
     async def test(world: World) -> None:
         first = world.produce("orders", 10, keys=3)
         assert len(first) == len(world.broker.records) == 4
@@ -303,5 +303,5 @@ def test_a_worker_may_crash_while_it_stops(personality: PersonalityName) -> None
     boundaries = world_of(personality=personality).boundaries
     runs = [world_of(Fault(at, "crash"), personality=personality) for at in range(boundaries)]
     assert [(run.findings, run.crashes, handled(run)) for run in runs] == [({}, 1, 40)] * boundaries
-    # Nobody starts those again that were told to stop.
+    # Stopped workers are not replaced.
     assert {len(run.segments) for run in runs} == {2, 3}

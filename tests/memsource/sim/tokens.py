@@ -1,4 +1,4 @@
-"""Tokens of anything, made by the format's description and not by the code that reads them."""
+"""Tokens of any content, made by the description of the format and without its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no history says, noted between a worker and its broker."""
+"""Checks of calls between a worker and its broker that no history has."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Watched", "Watching", "watching"]
 
 
 class Watched:
-    """A source that hands everything on. ``paused``: whether the user has stopped the intake; ``found``: check → the
-    first thing it found."""
+    """A source that passes everything on. ``paused``: the user has stopped the intake. ``found``: check → its first
+    finding."""
 
     def __init__(self, inner: Source, found: dict[str, str]) -> None:
         self.paused = False
@@ -87,7 +87,7 @@ class Watched:
 
 
 class Watching:
-    """A broker whose sources are ``Watched``. Whatever else it is asked, the broker itself answers."""
+    """A broker whose sources are ``Watched``. It passes all other calls on."""
 
     def __init__(self, inner: Personality, found: dict[str, str]) -> None:
         self.found = found

@@ -1,4 +1,4 @@
-"""The same plan twice is the same run: not its history alone, what was noted and found too."""
+"""The same plan must give the same run: the same history, states and findings"""
 
 from __future__ import annotations
 

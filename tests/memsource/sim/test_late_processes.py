@@ -1,4 +1,4 @@
-"""Who is late in virtual time is convicted, also when it wrote nothing meanwhile: nobody suspends it but a fault."""
+"""A process that is late in virtual time is convicted, even a silent one, because only a fault suspends it"""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def late(monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> Run:
         return run_plan(Plan(faults=faults), Conditions(test=quiet))
 
 
-def test_who_commits_late_and_writes_nothing_meanwhile_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_late_commit_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_plan(Plan(), Conditions(test=quiet)).findings == {}
     found = late(monkeypatch).findings
     assert found.keys() == {"CommitsInTime"}
     assert "deadlines passed while the process wrote nothing" in found["CommitsInTime"]
 
 
-def test_who_stood_still_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_process_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     assert late(monkeypatch, Fault(3, "freeze", 0, 0.1)).findings == {}

@@ -1,4 +1,4 @@
-"""What ends a run: a verdict of the test is a finding, all else reaches whoever runs it as it is."""
+"""A failure of the test is a finding of its run, and every other error reaches the caller"""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def in_a_handler_beside_a_crash(body: Callable[[], Any]) -> Run:
 @pytest.mark.parametrize(
     "kind", [KeyboardInterrupt, SystemExit, GeneratorExit, pytest.skip.Exception, pytest.xfail.Exception]
 )
-def test_what_is_no_verdict_reaches_the_caller_as_it_is(
+def test_an_error_that_is_no_finding_reaches_the_caller(
     where: Callable[[Callable[[], Any]], Run], kind: type[BaseException]
 ) -> None:
     error = kind("enough")
@@ -86,14 +86,14 @@ def test_what_is_no_verdict_reaches_the_caller_as_it_is(
 
 
 @pytest.mark.parametrize("where", [behind_a_crash, in_a_handler])
-def test_what_pytest_fails_with_is_a_finding(where: Callable[[Callable[[], Any]], Run]) -> None:
+def test_a_pytest_failure_is_a_finding(where: Callable[[Callable[[], Any]], Run]) -> None:
     run = where(lambda: pytest.fail("the total is wrong"))
     assert run.findings["Failed"].endswith(": the total is wrong")
     assert any(isinstance(cause, pytest.fail.Exception) for cause in run.causes)
 
 
 @pytest.mark.long
-def test_what_pytest_fails_with_is_made_small() -> None:
+def test_a_pytest_failure_is_made_small() -> None:
     @simulate(runs=40, faults=faults(crash=2, rebalance=1))
     async def test(world: World) -> None:
         async def handle(message: Message) -> None:
@@ -113,7 +113,7 @@ def test_what_pytest_fails_with_is_made_small() -> None:
         test()
 
 
-def test_a_group_of_what_a_test_raises_is_looked_into() -> None:
+def test_an_exception_group_of_a_test_is_searched() -> None:
     async def test(world: World) -> None:
         async def waits_wrongly() -> None:
             world.workers(0, lambda message: None)
@@ -194,7 +194,7 @@ def test_a_day_is_the_limit_unless_the_test_says_otherwise() -> None:
         simulate(runs=2, time_limit=60.0)(forever())()
 
 
-def test_the_limit_is_not_one_of_what_comes_behind_the_test() -> None:
+def test_the_time_limit_ends_with_the_test() -> None:
     async def test(world: World) -> None:
         async def handle(message: Message) -> None:
             await anyio.sleep(20.0)

@@ -1,4 +1,4 @@
-"""How much may be run again behind a crash, a loss and a hand-over of what is under a lease."""
+"""The repeats after a crash, a loss and a handover of a partition under a lease are bounded"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runs(count: int) -> Rows:
 def judged(
     rows: Rows, *, again: int, written_every: int | None = None, excused: Collection[tuple[str, str, int]] = ()
 ) -> Verdict:
-    """Of a first owner's 20 messages at most 3 are in flight, and the second one runs the first ``again`` of them."""
+    """The first owner has at most 3 of 20 messages in flight; the second one repeats the first ``again`` of them."""
     first = segment(rows, max_in_flight=3, end=None)
     second = segment(OTHER, runs(again), member="m-2", pid=2, start=200.0)
     make = partial(BoundedRepeats, written_every=written_every, excused=excused)
@@ -36,7 +36,7 @@ def judged(
 
 @pytest.mark.parametrize("ending", [CRASHED, LOST], ids=["crashed", "lost"])
 @pytest.mark.parametrize(("written_every", "bound"), [(None, 6), (1, 4)])
-def test_a_crash_repeats_what_was_not_written_down(ending: Rows, written_every: int | None, bound: int) -> None:
+def test_a_crash_repeats_unwritten_messages(ending: Rows, written_every: int | None, bound: int) -> None:
     rows = [*LEASED, *runs(20), *ending]
     kept = judged(rows, again=bound, written_every=written_every)
     assert (kept.status, kept.checked, kept.note) == ("passed", 1, f"at most {bound} repeated of one assignment")
@@ -56,7 +56,7 @@ def test_a_clean_hand_over_repeats_nothing() -> None:
     assert broken.witnesses[0].endswith("in assignment 1, which handed it over cleanly")
 
 
-def test_what_had_not_finished_is_no_repetition() -> None:
+def test_an_unfinished_message_is_no_repeat() -> None:
     failed = [ended(position, result="error") for position in range(20)]
     assert judged([*LEASED, *failed, *HANDED_OVER], again=20).status == "passed"
     letter = [message("abandoned", 0), message("dlq_confirmed", 0)]
@@ -64,17 +64,17 @@ def test_what_had_not_finished_is_no_repetition() -> None:
     assert judged([*LEASED, *reversed(letter), *HANDED_OVER], again=1).status == "violated"
 
 
-def test_what_the_broker_forgot_is_excused() -> None:
+def test_messages_that_the_broker_forgot_are_excused() -> None:
     rows = [*LEASED, *runs(20)]
     assert judged(rows, again=20, excused=[("m-1", "S/0", 1)]).status == "passed"
     assert judged(rows, again=20, excused=[("m-1", "S/0", 2), ("m-2", "S/0", 1)]).status == "violated"
 
 
-def test_what_is_under_no_lease_is_not_judged() -> None:
+def test_assignments_without_a_lease_are_not_judged() -> None:
     assert judged([assigned(None), *runs(20)], again=20).status == "passed"
 
 
-def test_a_history_that_does_not_say_what_was_in_flight_proves_nothing() -> None:
+def test_a_history_without_max_in_flight_proves_nothing() -> None:
     rows = [*LEASED, *runs(20)]
     first, second = segment(rows, end=None), segment(OTHER, runs(1), member="m-2", pid=2, start=200.0)
     del first[0]

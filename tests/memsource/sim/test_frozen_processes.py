@@ -1,4 +1,4 @@
-"""What is said of a process that stood still while the grace of its drain passed."""
+"""The verdict on a process that was frozen while the grace of its drain passed"""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def overlaps(run: Run) -> bool:
     return verdict.status == "violated"
 
 
-def test_what_was_cancelled_late_may_end_late() -> None:
+def test_a_handler_that_is_cancelled_late_may_end_late() -> None:
     runs = [handed_over(cleanup=0.25, at=at) for at in range(12)]
     assert any(overlaps(run) for run in runs)
     assert [run.findings for run in runs] == [{}] * len(runs)
 
 
-def test_what_takes_longer_than_its_grace_is_told() -> None:
+def test_a_handler_that_outlives_its_grace_is_reported() -> None:
     run = handed_over(cleanup=1.0, at=-2)
     assert not run.plan.schedule.jumps
     assert list(run.findings) == ["NoOverlap"]

@@ -1,4 +1,4 @@
-"""Attempts in a store, through crashes, rebalances and a store that fails: bounded in all, and never fewer."""
+"""Attempts in a store, through crashes, rebalances and failures of the store, are bounded and never lost"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkers on whole runs: they pass the legal ones, convict the planted faults, and claim nothing in gaps."""
+"""Checkers on whole runs with acks: they pass legal runs, convict planted faults, and claim nothing in gaps"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
 
 
 @pytest.mark.long
-def test_the_runs_exercise_what_they_are_to_exercise() -> None:
+def test_the_runs_reach_every_kind_of_row() -> None:
     events: Counter[str] = Counter()
     redeliveries: Counter[str] = Counter()
     crashed = full = 0
@@ -69,7 +69,7 @@ def test_every_checker_has_two_faults_to_find() -> None:
 @pytest.mark.long
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
-    """Whatever rows are missing from a legal history, no checker claims a violation, and none passes."""
+    """Without some rows of a legal history, no checker claims a violation, and none passes."""
     segments = segments_of(seed)
     lose_rows(segments, damage)
     verdicts = check(read_bytes(encoded(*segments)))

@@ -1,4 +1,4 @@
-"""``simulate`` on the methods of a test class: the object stays, the world comes behind it."""
+"""``simulate`` on the methods of a test class passes the object and then the world"""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_campaign_and_a_replay_are_asked_for_with_the_object() -> None:
         Orders.test_wrong.campaign()
 
 
-def test_pytest_passes_what_is_left(pytester: pytest.Pytester) -> None:
+def test_pytest_passes_the_other_arguments(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_class="""
 import memsource, pytest, unittest

@@ -1,4 +1,4 @@
-"""What ends a run, and what is there before and after one."""
+"""The errors that end a run of the loop, and the state before and after one"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_deadlock_names_tasks_and_where_they_wait() -> None:
     assert ended == ["main"]
 
 
-def test_a_livelock_names_who_takes_the_steps() -> None:
+def test_a_livelock_names_the_tasks_that_take_the_steps() -> None:
     async def polls() -> None:
         while True:
             await anyio.lowlevel.checkpoint()
@@ -72,7 +72,7 @@ def test_polling_with_a_pause_is_no_livelock() -> None:
     run(main, chooser=Fifo(), turns_limit=100)
 
 
-def test_what_does_not_end_when_cancelled_is_a_livelock() -> None:
+def test_a_task_that_survives_its_cancellation_is_a_livelock() -> None:
     async def stays() -> None:
         while True:
             try:
@@ -158,7 +158,7 @@ def test_an_alarm_of_somebody_else_still_comes() -> None:
 # --- before and after
 
 
-def test_what_main_raises_is_raised() -> None:
+def test_an_error_of_main_is_raised() -> None:
     async def main() -> None:
         raise LookupError("mine")
 
@@ -166,7 +166,7 @@ def test_what_main_raises_is_raised() -> None:
         run(main, chooser=Fifo())
 
 
-def test_what_is_left_is_cancelled_and_generators_are_closed() -> None:
+def test_remaining_tasks_are_cancelled_and_generators_closed() -> None:
     log: list[str] = []
 
     async def stays() -> None:

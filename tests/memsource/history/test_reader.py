@@ -1,4 +1,4 @@
-"""What the reader makes of files: whole ones, torn ones, and anything else."""
+"""The reader reads whole files and torn ones, and refuses others"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def events(segment: Segment) -> list[str]:
     return [row.event for row in segment.rows]
 
 
-def test_a_segment_is_what_its_begin_row_says() -> None:
+def test_a_segment_takes_its_settings_from_the_begin_row() -> None:
     (one,) = parsed(segment(delivered(3, size=7), boot="b", member="m-9", pid=4, max_in_flight=5, end="stopped"))
     assert (one.member, one.pid, one.boot, one.source, one.concurrency) == ("m-9", 4, "b", "S", 10)
     assert (one.max_in_flight, one.max_in_flight_bytes, one.reason, one.crashed) == (5, 1000, "stopped", False)
@@ -49,7 +49,7 @@ def test_a_segment_is_what_its_begin_row_says() -> None:
     assert (one.wall_first, one.wall_last) == (1e9 + 100.0, 1e9 + 100.002)
 
 
-def test_what_the_begin_row_does_not_say_is_unknown() -> None:
+def test_settings_missing_from_the_begin_row_are_unknown() -> None:
     (old,) = parsed(segment(delivered(1), rules=None))
     assert old.rules == Rules()
     (one,) = parsed(segment(delivered(1), rules={"grace": 0.5}))
@@ -65,7 +65,7 @@ def test_rules_that_cannot_be_make_no_begin_row(wrong: dict[str, object]) -> Non
     assert len(one.gaps) == 1
 
 
-def test_rows_of_what_happens_now_and_then() -> None:
+def test_rows_of_rare_events_are_read() -> None:
     key = key_hash("k")
     (one,) = parsed(
         segment(
@@ -219,7 +219,7 @@ def test_a_missing_line_is_a_gap(line: int) -> None:
     assert found[0].max_in_flight == (None if line == 0 else 100)
 
 
-def test_what_is_bad_between_segments_may_have_been_of_either() -> None:
+def test_bad_rows_between_segments_count_for_both() -> None:
     first, second = segment(delivered(1), pid=1), segment(delivered(2), pid=2)
     found = read_bytes(encoded(first) + b"garbage\nmore\n" + encoded(second))
     assert [len(one.gaps) for one in found] == [1, 1]
@@ -236,7 +236,7 @@ def test_rows_after_the_end_are_a_gap() -> None:
     assert (one.reason, len(one.gaps)) == ("drained", 1)
 
 
-def test_what_later_versions_add_is_ignored() -> None:
+def test_fields_of_later_versions_are_ignored() -> None:
     extended = segment(delivered(1), {"event": "teleported", "to": [1]}, started(1, colour="red"))
     (one,) = parsed(extended)
     assert not one.gaps
@@ -260,7 +260,7 @@ def test_an_earlier_format_is_refused(number: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"no history", b"\x00" * 100, b"{}\n{}\n", b'{"n":1'])
-def test_what_holds_no_row_is_an_error(data: bytes) -> None:
+def test_a_file_without_rows_is_an_error(data: bytes) -> None:
     with pytest.raises(HistoryError, match="no history"):
         read_bytes(data)
 
@@ -312,7 +312,7 @@ def test_a_copy_of_a_segment_is_read_once(tmp_path: Path) -> None:
     assert sorted(segment.pid for segment in read([tmp_path])) == [1, 1, 2]
 
 
-def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match=r"nowhere: cannot be opened: No such file"):
         read([tmp_path / "nowhere"])
     with pytest.raises(HistoryError, match=r"no \*\.jsonl file"):
@@ -349,7 +349,7 @@ _EVENTS = st.sampled_from(_OF_A_PARTITION + _OF_A_COMMIT + _OF_THE_FLOW + _OF_MA
 
 
 @given(st.lists(st.tuples(_EVENTS, _TIMES, _KEYS, _POSITIONS, _NAMES, st.booleans()), max_size=30))
-def test_what_is_written_is_read(
+def test_written_rows_are_read(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, float, bytes | None, int, str, bool]]
 ) -> None:
     history = Recorder(tmp_path_factory.mktemp("history"), member="m-1")

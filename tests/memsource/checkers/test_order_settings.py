@@ -1,4 +1,4 @@
-"""What a run was asked to keep, and could, decides what order and overlap are judged by."""
+"""The settings of a run decide how its order and its overlaps are judged"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_under_the_order_none_no_message_has_one() -> None:
     assert not violated(segment(*rows, rules={"order": "none"}))
 
 
-def test_what_ran_without_an_order_has_ended_for_one_with() -> None:
+def test_messages_of_an_unordered_run_have_ended_for_an_ordered_one() -> None:
     first = segment(delivered(1), delivered(2), started(2), ended(2), end=None, rules={"order": "none"})
     both = segment(handled(1), handled(2), start=200.0, pid=2)
     assert not violated(first, both)
@@ -51,7 +51,7 @@ def test_under_the_order_none_messages_of_a_key_run_at_once() -> None:
 
 
 @pytest.mark.parametrize(("begins", "excused"), [(100.0, True), (130.9, True), (131.5, False)])
-def test_who_stood_still_in_the_grace_is_excused_for_what_had_started_before(begins: float, excused: bool) -> None:
+def test_a_process_frozen_in_the_grace_is_excused_for_earlier_starts(begins: float, excused: bool) -> None:
     first = [owned("assigned"), delivered(1), *at(101.0, owned("revoking")), *at(begins, started(1))]
     first = sorted(first, key=lambda row: row.get("mono", 0.0))
     drained = at(133.0, owned("drained"), owned("revoked"))
@@ -63,7 +63,7 @@ def test_who_stood_still_in_the_grace_is_excused_for_what_had_started_before(beg
     assert late.status == ("passed" if excused else "violated")
 
 
-def test_who_stood_still_is_not_excused_before_the_drain_is_over() -> None:
+def test_a_frozen_process_is_not_excused_before_its_drain_ends() -> None:
     one = segment(owned("assigned"), delivered(1), started(1), owned("revoking"), at(109.0, ended(1)), end=None)
     two = segment(*at(105.0, handled(1)), member="m-2", pid=2, start=104.0, end=None)
     (late,) = check(parsed(one, two), [partial(NoOverlap, late=True)])
@@ -71,6 +71,6 @@ def test_who_stood_still_is_not_excused_before_the_drain_is_over() -> None:
 
 
 @pytest.mark.parametrize(("lanes", "status"), [(0, "violated"), (2, "passed")])
-def test_of_folded_lanes_nobody_knows_which_keys_wait_for_each_other(lanes: int, status: str) -> None:
+def test_keys_of_folded_lanes_are_not_measured(lanes: int, status: str) -> None:
     rows = segment(delivered(0, "a"), *TURNS, started(0, "a"), max_in_flight=3, rules={"lanes": lanes})
     assert judged(LaneProgress, rows).status == status

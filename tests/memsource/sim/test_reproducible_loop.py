@@ -1,4 +1,4 @@
-"""The same chooser and program make the same run, on every Python."""
+"""The same chooser and program make the same run, on every Python"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_seeds_differ(make: Callable[[int], Chooser]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_recorded_runs_again(seed: int) -> None:
+def test_a_recorded_run_repeats(seed: int) -> None:
     recording = Recording(mixed(seed))
     assert run(programs.everything, chooser=recording) == run(programs.everything, chooser=Sparse(recording.schedule))
     assert recording.schedule.deviations

@@ -1,4 +1,4 @@
-"""The first difference of two states is named wherever it is, and a state that has no equal is refused."""
+"""The first difference of two final states is named, and a state that cannot be compared is refused"""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NoTruth:
         raise ValueError("the truth of many values is ambiguous")
 
 
-def test_what_is_not_equal_to_its_copy_is_refused() -> None:
+def test_a_state_unequal_to_its_copy_is_refused() -> None:
     states: list[Callable[[], object]] = [WithoutEquals, lambda: {"a": [WithoutEquals()]}]
     for state in states:
         with pytest.raises(ImpossiblePlan, match=r"is not equal to a copy of itself \(.*<an account>.*with __eq__$"):
@@ -61,7 +61,7 @@ def test_what_is_not_equal_to_its_copy_is_refused() -> None:
         copied(lambda: NoTruth())
 
 
-def test_a_copy_is_kept_as_it_is() -> None:
+def test_a_copied_state_does_not_change() -> None:
     rows = {"a": [1, math.nan]}
     kept = copied(lambda: rows)
     rows["a"].append(2)

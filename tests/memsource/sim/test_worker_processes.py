@@ -1,4 +1,4 @@
-"""``World.workers``: what a process remembers ends with it, what is shared does not."""
+"""``World.workers``: the memory of a process ends with it, and shared memory does not"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memsource.sim.world.world import World
 
 
 class Booking:
-    """It knows what it has booked already: in memory, and so not behind a crash."""
+    """It remembers its bookings in memory, and so not after a crash."""
 
     def __init__(self, world: World, rows: dict[Any, int]) -> None:
         self.world = world
@@ -61,7 +61,7 @@ def test_a_handler_that_is_passed_is_shared_as_a_database_is() -> None:
     assert booking(shared=True).campaign().failure is None
 
 
-def test_one_is_made_for_each_start_in_the_process_it_is_for() -> None:
+def test_each_start_makes_a_handler_in_its_own_process() -> None:
     made: list[list[int]] = []
 
     async def test(world: World) -> None:
@@ -105,7 +105,7 @@ def test_a_factory_that_fails_when_a_process_starts_again_is_a_finding() -> None
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_what_a_factory_may_not_make(later: bool) -> None:
+def test_a_factory_must_make_a_handler(later: bool) -> None:
     def of(other: Any) -> Conditions:
         async def test(world: World) -> None:
             async def handle(message: Message) -> None:

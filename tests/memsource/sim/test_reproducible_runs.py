@@ -1,4 +1,4 @@
-"""One seed, one history; many seeds, many histories: whole worlds, on every Python that is found here."""
+"""One seed gives one history, and many seeds many: whole worlds, on every Python that is installed"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.memsource.sim.test_loop_repeats import interpreters
+from tests.memsource.sim.test_reproducible_loop import interpreters
 
 ROOT = Path(__file__).parents[3]
 COUNT = 200

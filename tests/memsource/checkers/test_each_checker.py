@@ -1,4 +1,4 @@
-"""Each checker on a history that keeps its promise, on one that breaks it, and on what proves neither."""
+"""Each checker on a history that keeps its promise, on one that breaks it, and on one that proves neither"""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_row_that_is_missing_leaves_it_unproven(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.asks], ids=str)
-def test_a_history_that_does_not_say_what_was_asked_for_proves_nothing(case: Case) -> None:
+def test_a_history_without_its_settings_proves_nothing(case: Case) -> None:
     kept, broken = judged(case.make, *case.kept(said=False)), judged(case.make, *case.broken(said=False))
     assert kept.status != "violated"
     reason = f"segments whose begin row does not say {case.asks}"
@@ -91,14 +91,14 @@ def test_the_catalogue_names_every_checker_and_every_invariant() -> None:
     assert named == {make.name for make in CHECKERS}  # type: ignore[attr-defined]
 
 
-def test_what_a_process_missed_while_it_wrote_nothing_is_a_doubt() -> None:
+def test_a_deadline_missed_in_silence_is_a_doubt() -> None:
     rows: list[Part] = [assigned(), delivered(0), ran(0), at(150.0, sent(1), {"event": "end", "reason": "drained"})]
     verdict = judged(CommitsInTime, segment(*rows, rules=COMMITS, end=None))
     assert verdict.status == "unproven"
     assert verdict.reasons[0].startswith("1 deadlines passed while the process wrote nothing")
 
 
-def test_a_margin_is_what_may_be_late() -> None:
+def test_a_margin_allows_a_delay() -> None:
     def status(late: float, margin: float) -> str:
         drain: list[Part] = [
             owned("revoking", timeout=1.0),
@@ -112,21 +112,21 @@ def test_a_margin_is_what_may_be_late() -> None:
     assert (status(MARGIN - 0.1, MARGIN), status(MARGIN + 0.1, MARGIN)) == ("passed", "unproven")
 
 
-def test_only_an_end_of_the_run_cancels_what_goes_on() -> None:
+def test_only_the_end_of_the_run_cancels_handlers_of_kept_partitions() -> None:
     run = [delivered(0), started(0), ended(0, result="cancelled")]
     assert judged(KeptWorkGoesOn, segment(*run)).status == "passed"
     assert judged(KeptWorkGoesOn, segment(*run, delivered(1))).status == "violated"
     assert judged(KeptWorkGoesOn, segment(*run, delivered(1), rules={"batch": 9})).status == "passed"
 
 
-def test_who_lost_a_partition_was_no_owner_of_it() -> None:
+def test_a_process_that_lost_a_partition_is_not_its_owner() -> None:
     first: list[Part] = [assigned(), at(103.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
     for lost, status in (([], "violated"), ([owned("lost")], "passed")):
         second = segment(assigned(), *at(102.0, *lost), start=100.5, pid=2, end=None)
         assert judged(ExclusiveOwner, segment(*first, end=None), second).status == status
 
 
-def test_who_shares_a_partition_is_nobodys_rival() -> None:
+def test_processes_that_share_a_partition_are_no_rivals() -> None:
     first: list[Part] = [assigned(), at(103.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
     # None: a history that is older than this rule says nothing of it.
     for sharing in (None, {"exclusive": True}, {"exclusive": False}):
@@ -156,7 +156,7 @@ def test_where_an_old_handler_holds_its_lane_the_prefix_stays_open() -> None:
     assert judged(NoDuplicateCleanly, segment(run, over, rules=CLOSES), again).status == "violated"
 
 
-def test_what_could_not_start_in_the_time_of_the_drain_leaves_the_prefix_open() -> None:
+def test_a_drain_without_time_to_start_a_message_leaves_the_prefix_open() -> None:
     begun: list[Part] = [assigned(), delivered(0, "a"), delivered(1, "b"), ran(1, "b"), sent(0), confirmed(0)]
     again = segment(assigned(), delivered(0, "a"), delivered(1, "b"), ran(1, "b"), start=200.0, pid=2)
     left, over = message("abandoned", 0, "a"), [owned("drained"), owned("revoked")]
@@ -175,14 +175,14 @@ def test_what_could_not_start_in_the_time_of_the_drain_leaves_the_prefix_open() 
 
 
 @pytest.mark.parametrize(("took", "status"), [(4.0, "violated"), (4.99999, "passed"), (5.0, "passed")])
-def test_what_took_as_long_as_settling_may_was_not_handed_over_cleanly(took: float, status: str) -> None:
+def test_a_handover_after_a_settle_timeout_is_not_clean(took: float, status: str) -> None:
     rows: list[Part] = [assigned(None), delivered(0), ran(0), owned("revoking"), at(110.0, owned("drained"))]
     # By the clock of the loop, which waits, it is a little less than by the one that writes the rows, or more.
     verdict = judged(NoDuplicateCleanly, segment(*rows, at(110.0 + took, owned("revoked")), end=None))
     assert verdict.status == status
 
 
-def test_what_was_to_close_the_prefix_is_given_up_in_the_end() -> None:
+def test_messages_that_would_close_the_prefix_are_abandoned_at_the_deadline() -> None:
     rows: list[Part] = [assigned(), delivered(0, "a"), delivered(1, "b"), ran(1, "b"), owned("revoking")]
     over = [owned("drained"), owned("revoked")]
     assert (
@@ -191,7 +191,7 @@ def test_what_was_to_close_the_prefix_is_given_up_in_the_end() -> None:
     assert judged(OneTerminalOutcome, segment(*rows, over, rules=CLOSES)).status == "violated"
 
 
-def test_a_position_that_nobody_committed_is_a_doubt() -> None:
+def test_an_assignment_at_an_uncommitted_position_is_a_doubt() -> None:
     first = segment(assigned(), delivered(0), ran(0), sent(1), owned("lost"))
     assert judged(OrderAcrossAssignments, first, segment(assigned(1), start=200.0, pid=2)).status == "passed"
     verdict = judged(OrderAcrossAssignments, first, segment(assigned(7), start=200.0, pid=2))

@@ -1,4 +1,4 @@
-"""What a broker says that it has taken, and what the checkers make of that in a simulation."""
+"""The assignments that a simulated broker has taken, and their judgement by the checkers"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def freeze(member: Member) -> None:
 @both
 @pytest.mark.anyio
 @pytest.mark.parametrize("fault", [lose, crash, freeze])
-async def test_what_is_taken_without_a_release(personality: PersonalityName, fault: Callable[[Member], None]) -> None:
+async def test_an_expired_assignment_is_taken(personality: PersonalityName, fault: Callable[[Member], None]) -> None:
     member = Member(personality)
     partition = await member.owns()
     member.to(1.0)
@@ -76,7 +76,7 @@ async def test_what_is_taken_without_a_release(personality: PersonalityName, fau
 
 @both
 @pytest.mark.anyio
-async def test_what_is_released_was_not_taken(personality: PersonalityName) -> None:
+async def test_a_released_assignment_is_not_taken(personality: PersonalityName) -> None:
     member = Member(personality)
     partition = await member.owns()
     member.broker.rebalance(1.0)
@@ -90,7 +90,7 @@ async def test_what_is_released_was_not_taken(personality: PersonalityName) -> N
 
 @both
 @pytest.mark.anyio
-async def test_what_was_never_heard_of_was_not_taken(personality: PersonalityName) -> None:
+async def test_an_unknown_assignment_is_not_taken(personality: PersonalityName) -> None:
     member = Member(personality)
     await member.source.open()
     lose(member)
@@ -100,7 +100,7 @@ async def test_what_was_never_heard_of_was_not_taken(personality: PersonalityNam
 
 
 @pytest.mark.anyio
-async def test_jetstream_takes_what_is_not_released_in_time() -> None:
+async def test_jetstream_takes_partitions_that_are_not_released_in_time() -> None:
     member = Member("jetstream")
     partition = await member.owns()
     member.broker.rebalance(1.0)
@@ -112,7 +112,7 @@ async def test_jetstream_takes_what_is_not_released_in_time() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("protocol", ["eager", "848"])
-async def test_kafka_takes_what_nobody_polls_for(protocol: str) -> None:
+async def test_kafka_takes_partitions_of_a_member_that_does_not_poll(protocol: str) -> None:
     member = Member("kafka")
     member.broker = KafkaPersonality(1, settings=KafkaSettings(protocol=protocol))  # type: ignore[arg-type]
     member.source = member.broker.source("one", lambda: member.now)

@@ -1,4 +1,4 @@
-"""The failures that the pages on the simulator show are what their tests print today."""
+"""The failures that the pages on the simulator show are those that their tests print today"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN: Final = re.compile(r"lanes1-[A-Za-z0-9_-]+")
 @pytest.mark.parametrize(
     ("page", "name"), [("start/simulation.md", "test_stock"), ("guides/testing.md", "test_totals")]
 )
-def test_the_failure_is_what_is_printed_today(page: str, name: str) -> None:
+def test_the_shown_failure_is_printed_today(page: str, name: str) -> None:
     text = (DOCS / page).read_text()
     source = re.findall(rf"```python\n((?:(?!```).)*?async def {name}.*?)```", text, re.DOTALL)[0]
     (shown,) = re.findall(r"```text\n(\d+ found, .*?)\n```", text, re.DOTALL)

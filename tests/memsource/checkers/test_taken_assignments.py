@@ -1,4 +1,4 @@
-"""What the broker says that it has taken from a member excuses that assignment, and nothing else."""
+"""An assignment that the broker took from a member is excused, and no other"""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def violated(make: MakeChecker, segments: list[Rows], taken: Collection[tuple[st
 
 
 @pytest.mark.parametrize("make", BREAKS, ids=lambda make: make.name)
-def test_what_was_taken_is_excused(make: MakeChecker) -> None:
+def test_a_taken_assignment_is_excused(make: MakeChecker) -> None:
     segments = BREAKS[make]
     assert violated(make, segments, [])
     assert not violated(make, segments, [("m-1", "S/0", 1)])
@@ -81,7 +81,7 @@ def test_whichever_of_the_two_it_was_taken_from(make: MakeChecker) -> None:
     assert not violated(make, BREAKS[make], [("m-2", "S/0", 1)])
 
 
-def test_what_starts_after_its_process_has_heard_of_the_loss_is_not_excused() -> None:
+def test_a_start_after_the_known_loss_is_not_excused() -> None:
     owner = flat(assigned(), RUNS)
     before = two(owner, flat(assigned(), delivered(1), started(1), owned("lost"), ended(1)))
     after = two(owner, flat(assigned(), delivered(1), owned("lost"), started(1), ended(1)))
@@ -89,7 +89,7 @@ def test_what_starts_after_its_process_has_heard_of_the_loss_is_not_excused() ->
     assert violated(NoOverlap, after, [("m-2", "S/0", 1)])
 
 
-def test_a_late_commit_of_what_was_taken_may_undo_that_of_the_next_owner() -> None:
+def test_a_late_commit_of_a_taken_assignment_may_overwrite_the_next_one() -> None:
     late = flat(assigned(), delivered(0), ran(0), at(101.0, sent(1), confirmed(1)))
     clean = flat(assigned(), [delivered(n, str(n)) for n in (0, 1, 2)], ran(0, "0"), ran(2, "2"))
     next_owner = flat(clean, sent(1, 1), confirmed(1), HANDED_OVER)
@@ -102,14 +102,14 @@ def test_a_late_commit_of_what_was_taken_may_undo_that_of_the_next_owner() -> No
     assert violated(NoDuplicateCleanly, [*in_time, again], [("m-1", "S/0", 1)])
 
 
-def test_a_hole_of_the_next_owner_is_found_beside_what_was_taken() -> None:
+def test_a_hole_of_the_owner_after_a_taken_assignment_is_found() -> None:
     taken = flat(assigned(), [delivered(n) for n in (0, 1, 2, 3)], ran(0), at(101.0, ran(1)))
     skips = flat(assigned(), [delivered(n) for n in (0, 1, 2, 3)], at(101.5, ran(3)))
     assert violated(OrderAcrossAssignments, two(taken, skips), [("m-1", "S/0", 1)])
 
 
 @pytest.mark.parametrize("floor", [1, 2, 3])
-def test_who_comes_after_both_goes_on_from_where_either_was_committed(floor: int) -> None:
+def test_the_third_owner_goes_on_from_either_commit(floor: int) -> None:
     four = [delivered(n) for n in (0, 1, 2, 3)]
     taken = flat(assigned(), four, ran(0), ran(1), at(101.5, sent(floor), confirmed(floor)))
     back = flat(assigned(), four, at(101.0, ran(0)), owned("lost"))
@@ -119,7 +119,7 @@ def test_who_comes_after_both_goes_on_from_where_either_was_committed(floor: int
     assert violated(OrderAcrossAssignments, segments, [("m-1", "S/0", 1)]) == (floor == 3)
 
 
-def test_what_is_not_below_its_floor_the_one_after_both_starts_again() -> None:
+def test_the_third_owner_may_repeat_messages_above_its_floor() -> None:
     four = [delivered(n) for n in (0, 1, 2, 3)]
     taken = flat(assigned(), four, ran(0), ran(1))
     back = flat(assigned(), four, at(101.0, ran(0), sent(1), confirmed(1), owned("lost")))

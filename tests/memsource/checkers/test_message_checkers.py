@@ -1,4 +1,4 @@
-"""What each checker says, and does not say, in the cases that are easy to get wrong."""
+"""Verdicts about single messages, in the cases that are easy to get wrong"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestPerKeyOrder:
         run = segment(delivered(1), delivered(2), failed(1), started(2), ended(2), started(1), ended(1))
         assert violated(run) == {"PerKeyOrder"}
 
-    def test_a_confirmed_dead_letter_is(self) -> None:
+    def test_a_confirmed_dead_letter_is_an_end(self) -> None:
         sent = segment(delivered(1), failed(1), message("dlq_sent", 1), handled(2), message("dlq_confirmed", 1))
         assert violated(sent) == {"PerKeyOrder"}
         confirmed = segment(delivered(1), failed(1), DEAD_LETTER, ack(1), handled(2))
@@ -78,7 +78,7 @@ class TestPerKeyOrder:
         in_time = segment(delivered(2), late, started(1), ended(1), started(2), ended(2), ack(1), ack(2))
         assert not violated(in_time)
 
-    def test_a_late_repeat_of_what_had_ended_is_counted(self) -> None:
+    def test_a_late_repeat_of_an_ended_message_is_counted(self) -> None:
         late = [delivered(1), redelivered(1, "late")]
         again = [started(1), ended(1), ack(1)]
         verdict = verdicts(segment(handled(1), handled(2), late, again, handled(3)))["PerKeyOrder"]
@@ -92,7 +92,7 @@ class TestPerKeyOrder:
         run = segment(handled(1), delivered(2), failed(2), late, started(2), ended(2), started(1), ended(1))
         assert not violated(run)
 
-    def test_what_is_queued_goes_before_a_late_repeat(self) -> None:
+    def test_queued_messages_start_before_a_late_repeat(self) -> None:
         late = [delivered(1), redelivered(1, "late")]
         queued = [started(3), ended(3), ack(3)]
         again = [started(1), ended(1), ack(1)]
@@ -112,7 +112,7 @@ class TestPerKeyOrder:
         late = segment(produced(2), produced(1), member="producer", start=300.0)
         assert not violated(segment(handled(1), handled(2)), late)
 
-    def test_what_ends_after_the_fence_did_not_end(self) -> None:
+    def test_an_end_after_the_fence_does_not_count(self) -> None:
         for fence in ("lost", "revoked", "drained"):
             first = segment(owned("assigned"), delivered(1), started(1), owned(fence), ended(1))
             second = segment(handled(2), start=200.0, pid=2)
@@ -131,7 +131,7 @@ class TestPerKeyOrder:
         assert verdict.status == "violated"
         assert verdict.reasons == ("gap in the history: history:10: rows 10…10 are missing",)
 
-    def test_a_violation_behind_a_gap_stands(self) -> None:
+    def test_a_violation_after_a_gap_stands(self) -> None:
         run = segment(
             delivered(9, "x"), delivered(8, "x"), delivered(1), delivered(2), started(2), ended(2), started(1)
         )
@@ -192,21 +192,21 @@ class TestNoOverlap:
 
 
 class TestAtLeastOnce:
-    def test_what_is_left_at_the_broker_is_not_proven(self) -> None:
+    def test_messages_left_at_the_broker_are_not_proven(self) -> None:
         producer = segment(produced(1, "a"), produced(2, "b"), produced(3, "c"), member="producer")
         run = segment(delivered(1, "a"), delivered(2, "b"), message("abandoned", 2, "b"), start=200.0)
         verdict = verdicts(producer, run)["AtLeastOnce"]
         assert (verdict.status, verdict.checked) == ("unproven", 3)
         assert verdict.reasons == ("3 messages were left at the broker: neither settled nor handled",)
 
-    def test_what_another_segment_handled_is_handled(self) -> None:
+    def test_a_message_handled_in_another_segment_is_handled(self) -> None:
         crashed = segment(delivered(1), started(1), end=None)
         assert verdicts(crashed, segment(handled(1), start=200.0, pid=2))["AtLeastOnce"].status == "passed"
 
-    def test_what_was_handled_and_never_settled_is_handled(self) -> None:
+    def test_a_handled_message_without_a_settlement_is_handled(self) -> None:
         assert verdicts(segment(delivered(1), started(1), ended(1)))["AtLeastOnce"].status == "passed"
 
-    def test_what_was_settled_and_never_handled_is_lost(self) -> None:
+    def test_a_settled_message_that_was_never_handled_is_lost(self) -> None:
         verdict = verdicts(segment(handled(1), delivered(2), ack(2)))["AtLeastOnce"]
         assert (verdict.status, verdict.violations) == ("violated", 1)
         assert "S/0 position 2" in verdict.witnesses[0]
@@ -253,7 +253,7 @@ class TestBoundedInFlight:
         again = [delivered(3, "c"), redelivered(3, "held", "c")]
         assert not violated(segment(handled(3, "c"), delivered(1), again, max_in_flight=1))
 
-    def test_rows_that_say_what_was_fresh_may_be_torn_off(self) -> None:
+    def test_the_rows_that_tell_repeats_may_be_torn_off(self) -> None:
         rows = [*handled(3, "c"), delivered(1), delivered(2, "b"), delivered(3, "c")]
         assert not violated(segment(rows, max_in_flight=2, end=None))
         assert violated(segment(rows, max_in_flight=2)) == {"BoundedInFlight"}
@@ -269,7 +269,7 @@ class TestBoundedInFlight:
             [owned("revoked")],
         ],
     )
-    def test_what_leaves_makes_room(self, leaves: Rows) -> None:
+    def test_a_message_that_leaves_makes_room(self, leaves: Rows) -> None:
         later = delivered(2, "b", partition="S/1")
         assert not violated(segment(delivered(1), leaves, later, max_in_flight=1))
         assert violated(segment(delivered(1), later, leaves, max_in_flight=1)) == {"BoundedInFlight"}
@@ -292,7 +292,7 @@ class TestBoundedInFlight:
 
 
 class TestSettlement:
-    def test_an_unconfirmed_letter_is_no_reason_to_settle(self) -> None:
+    def test_an_unconfirmed_dead_letter_is_no_reason_to_settle(self) -> None:
         sent = [delivered(1), *failed(1), message("dlq_sent", 1)]
         early = segment(sent, ack(1), message("dlq_confirmed", 1))
         assert violated(early) == {"DeadLetterBeforeSettle"}
@@ -303,7 +303,7 @@ class TestSettlement:
         assert violated(segment(archived, ack(1))) == {"AtLeastOnce", "NoSettleBeforeEnd"}
         # It was unblocked, and is done.
         assert not violated(segment(archived, handled(1), ack(1)))
-        # It was parked: the letter is confirmed once more.
+        # It was parked: its dead letter is confirmed once more.
         assert not violated(segment(archived, DEAD_LETTER, ack(1)))
 
     def test_a_gap_may_hide_the_confirmation(self) -> None:
@@ -325,14 +325,14 @@ class TestSettlement:
         run = segment(handled(1, None), delivered(1, None), redelivered(1, "late", None), ack(1, None))
         assert violated(run) == {"NoSettleBeforeEnd"}
 
-    def test_a_settlement_of_what_was_never_delivered(self) -> None:
+    def test_a_settlement_of_an_undelivered_message_is_a_violation(self) -> None:
         assert violated(segment(ack(1))) == {"AtLeastOnce", "NoSettleBeforeEnd"}
 
     def test_a_late_result_settles_nothing(self) -> None:
         run = segment(delivered(1), started(1), owned("lost"), ended(1), message("zombie", 1), ack(1))
         assert violated(run) == {"AtLeastOnce", "NoSettleBeforeEnd"}
 
-    def test_what_was_delivered_behind_a_gap_did_not_end_in_it(self) -> None:
+    def test_a_message_delivered_after_a_gap_did_not_end_in_it(self) -> None:
         hole = [delivered(7, "x"), delivered(8, "x")]
         fresh = segment(hole, delivered(1), ack(1))
         del fresh[1]
@@ -371,7 +371,7 @@ class TestAcrossSegments:
         verdict = verdicts(first, second)["NoOverlap"]
         assert verdict.reasons == ("S/0 across segments: in overlapping segments of different boots",)
 
-    def test_what_is_in_one_segment_still_counts_then(self) -> None:
+    def test_rows_of_one_segment_still_count_without_an_order(self) -> None:
         first = segment(delivered(1), boot="a", start=9000.0, wall=0.0)
         second = segment(handled(2), started(1), boot="b", start=10.0, wall=8990.001, pid=2)
         assert violated(first, second) == {"PerKeyOrder"}
