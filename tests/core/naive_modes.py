@@ -59,9 +59,9 @@ class NaiveModes:
             if outcome is not ACK and m.partition not in self.fenced:
                 rest = [o for o in batch if o.position > m.position and self.lane(o) == self.lane(m)]
                 self.state |= {o: "queued" for o in rest if o in self.state}
-                behind = [o for o in self.state if self.state[o] == "queued" and self.lane(o) == self.lane(m)]
+                successor = [o for o in self.state if self.state[o] == "queued" and self.lane(o) == self.lane(m)]
                 if m.partition in self.draining:
-                    dropped += self.drop(o for o in behind if o.partition is m.partition)
+                    dropped += self.drop(o for o in successor if o.partition is m.partition)
             if self.state.get(m) == "interrupted":
                 del self.state[m]
                 dropped += self.drain(m.partition, set())

@@ -67,9 +67,9 @@ def test_waiting_messages_are_numbered_before_their_admission() -> None:
     waiting = [new_message(PARTITION, 2), new_message(PARTITION, 3)]
     ledger.deliver(waiting, 0.0)
     ledger.waiting = waiting
-    behind = new_message(PARTITION, 4)
-    ledger.deliver([behind], 0.0)
-    assert [m.ordinal for m in [*waiting, behind]] == [2, 3, 4]
+    later = new_message(PARTITION, 4)
+    ledger.deliver([later], 0.0)
+    assert [m.ordinal for m in [*waiting, later]] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(("before", "position", "after"), [([4], 4, 4), ([4, 6], 5, 6), ([], 2, 2), ([], 0, 2)])

@@ -67,23 +67,23 @@ def test_a_partition_that_is_not_assigned_admits_nothing() -> None:
 def test_a_drain_abandons_waiting_messages_and_waits_for_running_ones() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    running, behind = deliver(engine, partition, 0, 1)
-    held, behind_held = deliver(engine, partition, 2, 3, key=b"held")
-    parking, behind_parking = deliver(engine, partition, 4, 5, key=b"parking")
+    running, successor = deliver(engine, partition, 0, 1)
+    held, after_held = deliver(engine, partition, 2, 3, key=b"held")
+    dead_letter, after_dead_letter = deliver(engine, partition, 4, 5, key=b"dead_letter")
     (finished,) = deliver(engine, partition, 6, key=b"finished")
     (queued,) = deliver(engine, partition, 7, key=None)
     assert [take(engine).position for _ in range(4)] == [0, 2, 4, 6]
     engine.finish(held, failed(), 0.0)
-    engine.finish(parking, failed(terminal=True), 0.0)
+    engine.finish(dead_letter, failed(terminal=True), 0.0)
     engine.finish(finished, ACK, 0.0)
     effects(engine)
     abandoned = engine.drain(partition)
-    assert abandoned == [behind, held, behind_held, parking, behind_parking, queued]
+    assert abandoned == [successor, held, after_held, dead_letter, after_dead_letter, queued]
     assert states(abandoned) == {ABANDONED}
     assert (kinds(engine), engine.take(), engine.stopped_lanes(), engine.flow.in_flight) == ([], None, [], 2)
     # Holds and dead letters under way at the begin of the drain end without effect.
     engine.due(1e9)
-    engine.dead_lettered(parking)
+    engine.dead_lettered(dead_letter)
     assert engine.take() is None
     engine.finish(running, ACK, 0.0)
     assert kinds(engine) == [fx.Drained]
@@ -131,16 +131,16 @@ def test_a_drain_makes_room() -> None:
 def test_an_interrupted_handler_drains_its_partition(others: int) -> None:
     engine = new_engine()
     partition = assigned(engine)
-    head, behind = deliver(engine, partition, 0, 1)
+    head, successor = deliver(engine, partition, 0, 1)
     beside = deliver(engine, partition, *range(2, 2 + others), key=None)
     take_all(engine)
     engine.finish(head, ABANDON, 0.0)
-    assert states([head, behind]) == {ABANDONED}
+    assert states([head, successor]) == {ABANDONED}
     assert partition.draining
     assert engine.take() is None
     assert engine.drain(partition) == []
     (abandoned,) = [effect for effect in engine.effects if isinstance(effect, fx.Abandoned)]
-    assert abandoned.messages == [behind]
+    assert abandoned.messages == [successor]
     engine.effects.remove(abandoned)
     for message in beside:
         assert kinds(engine) == []
@@ -278,15 +278,15 @@ def test_a_key_waits_for_its_zombie() -> None:
     take(engine)
     engine.lose(former)
     partition = assigned(engine)
-    again, behind = deliver(engine, partition, 0, 1)
+    again, successor = deliver(engine, partition, 0, 1)
     (other,) = deliver(engine, partition, 2, key=b"other")
     assert (abandoned.state, take_all(engine)) == (ABANDONED, [other.position])
     engine.finish(zombie, failed(), 0.0)
     assert kinds(engine) == [fx.Zombie]
     assert take(engine) is again
     engine.finish(again, ACK, 0.0)
-    assert take(engine) is behind
-    engine.finish(behind, ACK, 0.0)
+    assert take(engine) is successor
+    engine.finish(successor, ACK, 0.0)
     engine.finish(other, ACK, 0.0)
     engine.release(partition)
     assert nothing_left(engine)

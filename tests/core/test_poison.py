@@ -250,21 +250,21 @@ def exhaust(*, dead_letters: bool) -> tuple[list[fx.Effect], list[Message]]:
 
 
 def test_used_up_attempts_lead_to_a_dead_letter() -> None:
-    (due,), (head, behind) = exhaust(dead_letters=True)
+    (due,), (head, successor) = exhaust(dead_letters=True)
     assert isinstance(due, fx.DeadLetterDue)
-    assert (due.message, head.state, head.attempt, behind.state) == (head, DEAD_LETTERING, ATTEMPTS, QUEUED)
+    assert (due.message, head.state, head.attempt, successor.state) == (head, DEAD_LETTERING, ATTEMPTS, QUEUED)
 
 
 def test_used_up_attempts_halt_without_dead_letters() -> None:
-    (halted,), (head, behind) = exhaust(dead_letters=False)
+    (halted,), (head, successor) = exhaust(dead_letters=False)
     assert isinstance(halted, fx.Halted)
-    assert (halted.message, head.state, behind.state) == (head, BLOCKED, QUEUED)
+    assert (halted.message, head.state, successor.state) == (head, BLOCKED, QUEUED)
 
 
 def test_a_lane_waits_for_the_confirmation_of_its_dead_letter() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    head, behind = deliver(engine, partition, 0, 1)
+    head, successor = deliver(engine, partition, 0, 1)
     other, _ = deliver(engine, partition, 2, 3, key=b"other")
     failure = failed(terminal=True)
     take(engine)
@@ -279,7 +279,7 @@ def test_a_lane_waits_for_the_confirmation_of_its_dead_letter() -> None:
     engine.dead_lettered(head)
     assert (head.state, engine.stopped_lanes()) == (FINISHED, [])
     assert engine.collect(0.0)[0].messages == [head]
-    assert take(engine) is behind
+    assert take(engine) is successor
 
 
 def test_a_dead_lettered_message_alone_in_its_lane_leaves_nothing_behind() -> None:
@@ -306,7 +306,7 @@ def test_a_confirmed_dead_letter_counts_once() -> None:
 def test_a_halted_lane_is_drained_with_the_rest() -> None:
     engine = new_engine(dead_letters=False)
     partition = assigned(engine)
-    head, behind = deliver(engine, partition, 0, 1)
+    head, successor = deliver(engine, partition, 0, 1)
     (other,) = deliver(engine, partition, 2, key=b"other")
     take(engine)
     failure = failed(terminal=True)
@@ -318,6 +318,6 @@ def test_a_halted_lane_is_drained_with_the_rest() -> None:
     assert engine.next_due() == NEVER
     assert take(engine) is other
     engine.finish(other, ACK, 2.0)
-    assert engine.drain(partition) == [head, behind]
+    assert engine.drain(partition) == [head, successor]
     assert [type(effect) for effect in effects(engine)] == [fx.Drained]
     assert engine.collect(0.0)[0].messages == [other]

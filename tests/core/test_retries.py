@@ -27,7 +27,7 @@ from tests.core.builders import (
 def test_a_failed_head_is_held_and_only_its_lane_waits() -> None:
     engine = new_engine()
     partition = assigned(engine)
-    head, behind = deliver(engine, partition, 0, 1)
+    head, successor = deliver(engine, partition, 0, 1)
     deliver(engine, partition, 2, key=b"other")
     take(engine)
     engine.finish(head, failed(chance=0.5), 100.0)
@@ -46,7 +46,7 @@ def test_a_failed_head_is_held_and_only_its_lane_waits() -> None:
     assert take(engine) is head
     assert engine.take() is None
     engine.finish(head, ACK, 101.0)
-    assert take(engine) is behind
+    assert take(engine) is successor
 
 
 def test_held_lanes_come_due_by_time() -> None:

@@ -265,8 +265,8 @@ class World:
             self.seen.append(event)
             match event:
                 case LeaseOwned(again=False):
-                    assert not member.running, "(b) it is owned anew, and its handlers run"
-                    assert not member.zombies, "(b) it is owned anew, and its handlers run"
+                    assert not member.running, "(b) it is owned again while its handlers run"
+                    assert not member.zombies, "(b) it is owned again while its handlers run"
                     member.ledger = DeliveryLedger(event.done)
                 case LeaseRevoked():
                     member.queue.clear()
