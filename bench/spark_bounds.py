@@ -25,7 +25,7 @@ from bench.spark import KEYS, MESSAGES, SIZE, nothing
 from bench.spark_session import PARTITIONS, session, write_table
 from lanes import Message
 from lanes_spark import ParquetTable, replay
-from lanes_spark.driver.replay import ROWS_PER_BATCH
+from lanes_spark.driver.run import ROWS_PER_BATCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

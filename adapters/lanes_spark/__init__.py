@@ -9,7 +9,8 @@ from __future__ import annotations
 from lanes_spark.audits.audit import Audit, audit
 from lanes_spark.audits.verdicts import AuditVerdict
 from lanes_spark.driver.progress import OldestMessage, Progress
-from lanes_spark.driver.replay import Report, replay
+from lanes_spark.driver.replay import replay
+from lanes_spark.driver.run import Report, RunOptions
 from lanes_spark.driver.stream import Stream, stream
 from lanes_spark.plan import Effects, Eras, Plan, make_plan
 from lanes_spark.tables.journal_selection import JournalFacts, JournalSelection
@@ -31,6 +32,7 @@ __all__ = [
     "Plan",
     "Progress",
     "Report",
+    "RunOptions",
     "Stream",
     "TaskJob",
     "audit",

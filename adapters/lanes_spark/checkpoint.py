@@ -26,7 +26,16 @@ from lanes.errors import ConfigError, SourceError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Held", "first_value", "hold", "literal", "local_folder", "qualified", "query_of", "without_takeover"]
+__all__ = [
+    "CheckpointLock",
+    "first_value",
+    "literal",
+    "local_folder",
+    "lock_checkpoint",
+    "qualified",
+    "query_of",
+    "without_takeover",
+]
 
 log = logging.getLogger("lanes")
 
@@ -35,7 +44,7 @@ _TAKEOVER: Final = "spark.sql.streaming.stopActiveRunOnRestart"
 _HOLDER_LIMIT: Final = 500  # bytes
 
 
-class Held:
+class CheckpointLock:
     """A checkpoint that this process has, until ``release`` or its end."""
 
     def __init__(self, descriptor: int) -> None:
@@ -43,7 +52,7 @@ class Held:
         """Let it go. Idempotent."""
 
 
-def hold(spark: SparkSession, topic: str, checkpoint: str) -> Held | None:
+def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> CheckpointLock | None:
     """Take the checkpoint for this process; None where it is no folder of this machine's file systems, or of one that
     has no locks. Does not block.
 
@@ -51,22 +60,22 @@ def hold(spark: SparkSession, topic: str, checkpoint: str) -> Held | None:
     the disk is full.
     """
     folder = local_folder(spark, checkpoint)
-    return None if folder is None else _hold(topic, folder)
+    return None if folder is None else _locked(topic, folder)
 
 
-def _hold(topic: str, folder: Path) -> Held | None:
+def _locked(topic: str, folder: Path) -> CheckpointLock | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Not inherited: no process that is started keeps it.
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _unwritable(folder, error) from error
-    held = Held(descriptor)
+    lock = CheckpointLock(descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         holder = _holder(descriptor)
-        held.release()
+        lock.release()
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise SourceError(
                 f"{topic}: another replay is at the checkpoint {folder}{holder}: wait until it has ended, or stop it; "
@@ -81,9 +90,9 @@ def _hold(topic: str, folder: Path) -> Held | None:
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
     except OSError as error:
         # What cannot be written here, Spark could not write either.
-        held.release()
+        lock.release()
         raise _unwritable(folder, error) from error
-    return held
+    return lock
 
 
 def _unwritable(folder: Path, error: OSError) -> ConfigError:

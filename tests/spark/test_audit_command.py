@@ -16,8 +16,9 @@ from lanes.cli import app as cli
 from lanes.errors import ConfigError, SourceError
 from lanes_spark.audits.audit import Audit
 from lanes_spark.audits.verdicts import CAUSES, AuditVerdict
-from lanes_spark.cli import audit as audit_command
-from lanes_spark.cli.audit import render, source_of_audit
+from lanes_spark.cli import commands
+from lanes_spark.cli.commands import source_of_audit
+from lanes_spark.cli.output import render
 from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
@@ -84,8 +85,8 @@ def test_the_exit_status_is_that_of_the_audit(
         asked.append((arguments, more))
         return found(*verdicts)
 
-    monkeypatch.setattr(audit_command, "spark_session", session)
-    monkeypatch.setattr(audit_command, "audit", audit)
+    monkeypatch.setattr(commands, "spark_session", session)
+    monkeypatch.setattr(commands, "audit", audit)
     words = ["spark", "audit", "one", "two", "--findings", "there", "--table", "/lake", "--topic", "orders"]
     assert status_of(monkeypatch, *words, "--master", "local[1]", "--conf", "a=b") == status
     source = ParquetTable(path=["/lake"], topic="orders")
@@ -102,8 +103,8 @@ def test_what_cannot_be_audited_is_told(monkeypatch: pytest.MonkeyPatch, capsys:
     def audit(*_: Any, **__: Any) -> Audit:
         raise SourceError("journal /nowhere: there is none\x1b")
 
-    monkeypatch.setattr(audit_command, "spark_session", session)
-    monkeypatch.setattr(audit_command, "audit", audit)
+    monkeypatch.setattr(commands, "spark_session", session)
+    monkeypatch.setattr(commands, "audit", audit)
     assert status_of(monkeypatch, "spark", "audit", "/nowhere") == 3
     assert "journal /nowhere: there is none\\x1b" in capsys.readouterr().err
 
@@ -121,7 +122,7 @@ def test_what_had_to_be_handled_is_a_table_or_a_topic() -> None:
 @pytest.mark.parametrize(
     ("tables", "servers", "options", "columns", "said"),
     [
-        ([], "", {}, {}, "--topic, -X and --column are about"),
+        ([], "", {}, {}, "--topic, -X and --column need"),
         (["a"], "host:1", {}, {}, "not both"),
         (["a"], "", {"kafka.a": "b"}, {}, "-X is an option of the Kafka connector"),
         ([], "host:1", {}, {"key": "id"}, "--column is for the columns of a table"),

@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 
 import lanes
 from lanes_spark import run_task
-from lanes_spark.checkpoint import LOCK, Held, hold, without_takeover
+from lanes_spark.checkpoint import LOCK, CheckpointLock, lock_checkpoint, without_takeover
 from lanes_spark.driver.batch import _loaded
-from lanes_spark.driver.ranges import BatchRanges, ranges_options
+from lanes_spark.driver.query import BatchRanges, RangeOptions
 from lanes_spark.failures import as_ours, mapped_errors
 from lanes_spark.plan import CHECKED, check_conf, settings_of
 from lanes_spark.tables.kafka_topic import read_offset_ranges
@@ -95,8 +95,8 @@ class Conf(dict[str, str]):
         del self[name]
 
 
-def take(path: Path | str, **more: Any) -> Held | None:
-    return hold(FakeSpark(**more), "orders", str(path))  # type: ignore[arg-type]
+def take(path: Path | str, **more: Any) -> CheckpointLock | None:
+    return lock_checkpoint(FakeSpark(**more), "orders", str(path))  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_has_one_replay_at_a_time(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_checkpoint_has_one_replay_at_a_time(tmp_path: Path) -> None:
 
 def test_a_replay_that_was_killed_leaves_its_checkpoint_to_the_next(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from lanes_spark.checkpoint import _hold\n"
-        f"held = _hold('orders', Path({str(tmp_path)!r})); print('has it', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from lanes_spark.checkpoint import _locked\n"
+        f"lock = _locked('orders', Path({str(tmp_path)!r})); print('has it', flush=True); sys.stdin.read()"
     )
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
     with subprocess.Popen(
@@ -203,7 +203,7 @@ def test_one_query_does_not_stop_another_and_the_setting_is_put_back(before: dic
 
 @pytest.mark.parametrize("offset", [5, None, {"logOffset": 3}, {"orders": {"0": 4}}, "x", {"replay": "one"}])
 def test_a_checkpoint_of_any_other_query_is_refused(offset: Any) -> None:
-    options = ranges_options(topic="orders", replay="one", spans={0: (0, 9)}, starts={}, cap=5, eras=())
+    options = RangeOptions(topic="orders", replay="one", spans={0: (0, 9)}, starts={}, cap=5, eras=()).encoded()
     reader = BatchRanges(options).streamReader(StructType([]))
     with pytest.raises(lanes.SourceError, match=r"orders: the checkpoint is of another (replay|query)") as no:
         reader.latestOffset(offset, ReadMaxRows(5))

@@ -209,7 +209,7 @@ def test_a_checkpoint_that_was_begun_without_an_id_says_how_to_go_on_with_one(sp
         replay(spark, table, noting(seen), progress=stop, **more)
     named = Named(path=table.path, topic=table.topic)
     with pytest.raises(
-        lanes.SourceError, match=r"^orders: the checkpoint was begun .* from_=\{0: 10, 1: 10, 2: 10\}, "
+        lanes.SourceError, match=r"^orders: the checkpoint was begun .* from_=\{0: 10, 1: 10, 2: 10\}; "
     ):
         replay(spark, named, noting(tmp_path / "nothing"), **more)
     assert not (tmp_path / "nothing").exists()

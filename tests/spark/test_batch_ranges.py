@@ -9,14 +9,14 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
 from lanes.errors import SourceError
-from lanes_spark.driver.ranges import BatchRanges, ranges_options
+from lanes_spark.driver.query import BatchRanges, RangeOptions
 from lanes_spark.positions import Span
 
 CAP = 100
 
 
 def reader(spans: dict[int, Span], starts: dict[int, int] | None = None, *, replay: str = "one") -> Any:
-    options = ranges_options(topic="orders", replay=replay, spans=spans, starts=starts or {}, cap=CAP, eras=())
+    options = RangeOptions(topic="orders", replay=replay, spans=spans, starts=starts or {}, cap=CAP, eras=()).encoded()
     return BatchRanges(options).streamReader(StructType([]))
 
 

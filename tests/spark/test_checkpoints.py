@@ -346,7 +346,7 @@ def test_what_stops_a_replay_first_is_told_and_the_other_is_logged(
 
     with pytest.raises(lanes.HandlerHalted, match="no such customer"):
         replay(spark, table_of(tmp_path), noting(tmp_path / "seen", fail), settings=ONCE, progress=tell, tasks=2)
-    assert "progress= was called no more: it raised Gone: the terminal is gone" in caplog.text
+    assert "progress= is not called any more: it raised Gone: the terminal is gone" in caplog.text
 
 
 # --- what a journal has selected

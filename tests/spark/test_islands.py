@@ -19,9 +19,11 @@ from pyspark.sql.types import StructType
 from lanes.errors import ConfigError, SourceError
 from lanes_spark.driver import batch as batch_run
 from lanes_spark.driver.batch import BatchRun
-from lanes_spark.driver.live_ends import LiveEnds, ask_ends
-from lanes_spark.driver.prepared import Prepared
-from lanes_spark.driver.ranges import BatchRanges, ranges_options
+from lanes_spark.driver.offset_server import OffsetServer, ask_offsets
+from lanes_spark.driver.progress import ProgressTracker
+from lanes_spark.driver.query import BatchRanges, RangeOptions
+from lanes_spark.driver.run import SparkRun
+from lanes_spark.driver.scope import ReplayScope
 from lanes_spark.driver.selection import Selection
 from lanes_spark.driver.stream import Stream
 from lanes_spark.plan import Plan
@@ -79,7 +81,7 @@ def test_batches_read_what_is_wanted_once_and_no_gap(wanted: dict[int, set[int]]
 
 def reader(spans: dict[int, Span], **more: Any) -> Any:
     options = {"topic": "orders", "replay": "one", "starts": {}, "cap": 100, "eras": (), **more}
-    return BatchRanges(ranges_options(spans=spans, **options)).streamReader(StructType([]))
+    return BatchRanges(RangeOptions(spans=spans, **options).encoded()).streamReader(StructType([]))
 
 
 def test_what_is_gone_between_islands_is_no_loss() -> None:
@@ -112,7 +114,7 @@ def test_a_stream_asks_what_there_is_at_every_batch_and_ends_between_two() -> No
             raise SourceError("orders: Kafka at h:1: TimeoutException: it is away")
         return dict(has)
 
-    ends = LiveEnds(read)
+    ends = OffsetServer(read)
     ends.start()
     try:
         of = reader({0: (0, 50), 1: (0, 0)}, live=ends.path, fixed=True)
@@ -129,7 +131,7 @@ def test_a_stream_asks_what_there_is_at_every_batch_and_ends_between_two() -> No
             of.latestOffset(second, ReadMaxRows(100))
         has[0] = (40, 500)
         has[2] = (0, 9)
-        with pytest.raises(SourceError, match=r"partition 2 has come up .*from_=\{0: 150, 1: 0, 2: 0\} and eras="):
+        with pytest.raises(SourceError, match=r"partition 2 is new since .*from_=\{0: 150, 1: 0, 2: 0\} and eras="):
             of.latestOffset(second, ReadMaxRows(100))
         free = reader({0: (0, 50), 1: (0, 0)}, live=ends.path)
         assert free.latestOffset(second, ReadMaxRows(1_000))["positions"] == {"0": 500, "1": 0, "2": 9}
@@ -143,7 +145,7 @@ def test_a_stream_asks_what_there_is_at_every_batch_and_ends_between_two() -> No
     finally:
         ends.close()
     ends.close()
-    with pytest.raises(SourceError, match="the driver does not say what the topic has"):
+    with pytest.raises(SourceError, match="the driver does not tell offset ranges"):
         of.latestOffset(second, ReadMaxRows(100))
 
 
@@ -151,18 +153,18 @@ def test_a_socket_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytes
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    ends = LiveEnds(lambda at: {})
-    with pytest.raises(ConfigError, match=r"a stream needs a socket at .*: AF_UNIX path too long; let TMPDIR name"):
+    ends = OffsetServer(lambda at: {})
+    with pytest.raises(ConfigError, match=r"a stream needs a socket at .*: AF_UNIX path too long; set TMPDIR to"):
         ends.start()
     assert list(folder.iterdir()) == []
 
 
 def test_a_socket_that_somebody_has_removed_holds_nobody_up() -> None:
-    ends = LiveEnds(lambda at: {})
+    ends = OffsetServer(lambda at: {})
     ends.start()
     Path(ends.path).unlink()
-    with pytest.raises(SourceError, match="the driver does not say what the topic has"):
-        ask_ends(ends.path, {})
+    with pytest.raises(SourceError, match="the driver does not tell offset ranges"):
+        ask_offsets(ends.path, {})
     ends.close()
     ends._thread.join(10)
     assert not ends._thread.is_alive()
@@ -186,14 +188,18 @@ def test_whoever_waits_for_a_stream_hears_of_its_end_whatever_fails_there() -> N
 
     running: Any = object.__new__(Stream)
     running._query, running._ended = Ended(), threading.Event()
-    running._ends = SimpleNamespace(close=lambda: fail("ends"))
-    running._meter = SimpleNamespace(started=0.0, check=lambda: None, close=lambda: fail("meter"))
-    running._prepared = SimpleNamespace(source=SimpleNamespace(topic="orders"), close=lambda: fail("prepared"))
+    running._offsets = SimpleNamespace(close=lambda: fail("offsets"))
+    running._run = SparkRun(
+        scope=cast(Any, SimpleNamespace(source=SimpleNamespace(topic="orders"), close=lambda: fail("scope"))),
+        batches=cast(Any, None),
+        tracker=cast(Any, SimpleNamespace(started=0.0, check=lambda: None, close=lambda: fail("tracker"))),
+        rows_per_batch=1,
+    )
     with pytest.raises(ValueError, match="cannot be closed"):
         running._watch()
     assert running.join(0)
     # The last one lets the checkpoint go.
-    assert closed == ["ends", "meter", "prepared"]
+    assert closed == ["offsets", "tracker", "scope"]
 
 
 class Asked(Exception):
@@ -212,50 +218,54 @@ def test_a_checkpoint_is_let_go_though_what_is_in_memory_cannot_be_forgotten() -
         raise ConnectionError("the session is gone")
 
     released: list[bool] = []
-    of: Any = {"chosen": SimpleNamespace(close=fail), "held": SimpleNamespace(release=lambda: released.append(True))}
+    of: Any = {"chosen": SimpleNamespace(close=fail), "lock": SimpleNamespace(release=lambda: released.append(True))}
     with pytest.raises(ConnectionError, match="the session is gone"):
-        prepared(**of).close()
+        scope(**of).close()
     assert released == [True]
 
 
-def prepared(incarnation: str = "", **more: Any) -> Prepared:
+def scope(incarnation: str = "", **more: Any) -> ReplayScope:
     """What a replay of a topic with two partitions has found."""
     spans = Spans(by_partition={0: (0, 9), 1: (5, 9)}, rows=13, timed=True, cut=True, incarnation=incarnation)
-    found: dict[str, Any] = {"selected": spans.by_partition, "places": spans.by_partition, "starts": {}, "fixed": True}
-    return Prepared(
-        source=cast(Any, Source()),
-        selection=Selection.of(),
+    found: dict[str, Any] = {"source": Source(), "selection": Selection.of()}
+    found |= {"selected": spans.by_partition, "places": spans.by_partition, "starts": {}, "fixed": True}
+    return ReplayScope(
         spans=spans,
         plan=Plan(kind="aligned"),
         **{**found, **more},
     )
 
 
-def of_prepared(found: Prepared) -> Any:
+def batches_of(found: ReplayScope) -> BatchRun:
+    """The batches of a replay that handles nothing."""
+    return BatchRun(
+        scope=found, job=cast(Any, None), payload=b"", results_to=None, tracker=ProgressTracker(cast(Any, None), None)
+    )
+
+
+def reader_of(found: ReplayScope) -> Any:
     return reader(dict(found.places), replay=found.identity, unnamed=found.unnamed)
 
 
 def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one() -> None:
-    before, now, other = prepared(), prepared("one"), prepared("two")
+    before, now, other = scope(), scope("one"), scope("two")
     assert (before.unnamed, now.unnamed) == ("", before.identity)
     assert len({found.identity for found in (before, now, other)}) == 3
-    begun = of_prepared(before)
+    begun = reader_of(before)
     start = begun.initialOffset()
     end = begun.latestOffset(start, ReadMaxRows(6))
     # As long as nobody tells an id it goes on.
-    assert of_prepared(before).partitions(start, end)
-    told = (
-        r"orders: the checkpoint was begun when the topic told no id, by .*, go on with another checkpoint and from_="
-    )
-    with pytest.raises(SourceError, match=told + r"\{0: 5, 1: 6\}, else begin again with another one$"):
-        of_prepared(now).latestOffset(end, ReadMaxRows(6))
+    assert reader_of(before).partitions(start, end)
+    told = r"orders: the checkpoint was begun when the topic had no id, by .*, go on with another checkpoint and from_="
+    with pytest.raises(SourceError, match=told + r"\{0: 5, 1: 6\}; else begin again with another$"):
+        reader_of(now).latestOffset(end, ReadMaxRows(6))
     # A batch that was begun and is not done, is not left out: the first one, which begins anew, and any other.
-    for first in (of_prepared(now).initialOffset(), start):
-        with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}, else"):
-            of_prepared(now).partitions(first, end)
+    for first in (reader_of(now).initialOffset(), start):
+        with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}; else"):
+            reader_of(now).partitions(first, end)
     # Who has noted an id knows the topic by it.
     with pytest.raises(SourceError, match=r"of another replay .* a topic that was made anew since"):
-        of_prepared(other).latestOffset(of_prepared(now).initialOffset(), ReadMaxRows(6))
+        reader_of(other).latestOffset(reader_of(now).initialOffset(), ReadMaxRows(6))
 
 
 class Pausing(Source):
@@ -275,10 +285,7 @@ def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest
     monkeypatch.setattr(batch_run, "_PAUSE", 0.0)
 
     def run(source: Pausing) -> BatchRun:
-        nothing: dict[str, Any] = {"name": "n", "payload": b"", "results": None, "results_to": None}
-        return BatchRun(
-            source=cast(Any, source), selection=Selection.of(), plan=Plan(kind="aligned"), incarnation="one", **nothing
-        )
+        return batches_of(scope("one", source=source))
 
     run(Pausing(3))._check_incarnation(cast(Any, None))
     # A topic that was made anew in the pause is found as well.
@@ -290,7 +297,7 @@ def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest
     for hopeless in (run(gone), given_up):
         with pytest.raises(SourceError, match="it is away"):
             hopeless._check_incarnation(cast(Any, None))
-        assert cast(Any, hopeless.source).times == 8
+        assert cast(Any, hopeless.scope.source).times == 8
     monkeypatch.setattr(batch_run, "_PATIENCE", -1.0)
     with pytest.raises(SourceError, match="it is away"):
         run(Pausing(1))._check_incarnation(cast(Any, None))
@@ -317,8 +324,7 @@ def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() ->
 def test_a_batch_reads_nothing_in_front_of_where_it_is_to_begin() -> None:
     # The topic ended at 100 when the stream was begun.
     selection = Selection.of(from_={0: 150}, to={1: 20})
-    nothing: dict[str, Any] = {"name": "n", "payload": b"", "results": None, "results_to": None, "incarnation": "one"}
-    run = BatchRun(source=cast(Any, Source()), selection=selection, plan=Plan(kind="aligned"), **nothing)
+    run = batches_of(scope("one", selection=selection))
     run.run(cast(Any, None), {0: (100, 150), 1: (20, 30)}, batch=0)
     with pytest.raises(Asked) as asked:
         run.run(cast(Any, None), {0: (100, 200), 1: (0, 50), 2: (0, 5)}, batch=1)
@@ -332,8 +338,9 @@ def test_a_stream_ends_when_its_topic_is_made_anew() -> None:
     running: Any = object.__new__(Stream)
     now = spans("one")
     source = SimpleNamespace(topic="orders", spans=lambda spark: now)
-    running._prepared = SimpleNamespace(source=source, selection=Selection.of(), spans=spans("one"))
-    running._spark, running._meter = None, SimpleNamespace(look=lambda spans, at: None)
+    within = SimpleNamespace(source=source, selection=Selection.of(), spans=spans("one"))
+    running._spark = None
+    running._run = SimpleNamespace(scope=within, tracker=SimpleNamespace(look=lambda spans, at: None))
     assert running._look({0: 5}) == {0: (0, 9)}
     now = spans("two")
     with pytest.raises(SourceError, match="orders: the topic was deleted and made anew since this run was begun"):

@@ -115,7 +115,7 @@ def test_a_stream_handles_what_comes_until_it_is_stopped(connected: Any, kafka: 
     running = stream(connected, topic.source, noting(seen), **more)
     wait_until(lambda: len(noted(seen)) >= 630, "the rows that came last", seconds=LONG)
     topic.admin.create_partitions([NewPartitions("streamed", 4)])["streamed"].result(SECONDS)
-    with pytest.raises(lanes.SourceError, match=r"streamed: partition 3 has come up .*aligned=False, from_="):
+    with pytest.raises(lanes.SourceError, match=r"streamed: partition 3 is new since .*aligned=False, from_="):
         running.join(LONG)
     assert positions(noted(seen)) == positions(topic.sent)
     for wrong, named in (
@@ -272,5 +272,5 @@ def test_the_command_stops_in_order_by_a_signal(kafka: KafkaServer, tmp_path: Pa
         running.kill()
         running.communicate()
     assert running.returncode == 0, out + said
-    assert "lanes: SIGTERM: stopping behind the batch under way; once more to stop at once" in said
+    assert "lanes: SIGTERM: stopping after the batch under way; a second signal stops at once" in said
     assert "50 delivered, 50 finished, 0 of them dead-lettered, 0 skipped" in out

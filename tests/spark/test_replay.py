@@ -229,7 +229,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_first_message(spark: Any,
         replay(spark, KafkaTopic(servers="127.0.0.1:9", topic="orders"), handler)
     with pytest.raises(lanes.SourceError, match="PATH_NOT_FOUND"):
         replay(spark, ParquetTable(path=str(tmp_path / "nowhere"), topic="orders"), handler)
-    with pytest.raises(lanes.ConfigError, match="of results and results_to there is only one"):
+    with pytest.raises(lanes.ConfigError, match="only one of results and results_to is given"):
         replay(spark, table, handler, results=RESULTS)
     with pytest.raises(lanes.ConfigError, match='order="serial" handles one partition, and 3 are selected'):
         replay(spark, table, handler, settings=lanes.Settings(order="serial"))

@@ -18,8 +18,8 @@ from lanes.cli import app as cli
 from lanes.cli import kit
 from lanes.process import EXIT_HALTED
 from lanes_spark import KafkaTopic, ParquetTable
-from lanes_spark.cli.commands import source_of
-from lanes_spark.cli.options import bound, load, numbers, pairs, settings_of, spark_session
+from lanes_spark.cli.commands import source_of, spark_session
+from lanes_spark.cli.options import bound, load, numbers, pairs, settings_of
 from lanes_spark.driver.selection import Bound
 from memsource import check_files
 from tests.spark.conftest import need_java

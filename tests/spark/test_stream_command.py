@@ -10,9 +10,8 @@ import pytest
 
 import lanes
 from lanes_spark import JournalFacts, JournalSelection, OldestMessage, Progress, Report
-from lanes_spark.cli.commands import lacking, only_of
-from lanes_spark.cli.progress_bar import described
-from lanes_spark.cli.stream import Signals
+from lanes_spark.cli.commands import Signals, only_of
+from lanes_spark.cli.output import described, lacking
 from lanes_spark.plan import Plan
 
 
@@ -53,7 +52,7 @@ def test_a_first_signal_stops_in_order_and_a_second_one_at_once(
     assert running.calls == calls
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     said = capfd.readouterr().err
-    assert "lanes: SIGTERM: stopping behind the batch under way; once more to stop at once\n" in said
+    assert "lanes: SIGTERM: stopping after the batch under way; a second signal stops at once\n" in said
     assert ("lanes: SIGTERM: stopping at once\n" in said) is at_once
 
 
@@ -63,7 +62,7 @@ def test_a_journal_and_what_is_selected_of_it_belong_together() -> None:
     assert found == JournalSelection(path=["a", "b"], of="dead_lettered")
     assert only_of("unfinished", ["a"], "orders") == JournalSelection(path=["a"], of="unfinished", topic="orders")
     for of, paths, topic in (("unfinished", [], ""), ("", ["a"], ""), ("", [], "orders")):
-        with pytest.raises(lanes.ConfigError, match="--only WHAT needs --from-journal DIR"):
+        with pytest.raises(lanes.ConfigError, match="--only and --from-journal: give both or none"):
             only_of(of, paths, topic)
 
 

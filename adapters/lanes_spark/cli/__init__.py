@@ -1,5 +1,4 @@
 """The Spark commands of ``lanes``.
 
-Reading order: ``commands``, ``options``, ``audit``, ``doctor``, ``doctor_command``, ``stream``,
-``machine``, ``connector``, ``progress_bar``.
+Reading order: ``commands``, ``options``, ``output``; then ``doctor`` and ``machine``.
 """

@@ -1,24 +1,33 @@
-"""The commands ``lanes spark …``. pyspark is imported when a replay begins.
+"""The commands ``lanes spark …``. They import pyspark when a session begins.
 
-A ``ConfigError`` of a command is for the caller to show.
+A command leaves a ``ConfigError`` of its options to its caller.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
 from lanes.cli.views import printable
+from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, HandlerHalted, LanesError
-from lanes.process import EXIT_HALTED
-from lanes_spark.cli.audit import audit_journals
+from lanes.process import EXIT_AT_ONCE, EXIT_HALTED
+from lanes_spark.audits.audit import audit
+from lanes_spark.cli.doctor import java_check
+from lanes_spark.cli.machine import worker_environment
 from lanes_spark.cli.options import (
+    Columns,
+    DeadLetterMaker,
     EffectsName,
     FirstPosition,
     Handler,
@@ -26,105 +35,189 @@ from lanes_spark.cli.options import (
     KafkaInstead,
     KafkaOptions,
     Keys,
-    LetterMaker,
     Master,
     Partitions,
+    RowsPerBatch,
     SettingsName,
     Setup,
     Slots,
     SparkConf,
+    Tables,
     Tasks,
     Teardown,
     arguments_of,
     bound,
     load,
     pairs,
-    spark_session,
 )
-from lanes_spark.cli.progress_bar import progress_bar, summary
-from lanes_spark.cli.stream import stream
-from lanes_spark.driver.replay import ROWS_PER_BATCH, ReplaySource, Report
-from lanes_spark.driver.replay import replay as replay_source
+from lanes_spark.cli.output import lacking, printable_lines, progress_bar, render, summary
+from lanes_spark.driver.replay import replay
+from lanes_spark.driver.run import ROWS_PER_BATCH
+from lanes_spark.driver.stream import INTERVAL, Stream, stream
 from lanes_spark.tables.journal_selection import JournalSelection, Of
 from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
-__all__ = ["only_of", "source_of", "spark"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Signals", "only_of", "source_of", "source_of_audit", "spark", "spark_session"]
+
+log = logging.getLogger("lanes")
+
+_LOOK: Final = 0.2
+"""Seconds until a second signal is noticed."""
 
 
-spark = command_group("Run a handler over all of history on Spark.")
+spark = command_group("Run a handler over history, or audit a journal, on Spark.")
 
 
-@spark.command()
-def replay(
-    topic: Annotated[str, typer.Option(help="What the messages are of.", metavar="NAME", show_default=False)],
+@spark.command("replay")
+def replay_command(
+    context: typer.Context,
+    topic: Annotated[str, typer.Option(help="Topic name.", metavar="NAME", show_default=False)],
     handler: Handler,
-    table: list[str] = typer.Option(
-        [], help="A Parquet table of messages; may be repeated.", metavar="PATH", show_default=False
-    ),
+    table: Tables = [],  # noqa: B006 (typer copies it)
     servers: KafkaInstead = "",
     option: KafkaOptions = [],  # noqa: B006 (typer copies it)
-    column: list[str] = typer.Option(
-        [], help="How a column of the table is called, as key=customer.", metavar="NAME=COLUMN", show_default=False
-    ),
+    column: Columns = [],  # noqa: B006 (typer copies it)
     aligned: bool | None = typer.Option(
-        None, help="One task reads a whole partition, without a shuffle.", show_default="only of Kafka"
+        None, help="Read each partition by one task, without shuffle.", show_default="for Kafka"
     ),
     keys: Keys = [],  # noqa: B006 (typer copies it)
     slots: Slots = "",
     partitions: Partitions = "",
     from_: FirstPosition = "",
-    to: str = typer.Option("", help="The same for the end, which is out.", metavar="AT"),
-    only: str = typer.Option(
-        "", help="Only what a journal names: dead_lettered, abandoned or unfinished.", metavar="WHAT"
-    ),
+    to: str = typer.Option("", help="End, exclusive; written as --from.", metavar="AT"),
+    only: str = typer.Option("", help="Only dead_lettered, abandoned or unfinished of a journal.", metavar="STATE"),
     from_journal: list[str] = typer.Option(
-        [], help="The journal for --only; may be repeated.", metavar="DIR", show_default=False
+        [], help="Journal for --only; repeatable.", metavar="DIR", show_default=False
     ),
-    journal_topic: str = typer.Option("", help="What the topic is called there.", show_default="as --topic"),
+    journal_topic: str = typer.Option("", help="Topic name in that journal.", show_default="as --topic"),
     settings: SettingsName = "",
-    dead_letters: LetterMaker = "",
+    dead_letters: DeadLetterMaker = "",
     setup: Setup = "",
     teardown: Teardown = "",
     effects: EffectsName = "unfenced",
-    checkpoint: str = typer.Option("", help="A folder to go on from after a crash.", metavar="PATH"),
-    rows_per_batch: int = typer.Option(ROWS_PER_BATCH, help="With --checkpoint: what a batch has at most."),
+    checkpoint: str = typer.Option("", help="Folder to continue from after a crash.", metavar="PATH"),
+    rows_per_batch: RowsPerBatch = ROWS_PER_BATCH,
     journal: Journal = "",
     tasks: Tasks = None,
     master: Master = "",
     conf: SparkConf = [],  # noqa: B006 (typer copies it)
-    explain: bool = typer.Option(False, "--explain", help="Run nothing; print the plan, and why."),
+    explain: bool = typer.Option(False, "--explain", help="Print the plan with its reasons; run nothing."),
 ) -> None:
     """Run a handler over a table or a Kafka topic. Exit 0 done, 3 not possible, 5 halted by a message.
 
-    It imports from this folder; so do workers of this machine. On a cluster the handler's modules go along by
+    Imports come from this folder, for local workers too. On a cluster, send the handler's modules by
     --conf spark.submit.pyFiles=PATH.
     """
-    # Python does so for a script and for -m, not for a console script.
+    # Python does so for a script and for -m, but not for a console script.
     sys.path.insert(0, os.getcwd())
     source = source_of(topic, table, servers, pairs("-X", option), pairs("--column", column), aligned)
-    arguments = arguments_of(
-        settings=settings,
-        dead_letters=dead_letters,
-        setup=setup,
-        teardown=teardown,
-        keys=keys,
-        slots=slots,
-        partitions=partitions,
-        from_=from_,
-        rows_per_batch=rows_per_batch,
-        journal=journal,
-        tasks=tasks,
-        effects=effects,
-    )
-    arguments["to"] = bound("--to", to)
+    arguments = arguments_of(context.params)
+    arguments |= {"to": bound("--to", to), "checkpoint": checkpoint or None}
     arguments["only"] = only_of(only, from_journal, journal_topic)
-    arguments["checkpoint"] = checkpoint or None
-    _run(source, load("--handler", handler), arguments, master, pairs("--conf", conf), explain)
+    function = load("--handler", handler)
+    output = _console()
+    with _exit_statuses(), spark_session(master, pairs("--conf", conf)) as session:
+        if explain:
+            output.print(printable_lines(str(replay(session, source, function, **arguments, explain=True))))
+            return
+        with progress_bar() as show:
+            report = replay(session, source, function, **arguments, progress=show)
+    output.print(printable_lines(str(report.plan)))
+    for line in lacking(report):
+        output.print(printable(line))
+    output.print(summary(report))
 
 
-spark.command()(stream)
-spark.command("audit")(audit_journals)
+@spark.command("stream")
+def stream_command(
+    context: typer.Context,
+    topic: Annotated[str, typer.Option(help="Kafka topic.", metavar="NAME", show_default=False)],
+    servers: Annotated[str, typer.Option(help="Kafka brokers.", metavar="HOST:PORT", show_default=False)],
+    handler: Handler,
+    checkpoint: Annotated[
+        str, typer.Option(help="Folder to continue from after a crash.", metavar="PATH", show_default=False)
+    ],
+    option: KafkaOptions = [],  # noqa: B006 (typer copies it)
+    aligned: bool = typer.Option(True, help="Read each partition by one task, without shuffle."),
+    keys: Keys = [],  # noqa: B006 (typer copies it)
+    slots: Slots = "",
+    partitions: Partitions = "",
+    from_: FirstPosition = "",
+    settings: SettingsName = "",
+    dead_letters: DeadLetterMaker = "",
+    setup: Setup = "",
+    teardown: Teardown = "",
+    effects: EffectsName = "unfenced",
+    rows_per_batch: RowsPerBatch = ROWS_PER_BATCH,
+    interval: float = typer.Option(INTERVAL, help="Seconds between two looks at an idle topic."),
+    journal: Journal = "",
+    tasks: Tasks = None,
+    master: Master = "",
+    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+) -> None:
+    """Run a handler over a Kafka topic until it is stopped. Exit 0 stopped, 3 not possible, 5 halted by a message.
+
+    SIGTERM or SIGINT stops after the batch under way; a second signal stops at once, with exit 4.
+    """
+    sys.path.insert(0, os.getcwd())
+    source = KafkaTopic(servers=servers, topic=topic, options=pairs("-X", option), aligned=aligned)
+    arguments = arguments_of(context.params) | {"checkpoint": checkpoint, "interval": interval}
+    function = load("--handler", handler)
+    with (
+        _exit_statuses(),
+        spark_session(master, pairs("--conf", conf)) as session,
+        Signals() as signals,
+        progress_bar() as show,
+    ):
+        if signals.count:
+            return
+        running = stream(session, source, function, **arguments, progress=show)
+        at_once = signals.wait(running)
+        report = running.report
+    _console().print(summary(report))
+    if at_once:
+        raise typer.Exit(EXIT_AT_ONCE)
+
+
+@spark.command("audit")
+def audit_command(
+    journals: list[str] = typer.Argument(help="Folders of journals.", metavar="DIR", show_default=False),
+    findings: str = typer.Option("", help="New folder for the violations as Parquet.", metavar="DIR"),
+    topic: str = typer.Option("", help="Topic to be handled; needs --table or --servers.", metavar="NAME"),
+    table: Tables = [],  # noqa: B006 (typer copies it)
+    servers: KafkaInstead = "",
+    option: KafkaOptions = [],  # noqa: B006 (typer copies it)
+    column: Columns = [],  # noqa: B006 (typer copies it)
+    master: Master = "",
+    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+) -> None:
+    """Audit journals. Exit 0 all promises held, 1 one was violated, 2 one is unproven, 3 not possible."""
+    source = source_of_audit(topic, table, servers, pairs("-X", option), pairs("--column", column))
+    with _exit_statuses(), spark_session(master, pairs("--conf", conf)) as session:
+        found = audit(session, journals, source=source, findings_to=findings or None)
+    render(found, Console(markup=False, emoji=False, highlight=False))
+    raise typer.Exit(found.status)
+
+
+def _console() -> Console:
+    return Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _exit_statuses() -> Iterator[None]:
+    """End the process with one line and a status if the block raises an error of ``lanes``."""
+    try:
+        yield
+    except HandlerHalted as error:
+        stop(printable(str(error)), EXIT_HALTED)
+    except LanesError as error:
+        stop(printable(str(error)), EXIT_UNUSABLE)
+    except KeyboardInterrupt:
+        stop("interrupted", EXIT_INTERRUPTED)
 
 
 def source_of(
@@ -133,11 +226,11 @@ def source_of(
     servers: str,
     options: dict[str, str],
     columns: dict[str, str],
-    aligned: bool | None,
-) -> ReplaySource:
-    """The source that the options name. Raises ``ConfigError`` for none, for two, and for what belongs to the other."""
+    aligned: bool | None = None,
+) -> KafkaTopic | ParquetTable:
+    """Return the source that the options name. Raises ``ConfigError`` for none, two, or options of the other kind."""
     if bool(tables) == bool(servers):
-        raise ConfigError("`lanes spark replay` needs --table PATH or --servers HOST:PORT, one of them")
+        raise ConfigError("give --table PATH or --servers HOST:PORT, one of them, not both")
     if tables and options:
         raise ConfigError("-X is an option of the Kafka connector: leave it out with --table")
     if servers and columns:
@@ -147,53 +240,96 @@ def source_of(
     return ParquetTable(path=list(tables), topic=topic, columns=columns, aligned=bool(aligned))
 
 
+def source_of_audit(
+    topic: str, tables: Sequence[str], servers: str, options: dict[str, str], columns: dict[str, str]
+) -> KafkaTopic | ParquetTable | None:
+    """Return the source that the options name, None for none. Raises ``ConfigError`` as ``source_of``."""
+    if tables or servers:
+        return source_of(topic, tables, servers, options, columns)
+    if topic or options or columns:
+        raise ConfigError("--topic, -X and --column need --table PATH or --servers HOST:PORT: give one of them")
+    return None
+
+
 def only_of(of: str, paths: Sequence[str], topic: str) -> JournalSelection | None:
-    """What the options of a journal select, None for none. Raises ``ConfigError`` for one without the other."""
+    """Return the selection of a journal, None for none. Raises ``ConfigError`` for one option without the other."""
     if not of and not paths and not topic:
         return None
     if not of or not paths:
-        raise ConfigError("--only WHAT needs --from-journal DIR, and the other way round")
+        raise ConfigError("--only and --from-journal: give both or none")
     return JournalSelection(path=list(paths), of=choice("--only", of, Of), topic=topic or None)
 
 
-def _run(
-    source: ReplaySource,
-    handler: Any,
-    arguments: dict[str, Any],
-    master: str,
-    conf: dict[str, str],
-    explain: bool,
-) -> None:
-    output = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+@contextmanager
+def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
+    """Begin a session and stop it at the end. Local workers get this process's Python and folder.
+
+    Raises ``ConfigError`` if Spark does not start.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    os.environ.update(worker_environment(master or conf.get("spark.master", ""), os.environ, os.getcwd()))
+    builder = SparkSession.builder.appName("lanes spark replay").config("spark.ui.showConsoleProgress", "false")
+    if master:
+        builder = builder.master(master)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
     try:
-        with spark_session(master, conf) as session:
-            if explain:
-                output.print(printable_lines(str(replay_source(session, source, handler, **arguments, explain=True))))
-                return
-            with progress_bar() as show:
-                report = replay_source(session, source, handler, **arguments, progress=show)
-    except HandlerHalted as error:
-        stop(printable(str(error)), EXIT_HALTED)
-    except LanesError as error:
-        stop(printable(str(error)), EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        stop("interrupted", EXIT_INTERRUPTED)
-    output.print(printable_lines(str(report.plan)))
-    for line in lacking(report):
-        output.print(printable(line))
-    output.print(summary(report))
+        session = builder.getOrCreate()
+    except PySparkException as error:
+        java = java_check(os.environ)
+        found = f"Java: {java.detail}; {java.remedy}" if java.ok is False else f"Java is {java.detail}"
+        raise ConfigError(
+            f"Spark does not start: {error_text(error)}; {found}; see its output above and `lanes doctor spark`"
+        ) from error
+    try:
+        yield session
+    finally:
+        try:
+            session.stop()
+        except Exception as error:
+            # The JVM is gone. The error of the command says more.
+            log.debug("the session of Spark was not stopped: %s: %s", type(error).__name__, error)
 
 
-def lacking(report: Report) -> list[str]:
-    """What a journal may not say, and what of it the source does not have, in lines."""
-    lines = [
-        f"the journal may not say everything: {doubt}" for doubt in (report.journal.doubts if report.journal else ())
-    ]
-    if report.missing:
-        lines.append(f"the source lacks {report.missing:,} of the positions that the journal selects")
-    return lines
+class Signals:
+    """Counts SIGTERM and SIGINT while the block lasts.
 
+    It is made in the main thread, after the session of Spark, which has a handler of its own.
+    """
 
-def printable_lines(text: str) -> str:
-    """Lines whose characters cannot steer a terminal."""
-    return "\n".join(printable(line) for line in text.splitlines())
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def wait(self, running: Stream) -> bool:
+        """Wait for the stream: a first signal stops it, a second one cancels it. Return whether it was cancelled.
+
+        Raises as ``Stream.join``.
+        """
+        stopped = False
+        while not running.join(_LOOK):
+            if self.count > 1:
+                running.cancel()
+                running.join()
+                return True
+            if self.count and not stopped:
+                stopped = True
+                running.stop()
+        return False
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        name = signal.Signals(number).name
+        what = "stopping after the batch under way; a second signal stops at once"
+        os.write(2, f"lanes: {name}: {what if self.count == 1 else 'stopping at once'}\n".encode())

@@ -1,5 +1,8 @@
-"""What a replay would find on this machine, looked at before one is begun. Nothing is left behind, and no session is
-begun: of Java only the version is asked, of the workers' Python what it can import."""
+"""The command ``lanes doctor spark``: checks of this machine before a replay begins.
+
+It starts no session and leaves nothing behind. Java is asked for its version only, and the workers' Python for the
+modules that it can import.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,18 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from lanes.cli.doctor import Check
+import typer
+
+from lanes.cli.doctor import Check, conclude
+from lanes.cli.kit import choice
 from lanes.errors import ConfigError
-from lanes_spark.cli.connector import CONNECTOR, coordinates, find_jars, spark_jar
 from lanes_spark.cli.machine import (
+    CONNECTOR,
     MIB,
     ask,
+    coordinates,
     cores_of,
+    find_jars,
     find_java,
     is_local,
     java_says,
@@ -29,11 +37,13 @@ from lanes_spark.cli.machine import (
     size,
     spark_conf,
     spark_home,
+    spark_jar,
     worker_environment,
 )
+from lanes_spark.cli.options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.plan import CHECKED, Effects, check_conf
 
-__all__ = ["JAVA", "PACKAGES", "examine", "java_check"]
+__all__ = ["JAVA", "PACKAGES", "doctor", "examine", "java_check"]
 
 JAVA: Final = 17
 """The oldest Java that Spark 4 runs on."""
@@ -63,6 +73,28 @@ print("lanes:" + json.dumps({
     "lanes": version("lanes-runtime"),
 }))
 """
+
+
+def doctor(
+    master: Master = "",
+    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+    kafka: bool = typer.Option(False, "--kafka", help="Require the Kafka connector."),
+    effects: EffectsName = "unfenced",
+    checkpoint: str = typer.Option("", help="Folder that a replay will use.", metavar="PATH"),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Check this machine for Spark. Exit 0 usable, 3 not.
+
+    Starts no session and leaves nothing behind. Java and the workers' Python have 20 seconds each to answer.
+    """
+    found = examine(
+        master=master,
+        conf=pairs("--conf", conf),
+        effects=choice("--effects", effects, Effects),
+        kafka=kafka,
+        checkpoint=checkpoint,
+    )
+    conclude(found, as_json=as_json)
 
 
 def examine(

@@ -1,32 +1,24 @@
-"""What the commands of ``lanes spark`` share: options, declared and read, and a session for as long as a command
-lasts."""
+"""Options that the commands of ``lanes spark`` share: their declarations and their parsers."""
 
 from __future__ import annotations
 
 import importlib
-import logging
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from lanes.cli.kit import choice
 from lanes.config import Settings
-from lanes.dead_letter import error_text
 from lanes.errors import ConfigError
-from lanes_spark.cli.doctor import java_check
-from lanes_spark.cli.machine import worker_environment
 from lanes_spark.driver.selection import Bound
 from lanes_spark.plan import Effects
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = [
+    "Columns",
+    "DeadLetterMaker",
     "EffectsName",
     "FirstPosition",
     "Handler",
@@ -34,13 +26,14 @@ __all__ = [
     "KafkaInstead",
     "KafkaOptions",
     "Keys",
-    "LetterMaker",
     "Master",
     "Partitions",
+    "RowsPerBatch",
     "SettingsName",
     "Setup",
     "Slots",
     "SparkConf",
+    "Tables",
     "Tasks",
     "Teardown",
     "arguments_of",
@@ -49,79 +42,63 @@ __all__ = [
     "numbers",
     "pairs",
     "settings_of",
-    "spark_session",
 ]
-
-log = logging.getLogger("lanes")
 
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBERS_LIMIT: Final = 65_536
 
-Handler = Annotated[
-    str,
-    typer.Option(help="A function, async or plain, of a module that can be imported here.", metavar="MODULE:FUNCTION"),
+Handler = Annotated[str, typer.Option(help="Handler to run, async or plain.", metavar="MODULE:FUNCTION")]
+Tables = Annotated[
+    list[str], typer.Option("--table", help="Parquet table to read; repeatable.", metavar="PATH", show_default=False)
 ]
-KafkaInstead = Annotated[str, typer.Option(help="Of Kafka, in the place of --table.", metavar="HOST:PORT")]
+KafkaInstead = Annotated[str, typer.Option(help="Kafka brokers, instead of --table.", metavar="HOST:PORT")]
 KafkaOptions = Annotated[
     list[str],
     typer.Option(
-        "-X",
-        help="An option of Spark's Kafka connector, as kafka.security.protocol=SSL. Others see it.",
-        metavar="NAME=VALUE",
-        show_default=False,
+        "-X", help="Option of Spark's Kafka connector, visible to others.", metavar="NAME=VALUE", show_default=False
     ),
 ]
-Keys = Annotated[list[str], typer.Option(help="Only this key; may be repeated.", metavar="KEY", show_default=False)]
+Columns = Annotated[
+    list[str],
+    typer.Option(
+        "--column", help="Column of the table, as key=customer; repeatable.", metavar="NAME=COLUMN", show_default=False
+    ),
+]
+Keys = Annotated[list[str], typer.Option(help="Only this key; repeatable.", metavar="KEY", show_default=False)]
 Slots = Annotated[str, typer.Option(help="Only these slots of 65,536, as 0-99,512.", metavar="NUMBERS")]
 Partitions = Annotated[str, typer.Option(help="Only these partitions, as 0-3,7.", metavar="NUMBERS")]
 FirstPosition = Annotated[
-    str,
-    typer.Option(
-        "--from", help="The first position, or 0=120,1=80 by partition, or a time with its zone.", metavar="AT"
-    ),
+    str, typer.Option("--from", help="First position: 7, 0=120,1=80 or a time with zone.", metavar="AT")
 ]
-SettingsName = Annotated[str, typer.Option(help="The lanes.Settings for the handler.", metavar="MODULE:NAME")]
-LetterMaker = Annotated[str, typer.Option(help="Makes the place of dead letters.", metavar="MODULE:FUNCTION")]
-Setup = Annotated[str, typer.Option(help="Before the handler's first message.", metavar="MODULE:FUNCTION")]
-Teardown = Annotated[str, typer.Option(help="Behind its last one.", metavar="MODULE:FUNCTION")]
-EffectsName = Annotated[str, typer.Option(help="What the handler leaves behind: none, fenced or unfenced.")]
-Journal = Annotated[str, typer.Option(help="A folder, for the journals of all tasks.", metavar="DIR")]
-Tasks = Annotated[int | None, typer.Option(help="Of a shuffle.", show_default="4 for each core")]
-Master = Annotated[str, typer.Option(help="Of Spark.", show_default="what Spark is set to, else local[*]")]
+SettingsName = Annotated[str, typer.Option(help="lanes.Settings of the handler.", metavar="MODULE:NAME")]
+DeadLetterMaker = Annotated[str, typer.Option(help="Creates the dead letter store.", metavar="MODULE:FUNCTION")]
+Setup = Annotated[str, typer.Option(help="Called before the first message.", metavar="MODULE:FUNCTION")]
+Teardown = Annotated[str, typer.Option(help="Called after the last message.", metavar="MODULE:FUNCTION")]
+EffectsName = Annotated[str, typer.Option(help="Effects of a repeated task: none, fenced or unfenced.")]
+RowsPerBatch = Annotated[int, typer.Option(help="Most rows of a batch; needs --checkpoint.")]
+Journal = Annotated[str, typer.Option(help="Folder for the journals of all tasks.", metavar="DIR")]
+Tasks = Annotated[int | None, typer.Option(help="Number of shuffle tasks.", show_default="4 per core")]
+Master = Annotated[str, typer.Option(help="Spark master.", show_default="Spark's own setting, else local[*]")]
 SparkConf = Annotated[
-    list[str], typer.Option(help="A setting of Spark; may be repeated.", metavar="NAME=VALUE", show_default=False)
+    list[str], typer.Option(help="Setting of Spark; repeatable.", metavar="NAME=VALUE", show_default=False)
 ]
 
 
-def arguments_of(
-    *,
-    settings: str,
-    dead_letters: str,
-    setup: str,
-    teardown: str,
-    keys: Sequence[str],
-    slots: str,
-    partitions: str,
-    from_: str,
-    rows_per_batch: int,
-    journal: str,
-    tasks: int | None,
-    effects: str,
-) -> dict[str, Any]:
-    """What a replay and a stream both take, from the options of these names. Raises ``ConfigError``."""
+def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``RunOptions`` of a command's parsed parameters. Raises ``ConfigError``."""
     return {
-        "settings": settings_of(settings),
-        "dead_letters": load("--dead-letters", dead_letters) if dead_letters else None,
-        "setup": load("--setup", setup) if setup else None,
-        "teardown": load("--teardown", teardown) if teardown else None,
-        "keys": [_key_of(key) for key in keys] or None,
-        "slots": numbers("--slots", slots),
-        "partitions": numbers("--partitions", partitions),
-        "from_": bound("--from", from_),
-        "rows_per_batch": rows_per_batch,
-        "journal": journal or None,
-        "tasks": tasks,
-        "effects": choice("--effects", effects, Effects),
+        **{name: given[name] for name in ("rows_per_batch", "tasks")},
+        "settings": settings_of(given["settings"]),
+        **{
+            name: load(f"--{name.replace('_', '-')}", given[name]) if given[name] else None
+            for name in ("dead_letters", "setup", "teardown")
+        },
+        "keys": [_key_of(key) for key in given["keys"]] or None,
+        "slots": numbers("--slots", given["slots"]),
+        "partitions": numbers("--partitions", given["partitions"]),
+        "from_": bound("--from", given["from_"]),
+        "journal": given["journal"] or None,
+        "effects": choice("--effects", given["effects"], Effects),
     }
 
 
@@ -209,34 +186,3 @@ def _key_of(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise ConfigError(f"--keys {text!a}: {error.reason}") from None
-
-
-@contextmanager
-def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-    """A session, stopped at the end. Workers of this machine get its Python and folder. Raises ``ConfigError`` when it
-    does not begin."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    os.environ.update(worker_environment(master or conf.get("spark.master", ""), os.environ, os.getcwd()))
-    builder = SparkSession.builder.appName("lanes spark replay").config("spark.ui.showConsoleProgress", "false")
-    if master:
-        builder = builder.master(master)
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    try:
-        session = builder.getOrCreate()
-    except PySparkException as error:
-        java = java_check(os.environ)
-        found = f"Java: {java.detail}; {java.remedy}" if java.ok is False else f"it began with {java.detail}"
-        raise ConfigError(
-            f"Spark does not start: {error_text(error)}; {found}; see what it printed, and `lanes doctor spark`"
-        ) from error
-    try:
-        yield session
-    finally:
-        try:
-            session.stop()
-        except Exception as error:
-            # Its JVM is gone. Whatever the command ended by says more.
-            log.debug("the session of Spark was not stopped: %s: %s", type(error).__name__, error)

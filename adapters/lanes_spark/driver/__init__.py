@@ -1,5 +1,5 @@
-"""Replays and streams: the batches that the driver runs.
+"""The driver: replays and streams, batch by batch.
 
-Reading order: ``replay``, ``stream``, ``prepared``, ``query``, ``batch``, ``ranges``, ``selection``, ``live_ends``,
-``results_folder``, ``progress``, ``meter``.
+Reading order: ``replay``, ``stream``; their shared parts ``run``, ``selection``, ``scope``, ``batch`` and ``progress``;
+then Spark's side of a checkpoint, ``query``, ``offset_server`` and ``results_folder``.
 """

@@ -1,4 +1,4 @@
-"""How far a replay is, while it runs: what is done, and what running tasks have told meanwhile."""
+"""Progress of a replay or a stream: counts of finished batches and reports of running tasks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from lanes.dead_letter import error_text
+from lanes.errors import LanesError
+from lanes_spark.positions import Islands, Span, wanted_count
 from lanes_spark.task.progress import Address
+from lanes_spark.task.results import COUNTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["NOTHING_RUNS", "OldestMessage", "Progress", "Pulse", "Running", "TaskReports"]
+__all__ = ["Counts", "OldestMessage", "Progress", "ProgressTracker", "Pulse", "TaskReports"]
 
 log = logging.getLogger("lanes")
 
@@ -26,13 +31,20 @@ EVERY: Final = 1.0
 _DATAGRAM: Final = 2_048
 
 _ENDS_WITHIN: Final = 1.0
-"""Seconds that the thread which hears the tasks is waited for at the end."""
+"""Most seconds that ``close`` waits for the listening thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OldestMessage:
-    """What a task has had for longest and not finished. ``age``: seconds since it was delivered. ``key``: 16 hex digits
-    of its hash, as in a journal, None without a key."""
+    """The unfinished message that a task has had for longest.
+
+    Attributes:
+        partition: Topic and number, as ``orders/3``.
+        position: Position in the partition.
+        attempt: Number of the handler's attempt, from 1.
+        age: Seconds since its delivery.
+        key: 16 hex digits of the key's hash, as in a journal; None without a key.
+    """
 
     partition: str
     position: int
@@ -43,11 +55,20 @@ class OldestMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a replay is. ``batches`` that are done. ``delivered``, ``finished``, ``dead_lettered``: as in ``Report``,
-    so far, with what running tasks have told, so an attempt that fails takes its own back. ``positions``: of all that
-    is selected by partition and position, by any run on this checkpoint; of a stream, all of the topic. ``left``: of
-    these what has not been handled, which is the lag of a stream. ``seconds``: since this run began. ``running``: tasks
-    that have told of themselves and have not ended. ``oldest``: of what they have."""
+    """Progress of a replay or a stream. The counts include running tasks; a failed attempt takes its own back.
+
+    Attributes:
+        batches: Number of finished batches.
+        delivered: Rows that were delivered, as in ``Report``.
+        finished: Delivered rows that were handled or dead-lettered.
+        dead_lettered: Delivered rows that were dead-lettered.
+        positions: Positions that partition and position select, for all runs on this checkpoint; for a stream, all of
+            the topic.
+        left: Those that are not handled yet, which is the lag of a stream.
+        seconds: Seconds since this run began.
+        running: Number of tasks that have reported and not ended.
+        oldest: The oldest unfinished message of these tasks, None without one.
+    """
 
     batches: int
     delivered: int
@@ -61,13 +82,21 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Rows that were delivered, per second of this run."""
+        """Delivered rows per second of this run."""
         return self.delivered / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """What the tasks of the batch under way have told: sums over them."""
+@dataclass
+class Counts:
+    """Sums over finished batches. ``missing`` counts positions that a journal selects and that had no row."""
+
+    batches: int = 0
+    missing: int = 0
+    by_name: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+
+
+class RunningTasks(NamedTuple):
+    """Sums over the reports of the batch under way."""
 
     tasks: int = 0
     delivered: int = 0
@@ -76,13 +105,97 @@ class Running:
     oldest: OldestMessage | None = None
 
 
-NOTHING_RUNS: Final = Running()
+class ProgressTracker:
+    """Counts a replay or a stream and calls ``tell`` about once a second. The caller closes it.
+
+    ``tell`` None means no calls and no reports of tasks. ``raised`` is the exception of ``tell`` that stopped the run.
+    """
+
+    def __init__(self, spark: SparkSession, tell: Callable[[Progress], object] | None) -> None:
+        self.started = time.monotonic()
+        self.counts = Counts()
+        self.raised: BaseException | None = None
+        self._reports = None if tell is None else TaskReports(spark)
+        self._lock = threading.Lock()
+        self._spans: Mapping[int, Span] = {}
+        self._islands: Islands = {}
+        self._at: dict[int, int] = {}
+        self._batches = 0
+        self._done: Mapping[str, int] = dict(self.counts.by_name)
+        self._pulse = None if tell is None else Pulse(lambda: tell(self.progress()))
+
+    def begin(self, spans: Mapping[int, Span], islands: Islands) -> None:
+        """Begin to call ``tell``. ``spans`` are to be handled, and of partitions with ``islands`` only those."""
+        self._spans, self._islands = spans, islands
+        if self._pulse is not None:
+            self._pulse.start()
+
+    def begin_batch(self) -> Address | None:
+        """Forget reports of earlier batches. Return where tasks report to, None if nobody listens."""
+        if self._reports is None:
+            return None
+        self._reports.begin(self.counts.batches)
+        return self._reports.address
+
+    def look(self, spans: Mapping[int, Span], at: Mapping[int, int]) -> None:
+        """Replace the ranges to handle; all positions before ``at`` are handled."""
+        with self._lock:
+            self._spans = spans
+            self._at = dict(at)
+
+    def done(self, ranges: Mapping[int, Span]) -> None:
+        """Note that a batch is done. Raises ``LanesError`` if ``tell`` raises or has raised since the last batch."""
+        with self._lock:
+            self._batches, self._done = self.counts.batches, dict(self.counts.by_name)
+            self._at |= {partition: end for partition, (_, end) in ranges.items()}
+            # The counts include now what the tasks reported.
+            self.begin_batch()
+        if self._pulse is not None:
+            try:
+                self._pulse.now()
+            except BaseException as error:
+                self.raised = error
+                # Only an ``Exception`` is sure to end Spark's own thread.
+                raise LanesError(f"progress= raised {type(error).__name__}") from error
+
+    def check(self) -> None:
+        """Raise the exception of ``tell`` that stopped the run, unchanged."""
+        if self.raised is not None:
+            raise self.raised
+
+    def progress(self) -> Progress:
+        """Return the current progress."""
+        with self._lock:
+            running = RunningTasks() if self._reports is None else self._reports.running()
+            left = {number: (self._at.get(number, first), end) for number, (first, end) in self._spans.items()}
+            return Progress(
+                batches=self._batches,
+                delivered=self._done["delivered"] + running.delivered,
+                finished=self._done["finished"] + running.finished,
+                dead_lettered=self._done["dead_lettered"] + running.dead_lettered,
+                positions=wanted_count(self._spans, self._islands),
+                left=max(0, wanted_count(left, self._islands) - running.finished),
+                seconds=time.monotonic() - self.started,
+                running=running.tasks,
+                oldest=running.oldest,
+            )
+
+    def close(self) -> None:
+        """Stop calling ``tell``. Idempotent."""
+        if self._pulse is not None:
+            self._pulse.stop()
+            if (error := self._pulse.error) is not None and self.raised is None:
+                log.warning(
+                    "progress= is not called any more: it raised %s: %s", type(error).__name__, error_text(error)
+                )
+        if self._reports is not None:
+            self._reports.close()
 
 
 class TaskReports:
-    """Hears what tasks tell, about once a second each, by datagrams: what is lost costs nothing but news.
+    """Receives the reports of tasks, about one a second each, as datagrams. A lost one costs only news.
 
-    ``address`` is where, for workers; None where they cannot be heard, as on Spark Connect. To be closed.
+    ``address`` is for workers; None if they cannot reach the driver, as on Spark Connect. The caller closes it.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -101,35 +214,33 @@ class TaskReports:
             self._thread.start()
 
     def begin(self, batch: int) -> None:
-        """What was told before is of other batches."""
+        """Forget reports of other batches."""
         with self._lock:
             self._batch = batch
             self._tasks.clear()
 
-    def running(self) -> Running:
-        """The sums, now."""
+    def running(self) -> RunningTasks:
+        """Add up the latest reports of the batch's tasks."""
         with self._lock:
             told = [of_task for _, of_task in self._tasks.values()]
-        sums = {name: sum(one[name] for one in told) for name in ("delivered", "finished", "dead_lettered")}
         oldest = [OldestMessage(**one["oldest"]) for one in told if one["oldest"] is not None]
-        return Running(
+        return RunningTasks(
             tasks=sum(not one["ended"] for one in told),
-            **sums,
+            **{name: sum(one[name] for one in told) for name in COUNTS},
             oldest=max(oldest, key=lambda one: one.age, default=None),
         )
 
     def close(self) -> None:
-        """Hear no more. Idempotent. Blocks until the thread has ended, a second at most."""
+        """Stop listening. Idempotent. Blocks until the thread has ended, at most a second."""
         found, self._socket = self._socket, None
         if found is None:
             return
         try:
-            # It wakes the thread, which a close alone does not.
+            # This wakes the thread; closing the socket alone does not.
             found.sendto(b"", found.getsockname())
         except OSError as error:
-            # It has ended by itself, for what a task told has just woken it; or it is left waiting: news is no reason
-            # for a replay to fail.
-            log.debug("the socket of the progress is not closed: %s", error)
+            # A report has just woken the thread, or the thread stays: news must not fail a replay.
+            log.debug("the socket for progress was not closed: %s", error)
         self._thread.join(_ENDS_WITHIN)
 
     def _listen(self, heard: socket.socket) -> None:
@@ -141,7 +252,7 @@ class TaskReports:
                 try:
                     self._take(json.loads(data))
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    # Anybody may send here; what is no report of ours says nothing.
+                    # Anybody may send here; a foreign datagram is ignored.
                     continue
 
     def _take(self, told: dict[str, Any]) -> None:
@@ -151,14 +262,16 @@ class TaskReports:
             OldestMessage(**told["oldest"])
         with self._lock:
             task, attempt = told["task"], told["attempt"]
-            # Attempts that Spark has given up may go on; what the next one tells is what counts.
+            # An attempt that Spark gave up may still run; the newest attempt counts.
             if told["batch"] == self._batch and attempt >= self._tasks.get(task, (attempt, told))[0]:
                 self._tasks[task] = (attempt, told)
 
 
 class Pulse:
-    """Calls ``tell`` again and again in a thread of its own, from ``start`` to ``stop``, and by ``now``; never twice
-    at once. What it raises ends the calls, and ``now`` raises it; ``error`` is what. ``every``: in seconds."""
+    """Calls ``tell`` every ``every`` seconds in its own thread, from ``start`` to ``stop``, and by ``now``.
+
+    Calls never overlap. An exception ends them; ``now`` raises it, and ``error`` holds it.
+    """
 
     def __init__(self, tell: Callable[[], object], every: float = EVERY) -> None:
         self._tell = tell
@@ -169,11 +282,11 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat, name="lanes-progress-pulse", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin the calls."""
         self._thread.start()
 
     def now(self) -> None:
-        """One call. Raises what a call raised before."""
+        """Call once. Raises the exception of this call or of an earlier one."""
         with self._lock:
             if self.error is None:
                 self._call()
@@ -181,7 +294,7 @@ class Pulse:
                 raise self.error
 
     def stop(self) -> None:
-        """No more calls; the one under way is waited for. Idempotent. Raises nothing."""
+        """End the calls and wait for the one under way. Idempotent. Raises nothing."""
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -201,9 +314,9 @@ class Pulse:
 
 
 def _bound(spark: SparkSession) -> socket.socket | None:
-    """A socket that the workers reach by the driver's name, None where there is none."""
+    """Open a socket that workers reach by the driver's name; None if there is no such name."""
     if getattr(spark, "_jvm", None) is None:
-        # Connect: the driver is another process, elsewhere.
+        # Spark Connect: the driver is another process, elsewhere.
         return None
     for name in ("spark.driver.bindAddress", "spark.driver.host"):
         host = spark.conf.get(name, None)

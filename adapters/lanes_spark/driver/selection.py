@@ -84,6 +84,11 @@ class Selection:
         end = end if stop is None else min(end, stop)
         return min(first, end), end
 
+    def places(self, spans: Mapping[int, Span]) -> dict[int, Span]:
+        """Return ``place`` of every selected partition."""
+        found = {partition: self.place(partition, span) for partition, span in spans.items()}
+        return {partition: place for partition, place in found.items() if place is not None}
+
     def starts(self, partitions: Iterable[int]) -> dict[int, int]:
         """The positions that these partitions are to begin with, of those that are selected and have one."""
         return {

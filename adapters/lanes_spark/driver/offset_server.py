@@ -1,7 +1,7 @@
-"""What a topic has by now, for the process in which Spark asks a stream how far it may go.
+"""A server on the driver that tells current offset ranges to the process in which Spark runs a stream's source.
 
-That process has no JVM to ask the brokers by, and the driver has. So it asks the driver, by a socket that only this
-user can reach; and the driver can answer that nothing is to follow, which is how a stream stops between two batches.
+That process has no JVM to ask the brokers with, so it asks the driver over a socket that only this user can reach. The
+driver may answer that nothing follows: a stream stops that way between two batches.
 """
 
 from __future__ import annotations
@@ -21,64 +21,65 @@ from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, LanesError, SourceError
 from lanes_spark.positions import Span
 
-__all__ = ["LiveEnds", "ask_ends"]
+__all__ = ["OffsetServer", "ask_offsets"]
 
 log = logging.getLogger("lanes")
 
 _PATIENCE: Final = 180.0
-"""Seconds that an answer may take: the brokers have some for each of several questions."""
+"""Seconds that an answer may take: the brokers have some seconds for each of several questions."""
 
 
-class LiveEnds:
-    """Answers with what ``read`` returns, which is called with the positions that the stream has reached; in a
-    thread of its own, from ``start`` to ``close``.
+class OffsetServer:
+    """Answers with the ranges that ``read`` returns for the stream's positions, in its own thread.
 
-    ``stop`` makes it answer that nothing follows; ``stopped`` is set when that was heard: no batch is under way then,
-    and none begins. Raises ``ConfigError`` where there are no such sockets.
+    After ``stop`` it answers that nothing follows. ``stopped`` is set once that answer is given: no batch is under way
+    then, and none begins. Raises ``ConfigError`` on a system without such sockets.
     """
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:
         if not hasattr(socket, "AF_UNIX"):
-            raise ConfigError("a stream needs sockets that have a path, which this system has not: use replay")
+            raise ConfigError(
+                "stream: this system has no sockets with a path (AF_UNIX), which a stream needs: use replay"
+            )
         self._read = read
         self._folder = tempfile.mkdtemp(prefix="lanes-")
-        self.path = os.path.join(self._folder, "ends")
+        self.path = os.path.join(self._folder, "offsets")
         self._server = socket.socket(socket.AF_UNIX)
         self._stopping = threading.Event()
         self.stopped = threading.Event()
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="lanes-live-ends", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="lanes-offset-server", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer. Raises ``ConfigError`` where the socket cannot be made."""
+        """Begin to answer. Raises ``ConfigError`` if the socket cannot be made."""
         try:
             self._server.bind(self.path)
             self._server.listen()
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"a stream needs a socket at {self.path}: {error.strerror or error}; let TMPDIR name a folder with a "
-                "short path, in which this user may write"
+                f"a stream needs a socket at {self.path}: {error.strerror or error}; set TMPDIR to a folder with a "
+                "short path that this user may write to"
             ) from None
         self._thread.start()
 
     def stop(self) -> None:
-        """Let nothing follow. Does not block. Idempotent; a signal handler may call it."""
+        """Answer from now on that nothing follows. Does not block. Idempotent; a signal handler may call it."""
         self._stopping.set()
 
     def close(self) -> None:
-        """End. Blocks until the answer under way is given. Idempotent."""
+        """Stop serving. Blocks until the answer under way is given. Idempotent."""
         if self._closed:
             return
         self._closed = True
         if self._thread.is_alive():
             try:
-                # It wakes who waits for the next question.
+                # This wakes the thread that waits for the next question.
                 with socket.socket(socket.AF_UNIX) as client:
                     client.connect(self.path)
                 self._thread.join()
             except OSError as error:
-                # Somebody has removed it. Where nothing wakes the thread, it is left: the stream ends all the same.
+                # The socket was removed. The thread may stay; the stream ends all the same.
                 log.debug("the socket of a stream is gone: %s: %s", self.path, error)
                 with suppress(OSError):
                     self._server.shutdown(socket.SHUT_RDWR)
@@ -100,8 +101,8 @@ class LiveEnds:
                     client.settimeout(_PATIENCE)
                     client.sendall(json.dumps(self._answer(dict(json.loads(_received(client))))).encode())
                 except (OSError, ValueError) as error:
-                    # Who asked is gone, and with it the query.
-                    log.debug("nobody waits for the ends of the topic any more: %s", error)
+                    # The asking process is gone, and the query with it.
+                    log.debug("the query no longer waits for offset ranges: %s", error)
 
     def _answer(self, at: Mapping[int, int]) -> dict[str, object]:
         if self._stopping.is_set():
@@ -115,10 +116,10 @@ class LiveEnds:
             return {"error": f"{type(error).__name__}: {error_text(error)}"}
 
 
-def ask_ends(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
-    """What the topic has, None where nothing is to follow. ``at``: what is in front of it is done. Blocks.
+def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
+    """Ask for the topic's offset ranges; None means that nothing follows. Blocks.
 
-    Raises ``SourceError`` for what reading it raised, and where the driver is gone.
+    Messages before ``at`` are handled. Raises ``SourceError`` if reading them failed or the driver is gone.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
@@ -128,8 +129,10 @@ def ask_ends(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
             client.shutdown(socket.SHUT_WR)
             text = _received(client)
         except OSError as error:
-            raise SourceError(f"the driver does not say what the topic has: {error}: it has ended") from None
-    answer = json.loads(text or b'{"error": "the driver has ended"}')
+            raise SourceError(
+                f"the driver does not tell offset ranges ({error}): it has ended; start the stream again"
+            ) from None
+    answer = json.loads(text or b'{"error": "the driver has ended; start the stream again"}')
     if "error" in answer:
         raise SourceError(answer["error"])
     return None if "stop" in answer else {number: (first, end) for number, first, end in answer["spans"]}

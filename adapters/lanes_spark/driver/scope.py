@@ -1,0 +1,263 @@
+"""The scope of a replay: positions of the source, selected positions among them, and the plan for their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Protocol
+
+from blake3 import blake3
+
+from lanes.config import Settings
+from lanes.errors import ConfigError, SourceError
+from lanes_spark.checkpoint import CheckpointLock, lock_checkpoint
+from lanes_spark.driver.selection import Selection
+from lanes_spark.plan import Effects, Eras, Plan, check_conf, make_plan, settings_of
+from lanes_spark.positions import Islands, Positions, Span, check_kept, narrowed
+from lanes_spark.tables.journal_selection import SMALL, Chosen, JournalSelection
+from lanes_spark.tables.table import Spans
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ReplayScope", "ReplaySource", "open_scope"]
+
+_ENDLESS: Final = 1 << 62
+
+
+class ReplaySource(Protocol):
+    """Where history is read from: ``ParquetTable`` and ``KafkaTopic``."""
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether one task reads whole partitions, in order."""
+
+    @property
+    def eras(self) -> Eras:
+        """Changes of the number of partitions."""
+
+    def spans(self, spark: SparkSession) -> Spans:
+        """Return the positions that can be read now. Blocks."""
+
+    def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
+        """Return the messages of these positions.
+
+        The columns are key, partition, offset and value, and timestamp and headers where they are known. Raises
+        ``SourceError`` if the source has another ``incarnation`` now, see ``Spans``.
+        """
+
+    def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
+        """Return by partition the first position after which rows of ``time`` or later may be. Blocks.
+
+        A partition is missing if the source cannot tell without reading rows.
+        """
+
+    def check_aligned(self, rows: DataFrame) -> None:
+        """Raise ``ConfigError`` if ``aligned`` is wrong for ``rows``, a part of this source. Blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayScope:
+    """The scope of one replay. The caller closes it.
+
+    Attributes:
+        spans: Positions that the source has.
+        selected: Selected ranges of positions, without empty ones.
+        places: The same with empty ranges: a partition that is empty now differs from one that is gone.
+        starts: First positions of a new checkpoint, where they differ from those of ``places``.
+        fixed: Whether new partitions would break the order.
+        chosen: Positions of a journal; None without ``only=``.
+        lock: Keeps other replays from the checkpoint.
+    """
+
+    source: ReplaySource
+    selection: Selection
+    spans: Spans
+    selected: Mapping[int, Span]
+    places: Mapping[int, Span]
+    starts: Positions
+    plan: Plan
+    fixed: bool
+    chosen: Chosen | None = field(default=None, repr=False)
+    lock: CheckpointLock | None = field(default=None, repr=False)
+
+    @property
+    def islands(self) -> Islands:
+        """Ranges around the positions of a journal; empty without one: everything is read."""
+        return {} if self.chosen is None else self.chosen.islands
+
+    @property
+    def identity(self) -> str:
+        """Digest that a checkpoint keeps: no replay continues the checkpoint of another one."""
+        return self._identity(self.spans.incarnation)
+
+    @property
+    def unnamed(self) -> str:
+        """The identity if the source had no incarnation; "" if it has none."""
+        return self._identity("") if self.spans.incarnation else ""
+
+    def _identity(self, incarnation: str) -> str:
+        text = (
+            f"{self.source.topic}\n{self.selection.digest()}\n{[sorted(era.items()) for era in self.source.eras]}"
+            f"{'' if self.chosen is None else self.chosen.digest}{incarnation and chr(10) + incarnation}"
+        )
+        return blake3(text.encode()).hexdigest(length=8)
+
+    def missing(self) -> int | None:
+        """Count positions of the journal that lie outside the source's ranges. Blocks.
+
+        None without a journal, and if the selection looks at rows too.
+        """
+        if self.chosen is None or self.selection.by_row:
+            return None
+        asked = self.selection.places(dict.fromkeys(self.chosen.islands, (0, _ENDLESS)))
+        return self.chosen.count(asked) - self.chosen.count(dict(self.selected))
+
+    def close(self) -> None:
+        """Free the journal's positions and release the checkpoint. Idempotent."""
+        _close(self.chosen, self.lock)
+
+
+def open_scope(
+    spark: SparkSession,
+    source: ReplaySource,
+    settings: Settings,
+    selection: Selection,
+    *,
+    only: JournalSelection | None,
+    checkpoint: str | None,
+    cap: int | None,
+    tasks: int | None,
+    effects: Effects,
+) -> ReplayScope:
+    """Look at the source and decide the plan. Blocks.
+
+    ``checkpoint`` is locked and keeps the positions of a journal; None skips both. ``cap`` bounds a batch, None means
+    one batch. Raises ``ConfigError`` if a promise cannot be kept, ``SourceError`` for positions that are gone.
+    """
+    check_conf(settings_of(spark), effects)
+    # First: another replay may keep all cores busy, and looking at the source needs one.
+    lock = None if checkpoint is None else lock_checkpoint(spark, source.topic, checkpoint)
+    chosen = None
+    try:
+        spans = source.spans(spark)
+        if not spans.timed and (isinstance(selection.start, datetime) or isinstance(selection.end, datetime)):
+            raise ConfigError(
+                "from_ or to is a time, and the source has no column for timestamp: select by positions, or name the "
+                "column"
+            )
+        chosen = None if only is None else only.choose(spark, source.topic, checkpoint, spans.incarnation)
+        selected, places, starts = _positions(spark, source, selection, spans, chosen, restartable=cap is not None)
+        plan = make_plan(
+            order=settings.order,
+            keyless=settings.keyless,
+            cores=_cores(spark),
+            partitions=len(selected),
+            aligned=source.aligned,
+            eras=source.eras,
+            tasks=tasks,
+        )
+        return ReplayScope(
+            source=source,
+            selection=selection,
+            spans=spans,
+            selected=selected,
+            places=places if spans.cut else selected,
+            starts=starts,
+            plan=plan if chosen is None else _joined(plan, chosen, cap),
+            # A table shows a partition once it has rows; only a topic knows how many there are.
+            fixed=spans.cut and settings.order in ("key", "serial"),
+            chosen=chosen,
+            lock=lock,
+        )
+    except BaseException:
+        _close(chosen, lock)
+        raise
+
+
+def _close(chosen: Chosen | None, lock: CheckpointLock | None) -> None:
+    try:
+        if chosen is not None:
+            chosen.close()
+    finally:
+        # Needed too if the session, and with it the cached positions, is gone.
+        if lock is not None:
+            lock.release()
+
+
+def _positions(
+    spark: SparkSession,
+    source: ReplaySource,
+    selection: Selection,
+    spans: Spans,
+    chosen: Chosen | None,
+    *,
+    restartable: bool,
+) -> tuple[dict[int, Span], dict[int, Span], dict[int, int]]:
+    """Return ``selected``, ``places`` and ``starts``, see ``ReplayScope``."""
+    wanted = selection.starts(spans.by_partition) if spans.cut else {}
+    if not restartable:
+        check_kept(source.topic, wanted, spans.by_partition)
+    places, starts = selection.places(spans.by_partition), dict(wanted)
+    if chosen is not None:
+        if spans.cut:
+            begins = {partition: islands[0][0] for partition, islands in chosen.islands.items() if partition in places}
+            starts = {partition: max(begin, wanted.get(partition, 0)) for partition, begin in begins.items()}
+            if not restartable:
+                _check_chosen(source.topic, starts, spans.by_partition)
+        places = narrowed(places, chosen.islands)
+    selected = {partition: (first, end) for partition, (first, end) in places.items() if first < end}
+    # A checkpoint may have read past a start that is gone; its first batch checks that.
+    starts = {partition: min(start, places[partition][0]) for partition, start in starts.items()}
+    if isinstance(selection.start, datetime):
+        # All rows before these positions are earlier, so a new checkpoint begins there.
+        since = source.since(spark, selection.start, selected)
+        starts |= since
+        selected = {
+            partition: (max(first, since.get(partition, first)), end)
+            for partition, (first, end) in selected.items()
+            if since.get(partition, first) < end
+        }
+    return selected, places, starts
+
+
+def _check_chosen(topic: str, starts: Positions, spans: Mapping[int, Span]) -> None:
+    for partition, start in sorted(starts.items()):
+        first, _ = spans[partition]
+        if start < first:
+            raise SourceError(
+                f"{topic}/{partition}: positions {start} … {first - 1} are gone from the source, and only=… selects "
+                f"some of them: leave them out by from_={{{partition}: {first}}}, or restore them"
+            )
+
+
+def _joined(plan: Plan, chosen: Chosen, cap: int | None) -> Plan:
+    small = chosen.small(cap)
+    if not small and plan.kind != "reshard":
+        raise ConfigError(
+            f"only=… selects {chosen.facts.positions:,} positions, more than the {SMALL:,} that every executor may "
+            f'have in memory, and "{plan.kind}" has no shuffle: say aligned=False, or give a checkpoint, so that they '
+            "come in batches"
+        )
+    islands = sum(map(len, chosen.islands.values()))
+    why = (
+        f"only=… selects {chosen.facts.positions:,} positions as {chosen.facts.of} in {islands} place(s) of "
+        f"{len(chosen.islands)} partition(s); rows are joined to them "
+        + ("in memory, without a shuffle" if small else "by a shuffle in front of the sort")
+    )
+    return replace(
+        plan, why=(*plan.why, why, *(f"the journal may not say everything: {one}" for one in chosen.facts.doubts))
+    )
+
+
+def _cores(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except Exception:
+        # Spark Connect has no context; its administrator sized the default shuffle.
+        return max(1, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or "200") // 4)
