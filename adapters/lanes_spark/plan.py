@@ -1,8 +1,8 @@
-"""How the rows of a replay get to the tasks of Spark, and why so. Pure: it decides, and asks Spark nothing.
+"""The plan of a replay: how rows reach the tasks of Spark, and why. Pure: it decides and asks Spark nothing.
 
-Rows of a key must come to one task, in the order of their positions, and mixed with those of other keys, or there is
-nothing to run concurrently. So they are sorted by position and never by key. A shuffle keeps no order by itself, hence
-the sort behind it.
+All rows of a key must reach one task, in the order of their positions. They must be mixed with rows of other keys, or
+nothing runs concurrently. So rows are sorted by position and never by key. A shuffle keeps no order, so the sort comes
+after it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = [
 ]
 
 BUCKETS: Final = 65_536
-"""Values of the column that a shuffle goes by."""
+"""Number of values of the column that a shuffle distributes by."""
 
 TASKS_PER_CORE: Final = 4
-"""Tasks of a shuffle for each core: while one of them has a hot key, the others keep the cores busy."""
+"""Shuffle tasks per core: while one task has a hot key, the others keep the cores busy."""
 
 Effects = Literal["none", "fenced", "unfenced"]
-"""What the handler does to the world outside: nothing, only under a fence by position (``Positions`` of
-``lanes_postgres``), or more than that."""
+"""Effects of the handler on the world outside: none, only under a fence by position (``Positions`` of
+``lanes_postgres``), or unfenced ones."""
 
 Eras = Sequence[Mapping[int, int]]
-"""How the number of partitions changed: for each time, by partition that was there before, the first position of the
-new era. A partition that is not named was added then, and begins with it."""
+"""Changes of the number of partitions, in order. Each maps the partitions before it to their first position of the new
+era. A partition that is not named was added by that change."""
 
 _SORT: Final[tuple[str, ...]] = ("offset", "partition")
 _SPREAD: Final = f"CAST(pmod(hash(partition, offset), {BUCKETS}) AS INT)"
@@ -51,9 +51,16 @@ _BY_KEY: Final = f"CAST(crc32(key) % {BUCKETS} AS INT)"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``kind``: ``"aligned"`` = as read, one task a partition; ``"reshard"`` = a shuffle, then a sort; ``"as read"`` =
-    no order is claimed. ``tasks``: of the shuffle, None = without. ``bucket``: the SQL expression that it goes by,
-    modulo ``tasks``. ``sort``: the columns. ``why``: a sentence for each decision."""
+    """How rows reach the tasks of Spark.
+
+    Attributes:
+        kind: ``"aligned"``: one task reads a whole partition. ``"reshard"``: a shuffle, then a sort. ``"as read"``: no
+            order is promised.
+        tasks: Number of shuffle tasks, None without a shuffle.
+        bucket: SQL expression that the shuffle distributes by, modulo ``tasks``; None without a shuffle.
+        sort: Columns that each task's rows are sorted by.
+        why: One sentence for each decision.
+    """
 
     kind: Literal["aligned", "reshard", "as read"]
     tasks: int | None = None
@@ -81,10 +88,22 @@ def make_plan(
     eras: Eras = (),
     tasks: int | None = None,
 ) -> Plan:
-    """The plan for that order (see ``lanes.Settings``), on ``cores`` cores, of so many topic partitions.
+    """Decide how rows reach the tasks.
 
-    ``aligned``: each task of the source reads whole partitions, in order. ``tasks``: of a shuffle, None = by the cores.
-    Raises ``ConfigError`` for an order that cannot be kept, naming the setting and the remedy.
+    Args:
+        order: Order of the handler, see ``lanes.Settings``.
+        keyless: Order of messages without a key, see ``lanes.Settings``.
+        cores: Cores of the cluster.
+        partitions: Number of selected topic partitions.
+        aligned: Whether each task of the source reads whole partitions, in order.
+        eras: Changes of the number of partitions.
+        tasks: Number of shuffle tasks, 1 or more. None means 4 per core.
+
+    Returns:
+        The plan, with its reasons.
+
+    Raises:
+        ConfigError: The order cannot be kept. The message names the setting and the remedy.
     """
     if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1):
         raise ConfigError(f"tasks={tasks!r}: must be a whole number, 1 or more; None = {TASKS_PER_CORE} for each core")
@@ -152,7 +171,7 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
 
 
 def check_eras(eras: Eras) -> None:
-    """Raise ``ConfigError`` for eras that do not follow each other."""
+    """Raise ``ConfigError`` for eras that are not in order."""
     before: Mapping[int, int] = {}
     for number, era in enumerate(eras):
         for partition, position in era.items():
@@ -168,7 +187,7 @@ def check_eras(eras: Eras) -> None:
 
 
 def era_column(eras: Eras) -> str | None:
-    """The SQL expression for the era of a row, 0 for the first; None where there is but one."""
+    """Return the SQL expression for the era of a row, 0 for the first; None without changes."""
     if not eras:
         return None
     begun = []
@@ -179,21 +198,21 @@ def era_column(eras: Eras) -> str | None:
 
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "spark.sql.files.ignoreCorruptFiles": "what Spark then leaves out would be lost without a word",
-    "spark.sql.files.ignoreMissingFiles": "what Spark then leaves out would be lost without a word",
-    "spark.sql.parquet.binaryAsString": "keys and values would be taken as text, and those that are none not be found",
-    "spark.sql.execution.arrow.useLargeVarTypes": "headers would come in types that no message has",
+    "spark.sql.files.ignoreCorruptFiles": "rows that Spark then skips would be lost without a word",
+    "spark.sql.files.ignoreMissingFiles": "rows that Spark then skips would be lost without a word",
+    "spark.sql.parquet.binaryAsString": "keys and values would be read as text, and other bytes not be found",
+    "spark.sql.execution.arrow.useLargeVarTypes": "headers would have types that no message has",
 }
-"""Settings that must not be true, and why."""
+"""Settings of Spark that must not be true, with the reason."""
 
 _ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 CHECKED: Final = ("spark.speculation", _ROWS, *_REFUSED)
-"""The settings that ``check_conf`` looks at."""
+"""Settings that ``check_conf`` looks at."""
 
 
 def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
-    """Raise ``ConfigError`` for settings of Spark under which a promise cannot be kept. ``conf``: by their names."""
+    """Raise ``ConfigError`` for settings of Spark, by name, under which a promise cannot be kept."""
 
     def on(name: str) -> bool:
         return (conf.get(name) or "false").strip().lower() == "true"
@@ -208,8 +227,8 @@ def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
     rows = (conf.get(_ROWS) or "").strip()
     if rows.startswith("-") or rows == "0":
         raise ConfigError(
-            f"{_ROWS}={rows}: without a limit Spark cannot plan the batches of a checkpoint, and what a worker has is "
-            "bounded by bytes alone; set it to 1 or more"
+            f"{_ROWS}={rows}: without a limit Spark cannot plan the batches of a checkpoint, and only bytes bound the "
+            "rows of a worker; set it to 1 or more"
         )
     for name, why in _REFUSED.items():
         if on(name):
@@ -217,12 +236,12 @@ def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
 
 
 def settings_of(spark: SparkSession) -> dict[str, str | None]:
-    """What ``check_conf`` looks at, of a session. Blocks."""
+    """Return the settings of a session that ``check_conf`` looks at. Blocks."""
     found = {name: spark.conf.get(name, None) for name in CHECKED}
     try:
         context = spark.sparkContext.getConf()
     except Exception:
-        # Spark Connect has no context; what its session says is all there is.
+        # Spark Connect has no context, only its session.
         return found
-    # Tasks are scheduled by the settings of the context, whatever a session that was made later says of them.
+    # Tasks are scheduled by the settings of the context; later settings of a session do not matter.
     return {**found, "spark.speculation": context.get("spark.speculation", found["spark.speculation"])}

@@ -351,5 +351,5 @@ def test_what_is_no_journal_is_refused(spark: Any, tmp_path: Path) -> None:
         audit(spark, str(tmp_path / "empty"))
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".half.parquet.tmp").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match="there is no file of a journal, only 1 that are not written to the end"):
+    with pytest.raises(ConfigError, match="it has no file of a journal, only 1 incomplete ones"):
         audit(spark, str(tmp_path / "killed"))

@@ -64,7 +64,7 @@ def test_files_that_are_not_finished_are_counted_below_the_verdicts_and_change_n
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.getvalue().splitlines() if "│" in line]
     assert rows == [["PerKeyOrder", "held", "1,200", "0"], ["unfinished files", "not judged", "1,002", ""]]
     assert output.getvalue().endswith(
-        "? 1,002 unfinished files: of writers that run still, or were killed; what these held is not judged\n"
+        "? 1,002 unfinished files: their writers still run or were killed; their rows are not judged\n"
     )
     assert audit.status == 0
 

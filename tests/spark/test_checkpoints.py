@@ -376,7 +376,7 @@ def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: 
     }
     assert replay(spark, table, noting(tmp_path / "seen"), **more).delivered == 100
     letters("m-2", range(100, 150))
-    for lost, named in (("facts", "what was selected is gone from it: restore"), ("positions", "PATH_NOT_FOUND")):
+    for lost, named in (("facts", "has lost its selection: restore"), ("positions", "PATH_NOT_FOUND")):
         (checkpoint / "selected" / lost).rename(tmp_path / lost)
         with pytest.raises(lanes.SourceError, match=named):
             replay(spark, table, noting(tmp_path / "nothing"), **more)

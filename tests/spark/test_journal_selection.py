@@ -229,11 +229,11 @@ def test_what_a_journal_may_not_say_is_said(
     report = replay(spark, table_of(tmp_path, 450), noting(tmp_path / "seen"), only=only)
     assert report.journal is not None
     assert report.journal.doubts == (
-        "1 run(s) have no end, as one of m-8: their last rows may be missing",
-        "1 run(s) have dropped 5 rows, as one of m-6",
-        "2 run(s) lack 150 rows in between, as one of m-1: files are missing",
-        "1 run(s) have no begin, as one of m-2: files are missing",
-        "1 file(s) are not written to the end (.tmp), and not read",
+        "1 run(s) have no end, such as one of m-8: their last rows may be missing",
+        "1 run(s) have dropped 5 rows, such as one of m-6",
+        "2 run(s) lack 150 rows in between, such as one of m-1: files are missing",
+        "1 run(s) have no begin, such as one of m-2: files are missing",
+        "1 file(s) are incomplete (.tmp) and were not read",
     )
     assert all(f"the journal may not say everything: {doubt}" in caplog.text for doubt in report.journal.doubts)
     assert all(doubt in str(report.plan) for doubt in report.journal.doubts)
@@ -251,13 +251,13 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
         with pytest.raises(kind, match=match):
             replay(spark, table, noting(tmp_path / "nothing"), only=only)
 
-    refused("does not speak of 'order', but of 'other', 'shop/orders': say topic=", topic="order")
-    refused("does not speak of 'shop'", topic="shop")
+    refused("has no rows of 'order', but of 'other', 'shop/orders': say topic=", topic="order")
+    refused("has no rows of 'shop'", topic="shop")
     refused("PATH_NOT_FOUND", lanes.SourceError, path=str(tmp_path / "nowhere"))
     refused("its column run, of type string, is missing", path=str(tmp_path / "table"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".m-7-0.parquet.tmp").touch()
-    refused("there is no file of a journal, only 1 that are not written to the end", path=str(tmp_path / "empty"))
+    refused("it has no file of a journal, only 1 incomplete ones", path=str(tmp_path / "empty"))
     for incarnation in ("a+/", "b"):
         journal, history = opened(folder, member=f"n-{len(incarnation)}", rotate_after=None)
         history.assigned(owned(TOPIC, 1, 1, incarnation), 2.0)
@@ -270,7 +270,7 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
             only.choose(spark, TOPIC, None, "b")
         for same, now in ((only, "a-_"), (replace(only, topic=TOPIC), "b"), (only, "")):
             same.choose(spark, TOPIC, None, now).close()
-    refused("shop/orders/1 was made anew 1 time.*only the files of the runs since", lanes.SourceError)
+    refused("shop/orders/1 was recreated 1 time.*only the files of later runs", lanes.SourceError)
     for earlier in ("a-old", "z-old"):
         # Spark takes the columns of all files from one of them, by its name.
         mixed = tmp_path / earlier

@@ -128,8 +128,8 @@ def test_a_value_without_a_name_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"failOnDataLoss": "false"}, "failOnDataLoss=false: what the topic has lost"),
-        ({"FAILONDATALOSS": " False"}, "left out without a word"),
+        ({"failOnDataLoss": "false"}, "failOnDataLoss=false: messages that the topic has lost"),
+        ({"FAILONDATALOSS": " False"}, "be left out without a word"),
         ({"minPartitions": "9"}, "minPartitions=9: several tasks would read one partition"),
         ({"maxRecordsPerPartition": "9"}, "aligned=False for a shuffle"),
         ({"startingOffsets": "latest"}, "startingOffsets, which follows from"),

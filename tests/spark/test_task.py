@@ -201,9 +201,12 @@ def test_nothing_comes_back_of_what_is_dead_lettered() -> None:
     ("returned", "named"),
     [
         ("text", "returned a str at orders/0 position 0"),
-        ({"position": "x", "text": ""}, "orders/0 position 0 does not fit.*'position' is int64, which this str is not"),
-        ({"position": 2**70, "text": ""}, "'position' is int64, which this int is not"),
-        ({"position": 1, "text": b"\xff"}, "'text' is string, which this bytes is not"),
+        (
+            {"position": "x", "text": ""},
+            "orders/0 position 0 does not fit.*'position' is int64, and the value is a str",
+        ),
+        ({"position": 2**70, "text": ""}, "'position' is int64, and the value is a int"),
+        ({"position": 1, "text": b"\xff"}, "'text' is string, and the value is a bytes"),
         ({"position": 1, "text": None}, "the column 'text' is null or missing"),
         ({"position": 1}, "the column 'text' is null or missing"),
         ({"position": 1, "text": "", "more": 1}, "the column 'more', which is not among position, text"),
@@ -339,7 +342,10 @@ async def async_hook() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"settings": lanes.Settings(poison="block")}, 'poison="block" on Spark: nobody can unblock'),
+        (
+            {"settings": lanes.Settings(poison="block")},
+            'poison="block" on Spark: a blocked key in a task could not be unblocked',
+        ),
         ({"settings": lanes.Settings(poison="block_and_dlq")}, 'poison="block_and_dlq" on Spark'),
         ({"settings": lanes.Settings(poison="skip")}, 'poison="skip" needs dead letters'),
         (
@@ -347,9 +353,9 @@ async def async_hook() -> None:
             "dead_letters=MemoryDeadLetters on Spark: pass a function",
         ),
         ({"results": "position long"}, "results='position long' is not a pyarrow.Schema"),
-        ({"results": pa.schema([])}, "at least one, and each once"),
+        ({"results": pa.schema([])}, "give one or more, each once"),
         ({"setup": "connect"}, "setup='connect' is not callable"),
-        ({"setup": async_hook, "teardown": list}, "one is async and the other is plain"),
+        ({"setup": async_hook, "teardown": list}, "one is async and one is plain"),
         ({"handler": None}, "handler=None is not callable"),
     ],
 )

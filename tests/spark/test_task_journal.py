@@ -124,7 +124,7 @@ def test_a_journal_that_is_never_written_holds_a_task_up_once(
         await pace.wait()
 
     anyio.run(wait)
-    assert [record.message for record in caplog.records if "the task goes on, and rows are dropped" in record.message]
+    assert [record.message for record in caplog.records if "the task continues and rows are dropped" in record.message]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_journal_that_is_never_written_holds_a_task_up_once(
         ("s3a://lake/journal", "journal='s3a://lake/journal': .* mounted under the same path, not by s3a:"),
         ("file:///lake/journal", "not by file:"),
         ("", "journal is empty"),
-        (7, "journal=int on Spark: pass the folder"),
+        (7, "journal=int on Spark: pass a folder"),
     ],
 )
 def test_what_is_no_folder_is_refused(wrong: object, named: str) -> None:
@@ -142,7 +142,7 @@ def test_what_is_no_folder_is_refused(wrong: object, named: str) -> None:
 
 
 def test_a_journal_object_is_of_one_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="every attempt of a task has a journal of its own"):
+    with pytest.raises(ConfigError, match="every attempt of a task writes its own journal"):
         job(lambda message: None, journal=lanes.Journal(tmp_path))
 
 
@@ -150,7 +150,7 @@ def test_a_folder_that_the_worker_does_not_see_is_refused(tmp_path: Path) -> Non
     folder = str(tmp_path / "journal")
     with shared(folder, "one"):
         check_reached(folder, "one")
-        with pytest.raises(ConfigError, match="does not see the folder that the driver has made"):
+        with pytest.raises(ConfigError, match="does not see the driver's folder"):
             check_reached(folder, "another")
     assert os.listdir(folder) == []
     with pytest.raises(ConfigError, match="does not see"):

@@ -1,4 +1,4 @@
-"""Proof from the journal at the scale of a cluster: the promises that a run has kept, broken, or left unproven."""
+"""Audit of journals at the scale of a cluster: promises that were kept, broken or left unproven."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ __all__ = ["AUDITED", "CAUSES", "WITNESSES", "Audit", "AuditStatus", "AuditVerdi
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What the audit of a journal found.
+    """Result of an audit.
 
-    ``verdicts``: one for each checker. ``rows`` and ``processes``: how many the journal has. ``duplicates``: what came
-    again, by cause: ``held``, ``settled`` and ``late`` as the source said; of handlers that were started once more,
-    ``retry`` in the same assignment, ``takeover`` in another one where nobody had finished it before, and ``repeat``
-    where somebody had. ``unfinished``: files that are not written to the end; 0 where nobody can look, as over Spark
-    Connect. What they hold is in no verdict, see ``unjudged``. ``findings``: a row for each violation, with checker,
-    what, member, run, n, partition, assignment, position and key; usable as long as the session is.
+    Attributes:
+        verdicts: One verdict for each checker.
+        rows: Number of rows of the journal.
+        processes: Number of processes that wrote it.
+        duplicates: Number of repeated messages by cause. The source reported ``held``, ``settled`` and ``late``. A
+            handler was started once more in the same assignment (``retry``), in another one before the message was
+            finished (``takeover``), or after that (``repeat``).
+        unfinished: Number of incomplete files, which are in no verdict; 0 on Spark Connect, which lists none.
+        findings: One row for each violation: checker, what, member, run, n, partition, assignment, position and key.
+            It is usable as long as the session.
     """
 
     verdicts: tuple[AuditVerdict, ...]
@@ -39,20 +43,19 @@ class Audit:
 
     @property
     def status(self) -> int:
-        """The exit status, as of ``lanes check``: 0 when all promises held, 1 when one was violated, else 2."""
+        """Exit status as of ``lanes check``: 0 all promises held, 1 one was violated, 2 one is unproven."""
         statuses = {verdict.status for verdict in self.verdicts}
         return 1 if "violated" in statuses else 2 if "unproven" in statuses else 0
 
     @property
     def unjudged(self) -> str:
-        """What no verdict speaks of, and why, as a sentence; "" for nothing. It changes no ``status``."""
+        """Sentence about incomplete files, "" without any. They do not change ``status``."""
         if not self.unfinished:
             return ""
         if self.unfinished == 1:
-            return "1 unfinished file: of a writer that runs still, or was killed; what it held is not judged"
+            return "1 unfinished file: its writer still runs or was killed; its rows are not judged"
         return (
-            f"{self.unfinished:,} unfinished files: of writers that run still, or were killed; what these held is not "
-            "judged"
+            f"{self.unfinished:,} unfinished files: their writers still run or were killed; their rows are not judged"
         )
 
 
@@ -63,27 +66,33 @@ def audit(
     source: ParquetTable | KafkaTopic | DataFrame | None = None,
     findings_to: str | None = None,
 ) -> Audit:
-    """Judge the journal that ``lanes.run(journal=…)`` has written into these folders, of all processes together.
+    """Judge journals of all processes of a run together. Blocks while Spark works.
 
-    Blocks while Spark works; nothing is done by Python for a row. One pass tells which messages have to be looked at
-    closely, which are few. ``source``: all of it had to be handled; of a part, a DataFrame with the columns
-    ``partition``, as ``orders/3``, and ``position``. One that has nothing proves nothing: AtLeastOnce is ``unproven``
-    then. ``findings_to``: a folder for the findings as Parquet, which must not exist. Idempotent but for that.
-
-    The verdicts are those of ``lanes check``: PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce,
-    NoCommitPastUnfinished and DeadLetterBeforeSettle. It differs where less can be said without going through the rows
+    No Python code runs per row: one pass finds the few messages that need a close look. The verdicts are those of
+    ``lanes check`` for PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished and
+    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit says less where rows would have to be read
     one by one:
 
-    - Where rows are missing, nothing is judged within that process, nor across processes; that is ``unproven``, even if
-      what is there would convict. AtLeastOnce then convicts nobody, as there.
-    - Of violations that follow from each other another number may be counted, and in an assignment whose commits fall
-      not every commit is looked at.
-    - With a ``source``, what it has and nobody handled was lost; without it, it was left at the broker.
-    - A task that was killed before its first file had its name is in none of it: ``Audit.unfinished`` counts its file.
+    - A process that lacks rows is not judged, and then nothing is judged across processes; both are ``unproven``, even
+      if the remaining rows would convict. AtLeastOnce then convicts nothing, as in ``lanes check``.
+    - Violations that follow from each other may be counted differently. In an assignment whose commits fall, not every
+      commit is looked at.
+    - With a ``source``, a message without a handler's success is lost; without one, it was left at the broker.
+    - A killed task without a complete file has no rows; ``Audit.unfinished`` counts its file.
 
-    All other checkers of ``lanes check`` are not there: take that for them.
+    Args:
+        spark: Session that judges.
+        journal: Folder that ``lanes.run(journal=…)`` has written, or several.
+        source: Messages that had to be handled: a table, a topic, or a DataFrame with the columns ``partition``, as
+            ``orders/3``, and ``position``. With an empty one AtLeastOnce is ``unproven``.
+        findings_to: New folder for the findings as Parquet. Without it the call is idempotent.
 
-    Raises ``ConfigError`` for what is no journal, and ``SourceError`` for what Spark cannot read or write.
+    Returns:
+        The verdicts.
+
+    Raises:
+        ConfigError: The folder has no journal.
+        SourceError: Spark cannot read or write.
     """
     from lanes_spark.audits.judge import judge
     from lanes_spark.audits.rows import check_columns, due_positions, journal_rows
@@ -99,7 +108,7 @@ def audit(
         judged = judge(journal_rows(table), None if source is None else due_positions(spark, source))
         told = judged.told()
         if not told:
-            raise ConfigError(f"journal {', '.join(paths)}: no row is in it; give the folder of a run that has begun")
+            raise ConfigError(f"journal {', '.join(paths)}: it has no rows; give the folder of a run that has begun")
         findings = judged.findings.drop("history")
         if findings_to is not None:
             findings.write.parquet(findings_to)

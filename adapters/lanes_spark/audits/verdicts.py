@@ -15,23 +15,28 @@ AUDITED: Final = (
     "NoCommitPastUnfinished",
     "DeadLetterBeforeSettle",
 )
-"""The checkers that an audit has, in its order. They are those of ``lanes check``."""
+"""Checkers of an audit, in its order. They are checkers of ``lanes check``."""
 
 WITNESSES: Final = 5
-"""Violations that a verdict names, and reasons of a kind; all violations are among the findings."""
+"""Most violations that a verdict names, and most reasons of a kind; the findings have all violations."""
 
 CAUSES: Final = ("held", "settled", "late", "retry", "takeover", "repeat")
-"""Why a message came again; see ``audit_settling.duplicates``."""
+"""Causes of repeated messages, see ``settling.duplicates``."""
 
 AuditStatus = Literal["held", "violated", "unproven"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditVerdict:
-    """What the audit says of one promise.
+    """Verdict of an audit on one promise.
 
-    ``violated``: ``violations`` were found, the first of which are in ``witnesses``; ``unproven``: none, but
-    ``reasons`` say why there may be some; ``held``: it was kept, ``checked`` times.
+    Attributes:
+        name: Name of the checker.
+        status: ``"held"``, ``"violated"``, or ``"unproven"``: no violation was found, but there may be some.
+        checked: Number of checks.
+        violations: Number of violations.
+        witnesses: The first violations.
+        reasons: Reasons why the promise is unproven.
     """
 
     name: str

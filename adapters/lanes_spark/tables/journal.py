@@ -30,7 +30,7 @@ COLUMNS: Final = {
     "floor": "bigint",
     "count": "bigint",
 }
-"""Those of a journal that are read, with their types."""
+"""Columns of a journal that are read, with their types."""
 
 _FENCES: Final = ("drained", "revoked", "lost")
 _DEAD: Final = ("dlq_confirmed", "archived")
@@ -38,14 +38,13 @@ _GIVEN_UP: Final = ("abandoned", "blocked")
 _MESSAGES: Final = ("delivered", "redelivered", "started", "ended", "retry", "dlq_sent", *_DEAD, "ack", *_GIVEN_UP)
 
 _TOPICS: Final = 5
-"""Names of other topics that an error has, at most."""
+"""Most names of other topics in an error."""
 
 
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
-    """How many files are being written there, or were when their process was killed. 0 where nobody can look: they are
-    hidden, and Spark Connect lists none.
+    """Count files that are still written, or whose process was killed. 0 on Spark Connect, which lists no hidden files.
 
-    Ask before ``read_journal``: a file that gets its name in between is counted then, and not overlooked.
+    Call it before ``read_journal``: a file that is completed in between is counted then, and not overlooked.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -56,17 +55,17 @@ def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
         try:
             files = pattern.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).globStatus(pattern)
         except Py4JJavaError:
-            # Reading the folder comes next, and says what is wrong with it.
+            # Reading the folder comes next and reports the error.
             continue
         found += 0 if files is None else len(files)
     return found
 
 
 def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> DataFrame:
-    """The rows of the files that are whole, with whatever columns they have. Blocks while Spark lists the folders.
+    """Return the rows of complete files, with all their columns. Blocks while Spark lists the folders.
 
-    ``unfinished``: as ``unfinished_files`` says. Raises ``ConfigError`` where there is no file that is whole, and where
-    one was written by an earlier ``lanes``.
+    ``unfinished`` comes from ``unfinished_files``. Raises ``ConfigError`` without a complete file, and for a file of an
+    earlier ``lanes``.
     """
     reader = spark.read.option("pathGlobFilter", "*.parquet")
     try:
@@ -74,9 +73,9 @@ def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> 
     except AnalysisException as error:
         if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
             raise
-        more = f", only {unfinished} that are not written to the end" if unfinished else ""
+        more = f", only {unfinished} incomplete ones" if unfinished else ""
         raise ConfigError(
-            f"journal {', '.join(paths)}: there is no file of a journal{more}; give the folder that "
+            f"journal {', '.join(paths)}: it has no file of a journal{more}; give the folder that "
             "lanes.run(journal=…) has written to, after its first file"
         ) from None
     kinds = dict(table.dtypes)
@@ -86,11 +85,11 @@ def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> 
 
 
 def _check_written(reader: DataFrameReader, paths: Sequence[str], *, old: bool) -> None:
-    """Raise ``ConfigError`` where rows count assignments in the column that has the epoch now, as an earlier ``lanes``
-    wrote them. ``old``: the table is without the column that they are counted in.
+    """Raise ``ConfigError`` for rows of an earlier ``lanes``, which counted assignments in the column epoch.
 
-    Spark takes the columns of one of the files for those of all, and fills up what another one lacks: so both are named
-    here. Of most parts of a journal the statistics say that there is no epoch, and they are not read.
+    ``old`` says that the table has no column assignment. Spark takes the columns of one file for those of all and fills
+    missing ones with null, so both columns are named here. Statistics tell that most parts of a journal have no epoch,
+    and those are not read.
     """
     rows = reader.schema("epoch bigint, assignment bigint").parquet(*paths)
     earlier = rows.where(F.col("epoch").isNotNull() & F.col("assignment").isNull())
@@ -117,7 +116,7 @@ def check_kinds(
 
 
 def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> DataFrame:
-    """The rows. Raises ``ConfigError`` where that is no journal."""
+    """Return the rows of a journal. Raises ``ConfigError`` if the table is none."""
     table = read_journal(spark, paths, hidden)
     check_kinds(table, COLUMNS, f"journal {', '.join(paths)}")
     return table.select(*COLUMNS)
@@ -126,10 +125,10 @@ def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> Dat
 def doubts_of(
     table: DataFrame, topic: str, paths: Sequence[str], hidden: int, incarnation: str = ""
 ) -> tuple[int, tuple[str, ...]]:
-    """How many runs speak of the topic, and why the journal may not say everything. Blocks.
+    """Return the number of runs that read the topic, and reasons why the journal may be incomplete. Blocks.
 
-    ``incarnation``: of the source, "" = any. Raises ``ConfigError`` where no run does, ``SourceError`` where positions
-    of the topic began anew.
+    ``incarnation`` is the topic's id in the source, "" accepts any. Raises ``ConfigError`` if no run read the topic,
+    ``SourceError`` if the topic was recreated.
     """
     event, n = F.col("event"), F.col("n")
     dropped = event == "dropped"
@@ -139,7 +138,7 @@ def doubts_of(
         F.max((n == 1) & (event == "begin")).alias("begun"),
         F.max(event == "end").alias("ended"),
         F.sum(F.when(dropped, F.coalesce("count", F.lit(1))).otherwise(0)).alias("dropped"),
-        # A row that says so stands for the last of those that it counts.
+        # A row of dropped rows has the number of the last row that it counts.
         (F.max("n") - F.count(F.when(~dropped, n))).alias("missing"),
         F.sum(F.when(event.isNull() | n.isNull(), 1).otherwise(0)).alias("odd"),
     )
@@ -160,23 +159,23 @@ def doubts_of(
     ).collect()[0]
     where = f"journal {', '.join(paths)}"
     if not told["speaking"]:
-        raise ConfigError(f"{where}: it does not speak of {topic!r}{_others(table)}")
+        raise ConfigError(f"{where}: it has no rows of {topic!r}{_others(table)}")
     _check_incarnations(table, topic, where, incarnation)
     texts = {
-        "end": "{end} run(s) have no end, as one of {end_as}: their last rows may be missing",
-        "dropped": "{dropped} run(s) have dropped {dropped_rows} rows, as one of {dropped_as}",
-        "rows": "{rows} run(s) lack {missing_rows} rows in between, as one of {rows_as}: files are missing",
-        "begin": "{begin} run(s) have no begin, as one of {begin_as}: files are missing",
-        "odd": "{odd_rows} rows cannot be read, as of {odd_as}",
+        "end": "{end} run(s) have no end, such as one of {end_as}: their last rows may be missing",
+        "dropped": "{dropped} run(s) have dropped {dropped_rows} rows, such as one of {dropped_as}",
+        "rows": "{rows} run(s) lack {missing_rows} rows in between, such as one of {rows_as}: files are missing",
+        "begin": "{begin} run(s) have no begin, such as one of {begin_as}: files are missing",
+        "odd": "{odd_rows} rows cannot be read, such as one of {odd_as}",
     }
     doubts = [text.format(**told.asDict()) for name, text in texts.items() if told[name]]
     if hidden:
-        doubts.append(f"{hidden} file(s) are not written to the end (.tmp), and not read")
+        doubts.append(f"{hidden} file(s) are incomplete (.tmp) and were not read")
     return told["speaking"], tuple(doubts)
 
 
 def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
-    """The columns partition and offset, each position once. Reads nothing yet."""
+    """Return partition and offset of each selected position once. Reads nothing yet."""
     event = F.col("event")
     number = F.substring_index("partition", "/", -1).cast("int").alias("partition")
     mine = table.where(_of_topic(topic))
@@ -204,7 +203,7 @@ def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
 
 def _of_topic(topic: str) -> Column:
     name = F.col("partition")
-    # The number is what follows the last stroke, of which a topic may have more.
+    # The number follows the last slash; a topic may contain more of them.
     mine = name.startswith(f"{topic}/") & F.substring(name, len(topic) + 2, 10).rlike("^[0-9]{1,9}$")
     return F.coalesce(mine, F.lit(False))
 
@@ -214,8 +213,8 @@ def _others(table: DataFrame) -> str:
     rows = table.where(F.col("partition").contains("/")).select(name).distinct().orderBy("topic").limit(_TOPICS)
     topics = [repr(row["topic"]) for row in rows.collect()]
     if not topics:
-        return ", nor of any other topic: it is of runs that had nothing"
-    return f", but of {', '.join(topics)}: say topic=… if that is what it is called there"
+        return ", nor of any other topic: its runs read nothing"
+    return f", but of {', '.join(topics)}: say topic=… if the journal calls it so"
 
 
 def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: str) -> None:
@@ -229,13 +228,13 @@ def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: s
     )
     if names is not None:
         raise SourceError(
-            f"{where}: {names['partition']} was made anew {names['names'] - 1} time(s), and its positions began again: "
-            "give only the files of the runs since"
+            f"{where}: {names['partition']} was recreated {names['names'] - 1} time(s), and its positions began again: "
+            "give only the files of later runs"
         )
-    # The ids of topics are written in either alphabet of base 64.
+    # Topic ids are written in either alphabet of base 64.
     former = assigned.where(F.translate("incarnation", "+/", "-_") != incarnation) if incarnation else assigned.limit(0)
     if not former.isEmpty():
         raise SourceError(
-            f"{where}: it is of a former {topic}, which was deleted and made anew since: at its positions are other "
-            f"messages now; where they are the same ones, as in a mirror, say topic={topic!r} of the journal"
+            f"{where}: it is of a former {topic}, which was deleted and recreated, so its positions hold other "
+            f"messages now; if they are the same ones, as in a mirror, say topic={topic!r} of the journal"
         )

@@ -1,7 +1,7 @@
-"""Which positions of a topic a journal selects: what was dead-lettered, given up, or never finished.
+"""Positions that a journal selects: messages that were dead-lettered, given up, or never finished.
 
-The journal says where a message was, not what it was. So its positions are joined to the source that has the messages;
-where they are far from each other, what lies between is not read.
+A journal has positions and no messages, so its positions are joined to the source. Where they are far apart, messages
+between them are not read.
 """
 
 from __future__ import annotations
@@ -27,23 +27,29 @@ __all__ = ["SMALL", "Chosen", "JournalFacts", "JournalSelection", "Of"]
 log = logging.getLogger("lanes")
 
 Of = Literal["dead_lettered", "abandoned", "unfinished"]
-"""What of a journal is selected; see ``JournalSelection``."""
+"""State of the selected messages, see ``JournalSelection``."""
 
 GAP: Final = 200_000
-"""Positions that are sooner read than left out by beginning another batch."""
+"""Gap of positions that costs less to read than another batch."""
 
 SMALL: Final = 1_000_000
-"""Positions that every executor can have in memory."""
+"""Most positions that every executor holds in memory."""
 
 _TERMS: Final = 256
-"""Ranges that a condition names, at most."""
+"""Most ranges of one condition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JournalFacts:
-    """What a journal has selected, before anything else selects. ``of`` and ``topic``: as asked. ``runs`` that speak of
-    the topic. ``positions``: how many of it are selected. ``doubts``: a sentence for each reason why the journal may
-    not say everything; empty when it is whole."""
+    """Facts about the positions that a journal selects, before other selections.
+
+    Attributes:
+        of: Selected state, see ``JournalSelection``.
+        topic: Topic name in the journal.
+        runs: Number of runs in the journal that read the topic.
+        positions: Number of selected positions.
+        doubts: One sentence for each reason why the journal may be incomplete; empty for a whole one.
+    """
 
     of: Of
     topic: str
@@ -56,18 +62,20 @@ class JournalFacts:
 class JournalSelection:
     """Positions that a journal names; ``replay(only=…)`` handles no others.
 
-    ``path``: the folder that ``lanes.run(journal=…)`` has written, or several; all runs in it are taken together, so it
-    should be of one consumer. ``topic``: what they call it there, None = as the source does. ``of``:
+    All runs in the folders count together, so the folders should belong to one consumer. A message that was never
+    delivered is in no journal.
 
-    - ``"dead_lettered"``: its dead letter was confirmed, in any run, whatever became of it later.
-    - ``"unfinished"``: delivered, and in no run handled to the end, dead-lettered, acknowledged, or below a position
-      that was committed. What an assignment finished after it had ended does not count.
-    - ``"abandoned"``: the part of these that a run has given up in order: behind a blocked key, at the end of a drain,
-      with a partition that it lost. What a process held that was killed is ``"unfinished"`` alone.
+    Args:
+        path: Folder that ``lanes.run(journal=…)`` has written, or several.
+        of: State of the selected messages. ``"dead_lettered"``: a run confirmed its dead letter, whatever happened
+            later. ``"unfinished"``: it was delivered, and no run handled it to the end, dead-lettered it, acknowledged
+            it or committed past it; work that finished after its assignment ended does not count. ``"abandoned"``: an
+            unfinished message that a run gave up in order, behind a blocked key, at the end of a drain or with a lost
+            partition; a message of a killed process is only unfinished.
+        topic: Topic name in the journal. None means that of the source.
 
-    What was published and never delivered to anybody is in no journal.
-
-    Raises ``ConfigError`` for what is none of this.
+    Raises:
+        ConfigError: An argument is not one of these.
     """
 
     path: str | Sequence[str]
@@ -84,18 +92,28 @@ class JournalSelection:
 
     @property
     def paths(self) -> list[str]:
-        """The folders."""
+        """Folders of the journal."""
         return [self.path] if isinstance(self.path, str) else list(self.path)
 
     def choose(self, spark: SparkSession, topic: str, checkpoint: str | None, incarnation: str = "") -> Chosen:
-        """The positions, which stay as they are even if the journal goes on: in memory until ``Chosen.close``, or in
-        the folder of a ``checkpoint``, where a replay that goes on finds them. ``incarnation``: of the source, "" = it
-        cannot be told. Blocks while Spark reads the journal.
+        """Read the selected positions once; later rows of the journal do not change them. Blocks.
 
-        Raises ``ConfigError`` for what is no journal, or none of this topic; ``SourceError`` for a checkpoint of
-        another selection, or that has lost its own, and for a topic that was made anew within the journal.
+        Args:
+            spark: Session that reads the journal.
+            topic: Topic name of the source.
+            checkpoint: Folder in which the positions are kept for a continued replay. None keeps them in memory until
+                ``Chosen.close``.
+            incarnation: Id of the topic; "" if it is unknown.
+
+        Returns:
+            The selected positions.
+
+        Raises:
+            ConfigError: The folder has no journal, or none of this topic.
+            SourceError: The checkpoint has another selection or has lost its own, or the topic was recreated within
+                the journal.
         """
-        # Who says what it is called there, says that it is the same.
+        # A caller that names the topic vouches that it is the same.
         incarnation, topic = "" if self.topic else incarnation, self.topic or topic
         digest = blake3(repr((sorted(self.paths), self.of, topic)).encode()).hexdigest(length=8)
         if checkpoint is None:
@@ -131,8 +149,14 @@ class JournalSelection:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """``positions``: the columns partition and offset, each once. ``islands``: where they are. ``digest``: tells
-    selections apart."""
+    """Positions that a journal selects.
+
+    Attributes:
+        positions: Rows of partition and offset, each once.
+        islands: Ranges around them.
+        facts: Facts about the selection.
+        digest: Digest that differs between selections.
+    """
 
     positions: DataFrame = field(repr=False)
     islands: Islands
@@ -140,15 +164,15 @@ class Chosen:
     digest: str
 
     def small(self, cap: int | None) -> bool:
-        """Whether the positions of a batch of at most ``cap`` fit into the memory of every executor."""
+        """Return whether the positions of a batch of at most ``cap`` fit into every executor's memory."""
         return min(self.facts.positions, self.facts.positions if cap is None else cap) <= SMALL
 
     def of_batch(self, ranges: dict[int, Span]) -> DataFrame:
-        """The positions in these ranges. Reads nothing yet."""
+        """Return the positions in these ranges. Reads nothing yet."""
         return self.positions.where(within(ranges))
 
     def near(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """The rows of the islands in these ranges, asked so that files can leave out the others; reads nothing yet."""
+        """Return the rows of islands in these ranges, so that files can skip the others. Reads nothing yet."""
         parts = [
             (partition, (max(first, one), min(end, other)))
             for partition, (first, end) in ranges.items()
@@ -160,7 +184,7 @@ class Chosen:
         return rows
 
     def join(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Those of the rows that are chosen, in their order; ``ranges``: where they are. Reads nothing yet."""
+        """Return the chosen ones of these rows, in their order; all lie in ``ranges``. Reads nothing yet."""
         from pyspark.sql import functions as F  # noqa: N812
 
         positions = self.of_batch(ranges)
@@ -170,30 +194,30 @@ class Chosen:
         return rows.join(positions, ["partition", "offset"], "left_semi")
 
     def count(self, ranges: dict[int, Span]) -> int:
-        """How many positions are chosen in these ranges. Blocks."""
+        """Count the chosen positions in these ranges. Blocks."""
         wanted = clipped(ranges, self.islands)
         return self.of_batch(wanted).count() if wanted else 0
 
     def close(self) -> None:
-        """Forget them. Idempotent."""
+        """Free the memory of the positions. Idempotent."""
         self.positions.unpersist()
 
 
 class _Kept:
-    """What was selected, as a replay has found it when it began, in two tables of its checkpoint."""
+    """The selection of a replay's beginning, in two tables of its checkpoint."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark = spark
         self._positions, self._facts = f"{folder}/positions", f"{folder}/facts"
 
     def facts(self, digest: str, topic: str) -> JournalFacts | None:
-        """None where there is none, or where it was not written to the end. Raises ``SourceError`` for another one."""
+        """Read the facts; None without complete ones. Raises ``SourceError`` for another selection."""
         from pyspark.errors import AnalysisException
 
         try:
             row = self._spark.read.parquet(literal(self._facts)).first()
         except AnalysisException as error:
-            # Nothing else: a choice that is there must not be made anew, for some of it is done.
+            # Only these: an existing selection must not be repeated, because part of it is handled.
             if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
                 raise
             return None
@@ -208,19 +232,21 @@ class _Kept:
         return JournalFacts(**{**found, "doubts": tuple(found["doubts"])})
 
     def check_new(self, checkpoint: str, topic: str) -> None:
-        """Raise ``SourceError`` where the checkpoint is in use without a choice: with another one it would go on in the
-        middle of that, and what lies in front would never be handled."""
+        """Raise ``SourceError`` if the checkpoint was begun without a selection.
+
+        The replay would continue in the middle of the new one and never handle the messages before.
+        """
         if query_of(self._spark, checkpoint) is not None:
             raise SourceError(
-                f"{topic}: the checkpoint {checkpoint} is of another replay (it was begun without only=…), or what was "
-                f"selected is gone from it: restore {self._facts}, or give this one a checkpoint of its own"
+                f"{topic}: the checkpoint {checkpoint} is of another replay (begun without only=…), or has lost its "
+                f"selection: restore {self._facts}, or give this one a checkpoint of its own"
             )
 
     def keep(self, facts: JournalFacts, positions: DataFrame, digest: str) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
         positions.write.mode("overwrite").parquet(self._positions)
-        # Last: it says that the other one is whole.
+        # Last: it marks the other table as complete.
         text = json.dumps({**asdict(facts), "digest": digest})
         self._spark.range(1, numPartitions=1).select(F.lit(text).alias("facts")).write.mode("overwrite").parquet(
             self._facts
@@ -231,7 +257,7 @@ class _Kept:
 
 
 def _islands(positions: DataFrame) -> tuple[dict[int, list[Span]], int]:
-    """Where they are, and how many."""
+    """Return the ranges around positions, and their number."""
     from pyspark.sql import functions as F  # noqa: N812
 
     parts = (

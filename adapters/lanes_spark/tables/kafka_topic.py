@@ -41,18 +41,18 @@ _OURS: Final = frozenset(
         "kafka.bootstrap.servers",
     )
 )
-"""Options that follow from the arguments of a replay."""
+"""Options of the connector that the arguments of a replay decide."""
 
 _SPLITTING: Final = ("minpartitions", "maxrecordsperpartition")
-"""Options under which several tasks read one partition."""
+"""Options that let several tasks read one partition."""
 
 _ISOLATION: Final = "kafka.isolation.level"
 
 _TIMEOUT: Final = 30
-"""Seconds that the brokers have for each answer."""
+"""Seconds that brokers have for each answer."""
 
 _LIMIT: Final = 300
-"""Characters of what the client says that are kept."""
+"""Most characters of the client's error text."""
 
 _CLASSES: Final[Mapping[str, str]] = {
     "spark-sql-kafka-0-10": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
@@ -60,7 +60,7 @@ _CLASSES: Final[Mapping[str, str]] = {
     "kafka-clients": "org.apache.kafka.clients.admin.AdminClient",
     "commons-pool2": "org.apache.commons.pool2.PooledObject",
 }
-"""The jars of the connector, and what each of them holds: without one of them a batch would fail, in its tasks."""
+"""Jars of the connector, and a class of each: without one of them the tasks of a batch would fail."""
 
 _UNKNOWN: Final = "UnknownTopicOrPartitionException"
 
@@ -68,7 +68,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "TimeoutException": "; see that the brokers are up, and that this machine reaches them there",
     _UNKNOWN: "; see that the topic is called so, and that this user may describe it",
 }
-"""What to do about some of what the client says."""
+"""Remedies for some errors of the client."""
 
 _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
@@ -77,15 +77,21 @@ _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.
 class KafkaTopic:
     """The messages of a Kafka topic.
 
-    ``servers``: host:port, several separated by commas. ``options``: of Spark's connector, by its names; those of the
-    client begin with ``kafka.``, as ``kafka.security.protocol``, and are the Java client's. Messages of transactions
-    that are open or were aborted are left out, as live, unless ``kafka.isolation.level`` says otherwise.
+    Messages of open and aborted transactions are skipped, as in a live consumer, unless ``kafka.isolation.level`` says
+    otherwise.
 
-    ``aligned``: one task reads a whole partition, without a shuffle, so as many tasks as partitions have something to
-    do. False = a shuffle by key spreads a few partitions over many cores; ``minPartitions`` and
-    ``maxRecordsPerPartition`` need it, and so do ``eras``, see ``lanes_spark.Eras``.
+    Args:
+        servers: Brokers as host:port, separated by commas.
+        topic: Topic name.
+        options: Options of Spark's Kafka connector. Names that begin with ``kafka.``, as
+            ``kafka.security.protocol``, are settings of the Java client.
+        aligned: Whether one task reads a whole partition, without a shuffle; at most as many tasks as partitions then
+            work. False shuffles by key, which spreads few partitions over many cores. ``minPartitions``,
+            ``maxRecordsPerPartition`` and ``eras`` need False.
+        eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
-    Raises ``ConfigError`` for options under which order or messages could be lost.
+    Raises:
+        ConfigError: An option could lose order or messages.
     """
 
     servers: str
@@ -104,29 +110,35 @@ class KafkaTopic:
             self._check(name, value)
 
     def _check(self, name: str, value: object) -> None:
-        # Spark looks none of them up by their case.
+        # Spark ignores the case of option names.
         lower = name.lower()
         if not isinstance(value, str):
             raise ConfigError(f"options[{name!r}] is a {type(value).__name__}: options of Spark are strings")
         if lower in _OURS:
-            raise ConfigError(
-                f"options has {name}, which follows from servers, topic and what is selected: leave it out"
-            )
+            raise ConfigError(f"options has {name}, which follows from servers, topic and the selection: leave it out")
         if lower == "failondataloss" and value.strip().lower() != "true":
             raise ConfigError(
-                f"failOnDataLoss={value}: what the topic has lost would then be left out without a word; leave it out"
+                f"failOnDataLoss={value}: messages that the topic has lost would be left out without a word; "
+                "leave it out"
             )
         if lower in _SPLITTING and self.aligned:
             raise ConfigError(
                 f"{name}={value}: several tasks would read one partition, which keep no order among them; say "
-                "aligned=False for a shuffle and a sort behind it, or leave it out"
+                "aligned=False for a shuffle and a sort after it, or leave it out"
             )
 
     def spans(self, spark: SparkSession) -> Spans:
-        """What the topic has now, asked of its brokers. ``rows`` counts positions, of which not all need be messages.
-        Blocks, about a minute at most.
+        """Ask the brokers which positions the topic has now. Blocks for about a minute at most.
 
-        Raises ``ConfigError`` when the connector's jars are missing, ``SourceError`` for what the brokers say.
+        Args:
+            spark: Session with the Kafka connector.
+
+        Returns:
+            The positions by partition. ``rows`` counts positions, of which not all hold a message.
+
+        Raises:
+            ConfigError: Jars of the connector are missing.
+            SourceError: The brokers do not answer, or refuse.
         """
         spans, incarnation = read_offset_ranges(spark, self.topic, self._client())
         return Spans(
@@ -138,10 +150,22 @@ class KafkaTopic:
         )
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
-        """The messages of these positions. Reads nothing yet. Raises as ``spans``, and ``SourceError`` for positions
-        that are gone by now, naming them, and for another topic than that ``incarnation``."""
+        """Return the messages of these positions. Reads nothing yet.
+
+        Args:
+            spark: Session with the Kafka connector.
+            ranges: Positions by partition, the end exclusive.
+            incarnation: Expected id of the topic; "" accepts any.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ConfigError: Jars of the connector are missing.
+            SourceError: Positions are gone, the topic was recreated, or the brokers do not answer.
+        """
         spans, now = read_offset_ranges(spark, self.topic, self._client())
-        # First: what positions mean, is of one topic alone.
+        # First: positions have a meaning within one topic only.
         check_incarnation(self.topic, incarnation, now)
         check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, spans)
         reader = spark.read.format("kafka").options(**self._all_options())
@@ -156,9 +180,23 @@ class KafkaTopic:
         return known_rows(found, self.topic, {})
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """By partition the first position of these spans with a timestamp of ``time`` or later, or else the end: what
-        is in front of it is earlier, in whatever order the times are. Blocks, and raises as ``spans``."""
-        # Whole milliseconds, rounded down: Kafka has no others.
+        """Find by partition the first position of these spans with a timestamp of ``time`` or later. Blocks.
+
+        All messages before it are earlier, even where timestamps are out of order.
+
+        Args:
+            spark: Session with the Kafka connector.
+            time: An aware time.
+            spans: Positions by partition, the end exclusive.
+
+        Returns:
+            That position by partition; the end of the span if there is none.
+
+        Raises:
+            ConfigError: Jars of the connector are missing.
+            SourceError: The brokers do not answer, or refuse.
+        """
+        # Kafka has whole milliseconds; rounding down skips no message.
         milliseconds = (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
         found = first_offsets_since(
             spark, self.topic, self._client(), max(0, milliseconds), {number: end for number, (_, end) in spans.items()}
@@ -166,7 +204,11 @@ class KafkaTopic:
         return {number: max(spans[number][0], at) for number, at in found.items()}
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Nothing: without the options that are refused, a task of the connector reads one partition, in order."""
+        """Check nothing: without the refused options a task of the connector reads one partition, in order.
+
+        Args:
+            rows: Not used.
+        """
 
     def _client(self) -> dict[str, str]:
         return {name[6:]: value for name, value in self._all_options().items() if name.lower().startswith("kafka.")}
@@ -179,24 +221,23 @@ class KafkaTopic:
 
 
 def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str]) -> tuple[dict[int, Span], str]:
-    """By partition the first position, and the one behind the last that may be read at this isolation level; and the id
-    of the topic, which it has as long as it is not made anew, "" where the brokers know of none. All of one topic.
+    """Read the offset range of each partition at this isolation level, and the id of the topic.
 
-    ``client``: settings of the Java client. Blocks, about a minute at most unless its timeouts say otherwise.
+    The id changes when the topic is recreated; "" if the brokers have none. ``client`` holds settings of the Java
+    client. Blocks for about a minute at most, unless its timeouts differ.
 
-    Raises ``ConfigError`` where there is no JVM or no connector, ``SourceError`` for what the brokers say, retryable
-    where they may answer a moment later, and for a topic that is made anew meanwhile; values of secret settings are
-    left out.
+    Raises ``ConfigError`` without a JVM or a connector. Raises ``SourceError`` for an error of the brokers, retryable
+    if they may answer later, and for a topic that is recreated meanwhile. Values of secret settings are left out.
     """
     committed = client.get("isolation.level") == "read_committed"
     with _topic_admin(spark, topic, client) as admin:
         specs = admin.specs
         partitions, incarnation = admin.described()
-        # The ends last: what came meanwhile is in them.
+        # The ends last, so that they include new messages.
         first, end = (
             admin.offsets(dict.fromkeys(partitions, spec), committed) for spec in (specs.earliest(), specs.latest())
         )
-        # Positions are asked for by name: only between two answers of one id they are of that topic.
+        # Offsets are asked by name: between two answers with one id they belong to that topic.
         check_incarnation(topic, incarnation, admin.described()[1])
     return {number: (first[number], end[number]) for number in sorted(first)}, incarnation
 
@@ -204,8 +245,10 @@ def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str
 def first_offsets_since(
     spark: SparkSession, topic: str, client: Mapping[str, str], milliseconds: int, ends: Mapping[int, int]
 ) -> dict[int, int]:
-    """By partition the first position with a timestamp of that or later; where there is none, its end of ``ends``,
-    which were asked for before. Blocks and raises as ``read_offset_ranges``."""
+    """Find by partition the first position with that timestamp or a later one; without one, its end of ``ends``.
+
+    Blocks and raises as ``read_offset_ranges``.
+    """
     committed = client.get("isolation.level") == "read_committed"
     with _topic_admin(spark, topic, client) as admin:
         spec = admin.specs.forTimestamp(milliseconds)
@@ -214,7 +257,7 @@ def first_offsets_since(
 
 
 class _TopicAdmin:
-    """A client of the brokers, for one topic."""
+    """An admin client of the brokers, for one topic."""
 
     def __init__(self, jvm: Any, admin: Any, topic: str) -> None:
         self._jvm = jvm
@@ -228,7 +271,7 @@ class _TopicAdmin:
         names.add(self._topic)
         described = self._admin.describeTopics(names).allTopicNames().get(_TIMEOUT, self._seconds).get(self._topic)
         number = described.topicId()
-        # Brokers before 2.8 give them none.
+        # Brokers before 2.8 have no topic ids.
         incarnation = "" if number.equals(self._jvm.org.apache.kafka.common.Uuid.ZERO_UUID) else number.toString()
         return [described.partitions().get(at).partition() for at in range(described.partitions().size())], incarnation
 
@@ -249,7 +292,7 @@ def _topic_admin(spark: SparkSession, topic: str, client: Mapping[str, str]) -> 
     jvm = _jvm(spark)
     settings = jvm.java.util.Properties()
     if "request.timeout.ms" not in client:
-        # The client refuses a shorter one than that of a request.
+        # The client refuses a value below its request timeout.
         settings.setProperty("default.api.timeout.ms", str(_TIMEOUT * 1_000))
     for name, value in client.items():
         if name != "isolation.level":
@@ -269,7 +312,7 @@ def _jvm(spark: SparkSession) -> Any:
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         raise ConfigError(
-            "KafkaTopic on Spark Connect: positions are asked by the driver's JVM; use a session with one"
+            "KafkaTopic on Spark Connect: only the driver's JVM can ask for positions; use a session with one"
         )
     missing = []
     for jar, name in _CLASSES.items():
@@ -302,7 +345,7 @@ def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
         for name, value in client.items():
             if value and _SECRET.search(name):
                 said = said.replace(value, "…")
-        # Not the exception itself: its text is all that the client was made with.
+        # Not the exception itself: its text holds all settings of the client.
         remedy = _REMEDIES.get(kind, "")
         raise SourceError(
             f"{topic}: Kafka at {client.get('bootstrap.servers')}: {said[:_LIMIT]}{remedy}", retryable=_passes(cause)
@@ -310,8 +353,7 @@ def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
 
 
 def _passes(cause: Any) -> bool:
-    """Whether the brokers may answer a moment later, as the client says of its own exceptions. A topic that is not
-    there is told at once, though it calls that passing, too."""
+    """Return whether the client calls this exception retryable. A missing topic is not, though the client says so."""
     kinds = []
     kind = cause.getClass()
     while kind is not None:

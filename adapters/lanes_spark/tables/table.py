@@ -1,4 +1,4 @@
-"""Tables of messages, as a replay reads them."""
+"""Parquet tables of messages, as a replay reads them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,20 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 class ParquetTable:
     """The messages of a topic in Parquet files.
 
-    ``path``: of the table, or several. ``topic``: what the messages are of; of a table that has a column ``topic``,
-    only its rows are read. The columns are key, partition, offset and value, and where there are such timestamp and
-    headers; ``columns`` says how any of them is called in the table. Keys and values are binary or strings, which are
-    taken as UTF-8, and headers what Spark's Kafka connector makes of them.
+    The columns are key, partition, offset and value, and optionally timestamp and headers. Keys and values are binary
+    or strings, which are encoded as UTF-8. Headers are as Spark's Kafka connector writes them. A key in two partitions
+    of one era has no order.
 
-    ``aligned``: every partition is in one file, which is written in the order of its positions and small enough for one
-    task; then there is no shuffle. It is checked. ``eras``: where the number of partitions has changed; see
-    ``lanes_spark.Eras``. A key in two partitions of one era has no order.
+    Args:
+        path: Path of the table, or several.
+        topic: Topic of the messages. If the table has a column ``topic``, only rows of this topic are read.
+        columns: Names in the table of columns that are called otherwise there.
+        aligned: Whether every partition is one file, written in the order of its positions and small enough for one
+            task. Then there is no shuffle. A replay checks it.
+        eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
-    Raises ``ConfigError`` for what is none of this.
+    Raises:
+        ConfigError: An argument is not one of these.
     """
 
     path: str | Sequence[str]
@@ -64,24 +68,57 @@ class ParquetTable:
         check_eras(self.eras)
 
     def spans(self, spark: SparkSession) -> Spans:
-        """What the table has of the topic: one pass over two columns. Blocks.
+        """Read which positions the table has, by one pass over two columns. Blocks.
 
-        Raises ``ConfigError`` naming a column that is missing or of a type that does not fit, and for rows without a
-        partition or an offset.
+        Args:
+            spark: Session that reads the table.
+
+        Returns:
+            The positions by partition.
+
+        Raises:
+            ConfigError: A column is missing or has a wrong type, or a row has no partition or offset.
         """
         return spans_of(self._all(spark))
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
-        """The messages of these positions, in columns of their own names. Reads nothing yet. Raises as ``spans``. A
-        table has no ``incarnation``."""
+        """Return the messages of these positions, in columns of their own names. Reads nothing yet.
+
+        Args:
+            spark: Session that reads the table.
+            ranges: Positions by partition, the end exclusive.
+            incarnation: Not used: a table has none.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ConfigError: As in ``spans``.
+        """
         return self._all(spark).where(within(ranges))
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Nothing: the files themselves tell their times."""
+        """Return nothing: the statistics of the files serve instead.
+
+        Args:
+            spark: Not used.
+            time: Not used.
+            spans: Not used.
+
+        Returns:
+            An empty dict.
+        """
         return {}
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Raise ``ConfigError`` where several tasks read a partition: one pass over two columns. Blocks."""
+        """Check that one task reads each partition, by one pass over two columns. Blocks.
+
+        Args:
+            rows: Rows of this table.
+
+        Raises:
+            ConfigError: Several tasks read one partition.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         shared = (
@@ -106,7 +143,7 @@ class ParquetTable:
 
 
 def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
-    """Whether partition and offset of a row are in one of these ranges, of which a partition may have several."""
+    """Return the condition that a row lies in one of these ranges; a partition may have several."""
     from pyspark.sql import functions as F  # noqa: N812
 
     partition, offset = F.col("partition"), F.col("offset")
@@ -115,13 +152,13 @@ def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
         (partition == number) & (offset >= first) & (offset < end) for number, (first, end) in sorted(pairs)
     ]
     while len(conditions) > 1:
-        # As a flat tree: Spark walks it by recursion, and there may be thousands of partitions.
+        # A flat tree: Spark walks it by recursion, and there may be thousands of partitions.
         conditions = [functools.reduce(operator.or_, conditions[at : at + 2]) for at in range(0, len(conditions), 2)]
     return conditions[0]
 
 
 def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> DataFrame:
-    """The columns of messages out of a table; see ``ParquetTable``."""
+    """Return the columns of messages of a table, see ``ParquetTable``."""
     from pyspark.sql import functions as F  # noqa: N812
 
     kinds: dict[str, DataType] = {one.name: one.dataType for one in table.schema}
@@ -144,7 +181,7 @@ def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> Data
         if kind not in _TYPES[name]:
             raise ConfigError(
                 f"the column {called!r} for {name} is {kind}, not {' or '.join(_TYPES[name])}: write the table with "
-                "a column that is"
+                "such a column"
             )
         selected.append(F.col(_quoted(called)).alias(name))
     return table.select(*selected)
@@ -152,10 +189,15 @@ def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> Data
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """What a source has: positions by partition, how many ``rows``, and whether they have a ``timestamp``.
+    """Positions of a source.
 
-    ``cut``: what comes before the first position is gone; without it nothing was there. ``incarnation``: another one
-    has other positions, "" = it cannot be told."""
+    Attributes:
+        by_partition: Positions by partition, the end exclusive.
+        rows: Number of rows.
+        timed: Whether rows have a timestamp.
+        cut: Whether positions before the first one are gone; else there never were any.
+        incarnation: Id of the topic, which changes when it is recreated; "" if it is unknown.
+    """
 
     by_partition: Mapping[int, Span]
     rows: int
@@ -165,7 +207,7 @@ class Spans:
 
 
 def spans_of(rows: DataFrame) -> Spans:
-    """One pass over two columns. Raises ``ConfigError`` for rows without a partition or an offset."""
+    """Read the positions of rows, by one pass over two columns. Raises ``ConfigError`` for rows without any."""
     from pyspark.sql import functions as F  # noqa: N812
 
     found = (
@@ -181,8 +223,8 @@ def spans_of(rows: DataFrame) -> Spans:
     for row in found:
         if row["partition"] is None or row["placed"] < row["rows"] or row["first"] < 0 or row["partition"] < 0:
             raise ConfigError(
-                f"the table has rows of partition {row['partition']} without a partition or an offset of 0 or more: no "
-                "order can be kept; leave such rows out"
+                f"the table has rows of partition {row['partition']} without a partition or an offset of 0 or more, so "
+                "no order can be kept; leave such rows out"
             )
     return Spans(
         by_partition={row["partition"]: (row["first"], row["last"] + 1) for row in found},

@@ -1,4 +1,4 @@
-"""What every task of a replay runs, and what outlives a task in a worker process that Spark uses again."""
+"""The job of every task, and resources of the handler that outlive a task in a reused worker process."""
 
 from __future__ import annotations
 
@@ -20,26 +20,33 @@ __all__ = ["Hook", "TaskJob", "begin"]
 log = logging.getLogger("lanes")
 
 Hook = Callable[[], object]
-"""A function without arguments, async or plain."""
+"""Function without arguments, async or plain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskJob:
-    """A handler, and all it needs, as the tasks of Spark run it.
+    """A handler and its resources, as the tasks of Spark run it.
 
-    ``topic``: what the rows are of. ``handler``, ``settings`` and ``decode``: see ``lanes.Consumer``. ``results``: the
-    pyarrow schema of the rows that the handler returns, None = what it returns is ignored. ``dead_letters``: makes the
-    place of dead letters, once a task, on its event loop. ``journal``: the folder in which every attempt of a task
-    writes a journal of its own; all workers have it mounted. A task waits for its journal rather than drop rows.
+    ``setup`` and ``teardown`` open and close clients in variables of the handler's module. Plain ones run once in a
+    worker process: before its first task, and when it ends in order or begins another replay. Spark also kills
+    processes, and then ``teardown`` does not run. Async ones run in every task, on its event loop: before the first
+    message and after the last one, also after an error.
 
-    ``setup`` and ``teardown`` make and close what the handler uses, in variables of its module. Plain functions run
-    once in a worker process: before its first task, and when it ends in order or begins another replay; Spark also
-    ends processes without a word. Async ones run in every task, on its event loop, because a client of an event loop
-    does not outlive it: before the first message, and behind the last one, also after an error.
+    Args:
+        topic: Topic of the rows.
+        handler: Handler of one message or of a batch, see ``lanes.Consumer``.
+        name: Name of the job. Within a process, jobs of one name are the same.
+        settings: See ``lanes.Consumer``. The limits hold in each task.
+        results: pyarrow schema of the rows that the handler returns. None ignores them.
+        decode: See ``lanes.Consumer``.
+        dead_letters: Creates the dead letter store, once a task, on its event loop.
+        setup: Opens resources of the handler.
+        teardown: Closes them.
+        journal: Folder, mounted on all workers, in which every attempt of a task writes its own journal. A task waits
+            for its journal rather than drop rows.
 
-    ``name`` tells the jobs of a process apart: those of one name are the same.
-
-    Raises ``ConfigError`` for what cannot work in a task.
+    Raises:
+        ConfigError: An argument cannot work in a task.
     """
 
     topic: str
@@ -59,8 +66,8 @@ class TaskJob:
         object.__setattr__(self, "journal", checked_folder(self.journal))
         if self.settings.poison in ("block", "block_and_dlq"):
             raise ConfigError(
-                f'poison="{self.settings.poison}" on Spark: nobody can unblock a key in a task, which would never end; '
-                'use "skip" with dead letters, or "exit"'
+                f'poison="{self.settings.poison}" on Spark: a blocked key in a task could not be unblocked, '
+                'so the task would never end; use "skip" with dead letters, or "exit"'
             )
         if self.dead_letters is not None and not callable(self.dead_letters):
             raise ConfigError(
@@ -73,14 +80,14 @@ class TaskJob:
                 raise ConfigError(f"{name}={hook!r} is not callable: pass a function without arguments, async or plain")
         if self.setup is not None and self.teardown is not None and is_async(self.setup) != is_async(self.teardown):
             raise ConfigError(
-                "of setup and teardown one is async and the other is plain: plain ones belong to the worker process, "
+                "setup and teardown: one is async and one is plain, but plain ones belong to the worker process and "
                 "async ones to a task; make both of one kind"
             )
 
 
 @dataclass
 class _Begun:
-    """The job that this process has begun last."""
+    """The latest job of this process."""
 
     job: TaskJob | None = None
     hooked: bool = False
@@ -90,10 +97,10 @@ _BEGUN: Final = _Begun()
 
 
 def begin(name: str, load: Callable[[], TaskJob]) -> TaskJob:
-    """The job of that name, in this process: loaded and set up by its first task, the same object for the next ones.
+    """Return the job of that name: its first task in this process loads and sets it up, later ones share it.
 
-    Whatever a plain ``setup`` leaves in the variables of a module is there in every task. A job of another name is torn
-    down first. Raises what ``load`` and ``setup`` raise; the next task then tries again. To be called by one thread.
+    A job of another name is torn down first. Raises exceptions of ``load`` and ``setup``; the next task then tries
+    again. Only one thread may call it.
     """
     job = _BEGUN.job
     if job is not None and job.name == name:
@@ -116,6 +123,6 @@ def _end() -> None:
     try:
         job.teardown()
     except Exception as error:
-        # Not raised: what it belonged to has ended, and the next job has nothing to do with it.
+        # Not raised: its job has ended, and the next job is not concerned.
         kind = type(error).__qualname__
         log.warning("%s on Spark: teardown failed, and is not called again: %s: %s", job.topic, kind, error)

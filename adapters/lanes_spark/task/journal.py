@@ -1,8 +1,7 @@
-"""The journals of tasks: each attempt of a task writes one of its own, into a folder that all workers share.
+"""Journals of tasks: each attempt of a task writes its own, into a folder that all workers share.
 
-An attempt that failed has written what it did, and its end; of one that was killed there is nothing but a hidden
-``.tmp`` file, or the beginning where it had grown large. A batch that is handled again is in the journals of new
-attempts, beside the old ones.
+A failed attempt has written its rows and its end. A killed one leaves a hidden ``.tmp`` file, and earlier files if it
+had grown large. A repeated batch has journals of new attempts beside the old ones.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = ["Pace", "check_reached", "checked_folder", "member_of_attempt", "shar
 log = logging.getLogger("lanes")
 
 PATIENCE: Final = 30.0
-"""Seconds that a task waits for its journal, at most."""
+"""Most seconds that a task waits for its journal."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _HOST_LIMIT: Final = 24
@@ -36,17 +35,16 @@ _LOOK_SECONDS: Final = 0.005
 
 
 def checked_folder(journal: object) -> str | None:
-    """The folder as an absolute path, None for none.
+    """Return the folder as an absolute path, None for none.
 
-    Raises ``ConfigError`` for what is no folder of a file system, such as the address of an object store, and where
-    pyarrow is missing.
+    Raises ``ConfigError`` for an address outside the file system, such as an object store's, and without pyarrow.
     """
     if journal is None:
         return None
     if not isinstance(journal, str | os.PathLike):
         raise ConfigError(
-            f"journal={type(journal).__name__} on Spark: pass the folder; every attempt of a task has a journal of its "
-            "own there"
+            f"journal={type(journal).__name__} on Spark: pass a folder, in which every attempt of a task writes its "
+            "own journal"
         )
     path = os.fsdecode(journal)
     scheme = _SCHEME.match(path)
@@ -63,9 +61,9 @@ def checked_folder(journal: object) -> str | None:
 
 @contextmanager
 def shared(folder: str | None, name: str) -> Iterator[None]:
-    """Make the folder, and while this lasts a hidden file in it, by which the workers of the replay ``name`` know it.
+    """Create the folder and, during the block, a hidden file that proves it to workers of the replay ``name``.
 
-    Raises ``ConfigError`` where that cannot be. Blocks.
+    Blocks. Raises ``ConfigError`` if the folder cannot be written to.
     """
     if folder is None:
         yield
@@ -81,52 +79,58 @@ def shared(folder: str | None, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Whoever has removed it, or the folder, has no need of it.
+        # The file or its folder may have been removed.
         sign.unlink(missing_ok=True)
 
 
 def check_reached(folder: str | None, name: str) -> None:
-    """Raise ``ConfigError`` where this process does not see the folder that the driver of the replay ``name`` sees."""
+    """Raise ``ConfigError`` if this process does not see the driver's folder of the replay ``name``."""
     if folder is not None and not _sign(folder, name).exists():
         raise ConfigError(
-            f"journal={folder!r}: the worker on {socket.gethostname()} does not see the folder that the driver has "
-            "made there: choose one that all workers have mounted under this path"
+            f"journal={folder!r}: the worker on {socket.gethostname()} does not see the driver's folder: choose one "
+            "that all workers have mounted under this path"
         )
 
 
 def task_journal(folder: str | None, member: str | None) -> Journal | None:
-    """The journal of one attempt. ``member``: see ``member_of_attempt``; None = made up."""
+    """Open the journal of one attempt; ``member`` None makes up a name, see ``member_of_attempt``."""
     if folder is None:
         return None
-    # One file an attempt, unless that grows large: there are many attempts.
+    # One file an attempt unless it grows large, because there are many attempts.
     return Journal(folder, member=member or f"{_host()}-{uuid.uuid4().hex[:8]}", rotate_after=None)
 
 
 class Pace:
-    """Keeps a task from running away from its journal, which drops what does not fit: history can wait."""
+    """Slows a task down to the speed of its journal, which drops rows otherwise."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._hurried = True
 
     async def wait(self) -> None:
-        """Until at most half of the journal's buffer is full; ``PATIENCE`` seconds, once, where the disk stands still.
-        Cancel-safe."""
+        """Wait until at most half of the journal's buffer is full. Cancel-safe.
+
+        If the disk stands still it waits ``PATIENCE`` seconds once, and not again.
+        """
         buffer = buffer_of(self._journal)
         if not (self._hurried and buffer.half_full):
             return
         with anyio.move_on_after(PATIENCE):
-            # Not an event: it is another thread that takes the rows, and it tells nobody.
+            # Polling: the thread that takes the rows sends no event.
             while buffer.half_full:
                 buffer.wake.set()
                 await anyio.sleep(_LOOK_SECONDS)
         if buffer.half_full:
             self._hurried = False
-            log.warning("%r is not written for %g s: the task goes on, and rows are dropped", self._journal, PATIENCE)
+            log.warning(
+                "%r was not written for %g s: the task continues and rows are dropped; check the disk",
+                self._journal,
+                PATIENCE,
+            )
 
 
 def member_of_attempt() -> str | None:
-    """Host, partition of the stage, attempt, and Spark's number of the attempt; None outside of a task of Spark."""
+    """Return host, partition, attempt and Spark's id of the attempt as a name; None outside of a task."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -136,7 +140,7 @@ def member_of_attempt() -> str | None:
 
 
 def _host() -> str:
-    """The host's name, as far as it can be part of a member's."""
+    """Return the host's name, with characters that a member's name allows."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:_HOST_LIMIT].lstrip("._-")
     return name or "host"
 

@@ -1,4 +1,4 @@
-"""What a task tells of itself while it runs: a datagram about once a second, nothing for a message."""
+"""Reports of a running task to the driver: one datagram about once a second."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lanes.observe.status import Status
 __all__ = ["Address", "Tell", "sender", "telling"]
 
 EVERY: Final = 1.0
-"""Seconds."""
+"""Seconds between two reports."""
 
 Address = tuple[str, int, str]
-"""Host, port, and what a report must say to be heard."""
+"""Host, port and the secret that a report must carry."""
 
 Tell = Callable[[Mapping[str, object]], None]
-"""Takes what a task says; it must not block."""
+"""Takes a report of a task. It must not block."""
 
 
 @contextmanager
 def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iterator[Tell | None]:
-    """Sends what an attempt of a task of that batch says; None where nobody hears it. Whatever fails, fails unheard."""
+    """Yield the function that sends reports of an attempt; None without a listener. Failures are ignored."""
     if address is None:
         yield None
         return
@@ -34,7 +34,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     except OSError:
-        # The driver's name means nothing here.
+        # The driver's name cannot be resolved here.
         yield None
         return
     with socket.socket(family, kind) as found:
@@ -45,7 +45,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
             try:
                 found.sendto(text.encode(), where)
             except OSError:
-                # Full, refused, no way there: the next one may come through.
+                # Full, refused or unreachable: the next report may arrive.
                 return
 
         yield send
@@ -55,7 +55,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
 def telling(
     tell: Tell | None, delivered: Callable[[], int], finished: Callable[[], int], status: Callable[[], Status]
 ) -> Iterator[None]:
-    """Tell about once a second, on the event loop that runs, and once at the end."""
+    """Report about once a second on the running event loop, and once at the end."""
     if tell is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""What handlers return, made rows.
+"""Rows that handlers return.
 
-A handler's return value belongs to its message, and leaves as a row when the message is settled: what a batch handler
-returned for a message that has to run again is forgotten, and nothing comes of one that was given up.
+A handler's return value belongs to its message and leaves as a row when the message is settled. Values of a message
+that runs again are forgotten, and a message that was given up has no row.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 COUNTS: Final = ("delivered", "finished", "dead_lettered")
-"""The columns of what a task says of itself, in its last row; they are null in all others."""
+"""Columns of a task's counts in its last row; they are null in all other rows."""
 
 _UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What Arrow raises for values that are not of a type."""
+"""Exceptions of Arrow for values of a wrong type."""
 
 Result = tuple[PartitionId, int, Mapping[str, object]]
-"""A row that a handler returned, and for which message."""
+"""Partition and position of a message, and a row that its handler returned."""
 
 
 def check_results(schema: object) -> None:
-    """Raise ``ConfigError`` for what is no schema of results."""
+    """Raise ``ConfigError`` unless this is a schema of results."""
     if schema is None:
         return
     if not isinstance(schema, pa.Schema):
@@ -45,11 +45,11 @@ def check_results(schema: object) -> None:
             f"results={schema!r} is not a pyarrow.Schema: write results=pyarrow.schema([(name, type), …])"
         )
     if not schema.names or len(set(schema.names)) < len(schema.names):
-        raise ConfigError(f"results has the columns {schema.names}: at least one, and each once")
+        raise ConfigError(f"results has the columns {schema.names}: give one or more, each once")
 
 
 def output_schema(results: Any) -> Any:
-    """The Arrow schema of what a task yields: its counts, and a struct ``result`` where there are results."""
+    """Return the Arrow schema of a task's rows: its counts, and a struct ``result`` if there are results."""
     fields = [pa.field(name, pa.int64()) for name in COUNTS]
     if results is not None:
         fields.append(pa.field("result", _row_type(results)))
@@ -57,9 +57,9 @@ def output_schema(results: Any) -> Any:
 
 
 class Returns:
-    """What handlers have returned for the messages of a task that are not settled yet.
+    """Return values of handlers for messages of a task that are not settled yet.
 
-    Handlers may run in threads; nothing is taken of a message before its handler has ended.
+    Handlers may run in threads; a message is taken only after its handler has ended.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Returns:
         return f"<Returns of {len(self._values)} messages>"
 
     def recording(self, handler: Handler, *, batch: bool) -> Handler:
-        """The handler for ``lanes``; what it returns is kept here until its message is settled."""
+        """Wrap the handler: its return value is kept here until its message is settled."""
         values = self._values
         if is_async(handler):
             awaited = cast(Callable[[Any], Awaitable[object]], handler)
@@ -91,7 +91,7 @@ class Returns:
             def recording_plain_batch(messages: list[Message]) -> object:
                 self._forget(messages)
                 returned = plain(messages)
-                # An awaitable is refused by who calls this, with the handler's name.
+                # The caller refuses an awaitable and names the handler.
                 return returned if inspect.isawaitable(returned) else self._outcomes(messages, returned)
 
             return recording_plain_batch
@@ -104,9 +104,9 @@ class Returns:
         return recording_plain
 
     def take(self, messages: Sequence[Message]) -> list[Result]:
-        """The rows that the handlers of these settled messages returned. They are forgotten here.
+        """Take the rows of these settled messages: none for None, one for a mapping, several for a list of mappings.
 
-        None is no row, a mapping is one, a list of mappings is as many. Raises ``LanesError`` for anything else.
+        Raises ``LanesError`` for any other return value.
         """
         results: list[Result] = []
         for message in messages:
@@ -127,7 +127,7 @@ class Returns:
             self._values.pop(message, None)
 
     def _outcomes(self, messages: list[Message], returned: object) -> object:
-        """Of a batch handler's return value, what ``lanes`` is told; the rows stay here."""
+        """Keep the rows of a batch handler's return value and return the outcomes for ``lanes``."""
         if not isinstance(returned, list | tuple) or len(returned) != len(messages):
             return returned
         for message, one in zip(messages, returned, strict=True):
@@ -137,7 +137,7 @@ class Returns:
 
 
 def rows_batch(schema: Any, results: Sequence[Result]) -> Any:
-    """An Arrow batch of such rows. Raises ``LanesError`` naming the message whose row does not fit the schema."""
+    """Return an Arrow batch of rows. Raises ``LanesError`` with the message whose row does not fit."""
     rows = [_fitting(schema, result) for result in results]
     kind = _row_type(schema)
     try:
@@ -156,13 +156,13 @@ def _check_values(schema: Any, result: Result, row: Mapping[str, object]) -> Non
         try:
             pa.array([value], type=field.type)
         except _UNFIT:
-            # Not the value, which Arrow's own words hold: that is the user's data.
-            why = f"the column {field.name!r} is {field.type}, which this {type(value).__name__} is not"
+            # Without Arrow's text, which holds the value: that is the user's data.
+            why = f"the column {field.name!r} is {field.type}, and the value is a {type(value).__name__}"
             raise _misfit(result, why) from None
 
 
 def summary_batch(schema: Any, counts: Mapping[str, int]) -> Any:
-    """The last row of a task: its counts, by the names of ``COUNTS``."""
+    """Return the last row of a task: its counts, by the names of ``COUNTS``."""
     columns = [pa.array([counts[name]], type=pa.int64()) for name in COUNTS]
     if schema is not None:
         columns.append(pa.nulls(1, _row_type(schema)))
@@ -175,19 +175,19 @@ def _row_type(schema: Any) -> Any:
 
 def _fitting(schema: Any, result: Result) -> Mapping[str, object]:
     row = result[2]
-    # A struct of Arrow would leave out a column it does not know, and put null for one that is missing.
+    # Arrow would drop an unknown column and fill a missing one with null.
     strange = [name for name in row if name not in schema.names]
     if strange:
         raise _misfit(result, f"it has the column {strange[0]!r}, which is not among {', '.join(schema.names)}")
     for field in schema:
         if not field.nullable and row.get(field.name) is None:
-            raise _misfit(result, f"the column {field.name!r} is null or missing, and is declared not to be")
+            raise _misfit(result, f"the column {field.name!r} is null or missing, but not nullable")
     return row
 
 
 def _misfit(result: Result, why: str) -> LanesError:
     partition, position, _ = result
     return LanesError(
-        f"what the handler returned at {partition} position {position} does not fit results=…: {why}; correct the "
-        "handler or the schema"
+        f"the handler's row at {partition} position {position} does not fit results=…: {why}; correct the handler or "
+        "the schema"
     )

@@ -1,4 +1,4 @@
-"""Rows of Arrow batches made messages of ``lanes``."""
+"""Rows of Arrow batches as messages of ``lanes``."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ COLUMNS: Final = ("key", "partition", "offset", "value", "timestamp", "headers",
 """The columns of a task's input, in the order of a ``Row``."""
 
 NEEDED: Final = ("key", "partition", "offset", "value")
-"""The columns that must be there; what is left of the others is null in all rows."""
+"""Required columns; a missing one of the others is null in all rows."""
 
 _WINDOW: Final = 1_024
-"""Rows that are Python objects before there is room for them, at most."""
+"""Most rows that are Python objects before there is room for them."""
 
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
-"""What the Kafka connector makes of a header."""
+"""Type of a header in the rows of the Kafka connector."""
 
 Row: TypeAlias = tuple[Any, ...]
-"""One row: see ``COLUMNS``. The timestamp is in microseconds since the epoch."""
+"""One row, see ``COLUMNS``. The timestamp is in microseconds since the epoch."""
 
 KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 
 
 class Window:
-    """Rows that are Python objects, those of a partition together, each partition's in their order.
+    """Rows as Python objects, grouped by partition, in their order within a partition.
 
-    ``rows``, and beside them their ``keys``, ``offsets`` and ``sizes``: the bytes of key, value and headers. ``runs``:
-    partition and era of rows that follow each other, and the index behind them.
+    Beside ``rows`` are their ``keys``, ``offsets`` and ``sizes``, the bytes of key, value and headers. ``runs`` has
+    partition, era and end index of rows that follow each other.
     """
 
     __slots__ = ("keys", "offsets", "rows", "runs", "sizes")
@@ -45,12 +45,12 @@ class Window:
         partitions, eras = columns[PARTITION], columns[ERA]
         mixed = eras is not None and _several(eras)
         if _several(partitions) and not mixed:
-            # Arrow sorts so that what is equal keeps its order. Across eras the order of all rows is looked at.
+            # Arrow's sort is stable. Across eras the rows must keep their order, which is checked.
             order = pc.sort_indices(partitions)
             columns = [None if column is None else column.take(order) for column in columns]
             sizes = sizes.take(order)
         lists: list[Any] = [None if column is None else column.to_pylist() for column in columns]
-        # Not strict: what a column lacks that is not there has no end.
+        # Not strict: a missing column is an endless repeat of None.
         self.rows: list[Row] = list(zip(*[repeat(None) if each is None else each for each in lists], strict=False))
         self.keys: list[bytes | None] = lists[KEY]
         self.offsets: list[Any] = lists[OFFSET]
@@ -75,14 +75,13 @@ class Window:
 
 
 def _several(column: Any) -> bool:
-    """Whether not all of its values are the same."""
+    """Return whether the values differ."""
     return bool(pc.count_distinct(column, mode="all").as_py() > 1)
 
 
 def windows(batch: Any) -> Iterator[Window]:
-    """The rows of an Arrow batch, a window at a time. Raises ``SourceError`` for a batch that lacks a column, or has
-    one of another type."""
-    # At once, so that it is the caller of this function who hears of a batch that is none.
+    """Yield the rows of an Arrow batch by windows. Raises ``SourceError`` for a missing column or a wrong type."""
+    # Not in the generator, so that this call raises.
     columns = [_column(batch, name) for name in COLUMNS]
     return _windows(columns, pc.add(_length(columns[KEY]), _length(columns[VALUE])))
 
@@ -94,7 +93,7 @@ def _windows(columns: list[Any], sizes: Any) -> Iterator[Window]:
 
 
 def _length(column: Any) -> Any:
-    """Bytes of each of its values."""
+    """Return the bytes of each value."""
     return pc.fill_null(pc.binary_length(column).cast(pa.int64()), 0)
 
 
@@ -124,31 +123,31 @@ def _column(batch: Any, name: str) -> Any:
     else:
         fits = pa.types.is_integer(kind)
     if not fits:
-        raise SourceError(f"the column {name!r} of the rows is {kind}, which is nothing a message is made of: cast it")
+        raise SourceError(f"the column {name!r} of the rows is {kind}, which a message cannot have: cast it")
     return column
 
 
 class RowReader:
-    """Looks into the rows of one topic; see ``lanes.core.types.Reader`` and ``lanes.dead_letter.DetailedReader``."""
+    """Reads rows of one topic, see ``lanes.core.types.Reader`` and ``lanes.dead_letter.DetailedReader``."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
     def value(self, raw: Any) -> bytes:
-        """The payload; empty bytes for a tombstone."""
+        """Return the payload; empty bytes for a tombstone."""
         value: bytes | None = raw[VALUE]
         return b"" if value is None else value
 
     def headers(self, raw: Any) -> list[tuple[str, bytes]]:
-        """The headers in the order of the row; one without a value has empty bytes."""
+        """Return the headers in the order of the row; a null value becomes empty bytes."""
         return [(header["key"] or "", header["value"] or b"") for header in raw[HEADERS] or () if header is not None]
 
     def subject(self, raw: object) -> str:
-        """The topic."""
+        """Return the topic."""
         return self._topic
 
     def details(self, raw: Any) -> Details:
-        """What dead letters keep of a row beside what every message has."""
+        """Return the details of a row that only dead letters keep."""
         headers = [header for header in raw[HEADERS] or () if header is not None]
         timestamp = raw[TIMESTAMP]
         return Details(
@@ -160,5 +159,5 @@ class RowReader:
 
 
 def headers_size(headers: Sequence[Mapping[str, Any] | None]) -> int:
-    """The bytes of names and values."""
+    """Return the bytes of names and values."""
     return sum([len(one["key"] or "") + len(one["value"] or b"") for one in headers if one is not None])

@@ -1,11 +1,11 @@
-"""A finite source over Arrow batches: what ``lanes`` consumes inside one task of Spark.
+"""The source inside one task of Spark: a finite one, over Arrow batches.
 
-The batches come from the task's own thread, one call each; their rows become messages as there is room for them. What
-a row belongs to is told by its columns: a topic partition is assigned when its first row comes, and stays assigned.
+Batches come from the task's own thread, one call each; their rows become messages when there is room. The columns of a
+row tell its partition. A partition is assigned at its first row and stays assigned.
 
-Two things that only a wrong plan brings about are found here, and stop the task: a position that does not rise within
-its partition, and an era that falls. Rows of the next era wait until everything before them is settled: the same key
-may live in another partition there, and lanes keep no order across partitions.
+Two signs of a wrong plan stop the task: a position that does not rise within its partition, and an era that falls. Rows
+of the next era wait until all earlier rows are settled, because the same key may have another partition there, and
+lanes keep no order across partitions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lanes_spark.task.rows import ERA, OFFSET, PARTITION, Row, RowReader, Window
 __all__ = ["ArrowSource"]
 
 _AT_ONCE: Final = 4_096
-"""Messages that one ``receive`` returns at most."""
+"""Most messages that one ``receive`` returns."""
 
 
 class _Place:
-    """Where a topic partition is. ``run``: what is about to be delivered of it, ``size`` bytes."""
+    """Position of a topic partition. ``run`` has messages to be delivered next, of ``size`` bytes."""
 
     __slots__ = ("highest", "partition", "run", "size")
 
@@ -43,10 +43,10 @@ class _Place:
 
 
 class ArrowSource:
-    """The rows of Arrow batches as a source. ``topic``: what they are of.
+    """The rows of Arrow batches as a source.
 
-    ``taken`` is called whenever all rows of a batch have been delivered, ``settled`` with messages that are finished,
-    each once; both on the event loop. ``pace``, where it is set, is awaited before each delivery.
+    ``taken`` is called after all rows of a batch are delivered, ``settled`` with finished messages, each once; both on
+    the event loop. ``pace`` is awaited before each delivery, if it is set.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class ArrowSource:
 
     @property
     def left(self) -> bool:
-        """Whether there are rows that were not delivered, or not settled."""
+        """Whether rows are not delivered or not settled yet."""
         return bool(self._batches or self._unsettled) or not self._exhausted
 
     def offer(self, batch: Any) -> None:
-        """Rows that follow those offered before. Does not block."""
+        """Add rows after those offered before. Does not block."""
         self._batches.append(batch)
         self._wake.set()
 
     def finish(self) -> None:
-        """No more rows follow. Does not block. Idempotent."""
+        """Note that no more rows follow. Does not block. Idempotent."""
         self._finite = True
         self._wake.set()
 
@@ -105,7 +105,7 @@ class ArrowSource:
         if self.pace is not None:
             await self.pace()
         while True:
-            # From the end of this call to the return nothing suspends: a cancelled receive has taken nothing.
+            # Nothing suspends between this line and the return, so a cancelled receive has taken nothing.
             self._wake = anyio.Event()
             events = self._next(room)
             if events:
@@ -120,14 +120,14 @@ class ArrowSource:
             unsettled.difference_update(messages)
             self._settled(messages)
         if not unsettled:
-            # The next era may be waiting for it.
+            # The next era may wait for this.
             self._wake.set()
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Nothing has to be kept alive; see ``lanes.source.Source.extend``."""
+        """Do nothing: rows need no lease, see ``lanes.source.Source.extend``."""
 
     async def release(self, partition: Partition) -> None:
-        """Nobody waits for a partition; see ``lanes.source.Source.release``."""
+        """Do nothing: no other task waits for a partition, see ``lanes.source.Source.release``."""
 
     async def aclose(self) -> None:
         """See ``lanes.source.Source.aclose``."""
@@ -179,9 +179,9 @@ class ArrowSource:
     def _deliver(self, room: Room) -> list[SourceEvent]:
         begun: list[_Place] = []
         left, size = min(room.messages, _AT_ONCE), 0
-        # Runs of a batch that is begun now wait for its partitions to be announced.
+        # Rows of a new batch wait until its partitions are announced.
         while left > 0 and self._more() and not self._announced:
-            # A run at a time: of every row this is the work, so what can be is done for all of them at once.
+            # Work per row is the cost of a task, so each step handles a whole run.
             window, first = self._window, self._next_row
             number, era, end = window.runs[self._next_run]
             place = None if number is None else self._places[number]
@@ -192,7 +192,7 @@ class ArrowSource:
             last = min(end, first + left)
             more = sum(window.sizes[first:last])
             if size + more > room.bytes:
-                # One that is larger than the bound goes alone.
+                # A message larger than the bound goes alone.
                 last, more = self._fitting(window, first, last, room.bytes - size, alone=not size)
                 left = last - first
                 if not left:
@@ -218,7 +218,7 @@ class ArrowSource:
         return [self._delivered(place) for place in begun]
 
     def _fitting(self, window: Window, first: int, last: int, room: int, *, alone: bool) -> tuple[int, int]:
-        """How far the rows fit into ``room`` bytes, and how many bytes these have. ``alone``: the first one does."""
+        """Return the end of the rows that fit into ``room`` bytes, and their bytes; ``alone`` admits the first."""
         size = 0
         for index in range(first, last):
             more = window.sizes[index]
@@ -228,7 +228,7 @@ class ArrowSource:
         return last, size
 
     def _check_rising(self, place: _Place, window: Window, first: int, last: int) -> None:
-        """Raise ``SourceError`` where positions do not rise."""
+        """Raise ``SourceError`` unless positions rise."""
         offsets = window.offsets[first:last]
         try:
             rising = offsets[0] > place.highest and all(map(lt, offsets, offsets[1:]))
@@ -253,11 +253,11 @@ class ArrowSource:
         number, offset = row[PARTITION], row[OFFSET]
         if number is None or offset is None or offset < 0:
             return SourceError(
-                f"{self._topic}: a row has partition {number} and offset {offset}: both must be known and 0 or more, "
-                "or no order can be kept; leave such rows out"
+                f"{self._topic}: a row has partition {number} and offset {offset}, but both must be known and 0 or "
+                "more to keep an order; leave such rows out"
             )
         highest = self._places[number].highest
-        what = "comes twice" if offset == highest else f"comes behind {highest}"
+        what = "comes twice" if offset == highest else f"comes after {highest}"
         return SourceError(
             f"{self._topic}/{number}: position {offset} {what}: the rows of a task must rise within a partition; "
             "leave out aligned=True, and remove rows that are in the table twice"
@@ -267,7 +267,7 @@ class ArrowSource:
         era = row[ERA]
         if era is None or (self._era is not None and era < self._era):
             raise SourceError(
-                f"{self._topic}/{row[PARTITION]}: position {row[OFFSET]} is of era {era} and comes behind era "
+                f"{self._topic}/{row[PARTITION]}: position {row[OFFSET]} is of era {era} and comes after era "
                 f"{self._era}: the rows of a task must be sorted by era first"
             )
         if self._unsettled or begun:

@@ -1,12 +1,12 @@
-"""The inside of one task of Spark: Arrow batches in, Arrow batches out, between them a consumer of ``lanes``.
+"""One task of Spark: Arrow batches in, Arrow batches out, and a consumer of ``lanes`` between them.
 
-A plain generator, as ``mapInArrow`` wants it, that needs neither Spark nor a JVM. The consumer runs on an event loop in
-a thread of its own, so timers and heartbeats go on while Spark makes the generator wait, at either end. A batch crosses
-to that thread by one call; rows come back a few thousand at a time.
+A task is a plain generator for ``mapInArrow``; it needs neither Spark nor a JVM. The consumer runs on an event loop in
+its own thread, so timers and heartbeats continue while Spark makes the generator wait. A batch crosses to that thread
+by one call; rows come back a few thousand at a time.
 
-Bounds: ``Settings.max_in_flight`` and ``max_in_flight_bytes`` for messages, and ``AHEAD`` Arrow batches whose rows are
-not all delivered yet. Before the generator ends, everything is handled, settled and closed; when it is closed early, or
-anything fails, handlers are cancelled, and loop, thread and clients are closed all the same.
+Bounds: ``Settings.max_in_flight`` and ``max_in_flight_bytes`` for messages, and ``AHEAD`` Arrow batches with
+undelivered rows. All rows are handled and settled before the generator ends. After a failure, or when the generator is
+closed early, handlers are cancelled. Loop, thread and clients are closed in every case.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = ["AHEAD", "YOUNG_OBJECTS", "collecting_seldom", "run_task"]
 log = logging.getLogger("lanes")
 
 AHEAD: Final = 2
-"""Arrow batches that the consumer has got and not delivered to the end, at most."""
+"""Most Arrow batches that the consumer has taken and not fully delivered."""
 
 _ROWS_AT_ONCE: Final = 4_096
-"""Rows of handlers that cross to the generator together."""
+"""Number of handlers' rows that cross to the generator together."""
 
 _HOOK_TIMEOUT: Final = 30.0
 """Seconds that an async ``teardown`` may take."""
 
 _JOIN_TIMEOUT: Final = 60.0
-"""Seconds beyond the drain's own limits that a cancelled task waits for its event loop."""
+"""Seconds that a cancelled task waits for its event loop, after the drain's own limits."""
 
 STANDS_AFTER: Final = 10.0
-"""Seconds without a sign of the loop before it is asked for one, and again before that is worth a word."""
+"""Seconds of silence before the loop is asked for a sign, and again before a warning is logged."""
 
 _FRAMES: Final = 3
 
@@ -70,15 +70,15 @@ _before: tuple[int, int, int] | None = None
 
 
 class _Ready:
-    """The loop runs: it may be called."""
+    """The loop runs and may be called."""
 
 
 class _Taken:
-    """All rows of one more batch have been delivered."""
+    """All rows of one more batch are delivered."""
 
 
 class _Ended:
-    """The loop is closed; ``error`` is why, None = everything is done."""
+    """The loop is closed, by ``error``; None means that all rows are handled."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -90,13 +90,21 @@ _Event = _Ready | _Taken | _Ended | list[Result]
 def run_task(
     batches: Iterable[Any], job: TaskJob, *, member: str | None = None, tell: Tell | None = None
 ) -> Iterator[Any]:
-    """Handle the rows of these Arrow batches, in their order within a key; see ``task_rows.COLUMNS`` for the columns.
+    """Handle the rows of Arrow batches, in their order within a key. Blocks; do not call it on an event loop.
 
-    Yields batches of ``output_schema(job.results)``: the rows that handlers returned, in the order in which their
-    messages were settled, and at the end one row with the counts. Raises what ``Consumer.run`` raises, what ``setup``
-    raised, and what ``batches`` raised; ``LanesError`` for a returned row that does not fit. Not to be called on an
-    event loop: it blocks. ``member`` names this attempt in its journal, where ``job`` has one; None = made up.
-    ``tell`` is called about once a second with counts, on the event loop.
+    Args:
+        batches: Arrow batches with the columns of ``task.rows.COLUMNS``.
+        job: Handler and its resources.
+        member: Name of this attempt in its journal. None makes one up.
+        tell: Called with counts about once a second, on the event loop.
+
+    Yields:
+        Batches of ``output_schema(job.results)``: rows that handlers returned, in the order in which their messages
+        were settled, and at the end one row with the counts.
+
+    Raises:
+        LanesError: The consumer failed, or a returned row does not fit ``job.results``.
+        Exception: An exception of ``setup`` or ``batches``, unchanged.
     """
     return _Task(job, member, tell).run(batches)
 
@@ -152,7 +160,7 @@ class _Task:
             self._close()
 
     def _next(self, *, block: bool) -> Iterator[Any]:
-        """What the loop has said meanwhile; with ``block`` at least one event of it. Raises why it has ended."""
+        """Take the loop's events; with ``block`` at least one. Raises the error that ended the loop."""
         while True:
             try:
                 event = self._watch.get(self._inbox) if block and self._ready else self._inbox.get(block=block)
@@ -165,7 +173,7 @@ class _Task:
                 if event.error is not None:
                     raise event.error
                 if self._source.left:
-                    raise LanesError(f"{self._source!r}: the consumer has ended before its rows: please report it")
+                    raise LanesError(f"{self._source!r}: the consumer ended before its rows: please report this bug")
                 return
             if isinstance(event, _Taken):
                 self._waiting -= 1
@@ -176,14 +184,14 @@ class _Task:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            # The loop is closed: why, is the last event of the inbox.
+            # The loop is closed; the last event of the inbox tells why.
             pass
 
     def _close(self) -> None:
-        """Have the loop end, whatever it is at, and wait for its thread."""
+        """Cancel the loop and wait for its thread."""
         if self._ended is None:
             while not self._ready:
-                # There is nothing to cancel before the loop runs, or has ended.
+                # There is nothing to cancel before the loop runs.
                 self._ready = isinstance(self._inbox.get(), _Ready | _Ended)
             if hasattr(self, "_scope"):
                 self._call(self._scope.cancel)
@@ -191,8 +199,8 @@ class _Task:
         self._thread.join(settings.drain_timeout + settings.grace + _HOOK_TIMEOUT + _JOIN_TIMEOUT)
         if self._thread.is_alive():
             log.error(
-                "%s on Spark: an event loop was left behind: a handler, setup or teardown neither ends nor reacts to "
-                "its cancellation, and holds a thread until the worker process ends",
+                "%s on Spark: an event loop was left behind, because a handler, setup or teardown neither ends nor "
+                "reacts to its cancellation; it holds a thread until the worker process ends",
                 self._job.topic,
             )
 
@@ -252,7 +260,7 @@ class _Task:
         try:
             self._results += self._returns.take(messages)
         except LanesError as error:
-            # Nothing fails at the source: the rest is drained, and the task raises this.
+            # The source must not fail: the consumer drains, and the task raises this.
             self._misfit = self._misfit or error
             self._consumer.stop()
         if len(self._results) >= _ROWS_AT_ONCE:
@@ -261,8 +269,7 @@ class _Task:
 
 
 class LoopWatch:
-    """Looks after the event loop of ``thread``, from another thread, while that waits for it. ``call`` has the loop run
-    a function, without waiting for that."""
+    """Watches the event loop of ``thread`` from a thread that waits for it. ``call`` schedules a function there."""
 
     def __init__(self, topic: str, thread: threading.Thread, call: Callable[[Callable[[], None]], None]) -> None:
         self._topic = topic
@@ -272,7 +279,7 @@ class LoopWatch:
         self._told = False
 
     def get(self, inbox: SimpleQueue[T]) -> T:
-        """The next element. Blocks; where the loop stands still meanwhile, that is said once, with the place."""
+        """Take the next element. Blocks; logs once where a handler blocks the loop meanwhile."""
         while True:
             try:
                 return inbox.get(timeout=STANDS_AFTER)
@@ -304,8 +311,10 @@ class LoopWatch:
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Let this process collect garbage more seldom, unless it is set to do so, or not at all, already; as it was before
-    when the last of those in here leaves. Thread-safe."""
+    """Collect garbage less often in this process until the last such block ends. Thread-safe.
+
+    A process that already collects as seldom, or never, is left alone.
+    """
     global _tasks, _before
     with _lock:
         _tasks += 1
@@ -319,6 +328,6 @@ def collecting_seldom() -> Iterator[None]:
     finally:
         with _lock:
             _tasks -= 1
-            # Whoever has set it meanwhile has meant it.
+            # A threshold that was changed meanwhile stays.
             if not _tasks and _before is not None and gc.get_threshold() == (YOUNG_OBJECTS, *_before[1:]):
                 gc.set_threshold(*_before)
