@@ -1,4 +1,4 @@
-"""What a test on several servers does as soon as there is somebody who decides it."""
+"""Helpers for tests on several servers: create streams, find leaders, publish with confirmation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.components import NatsServer
 from tests.components.nats_cluster import NatsCluster
 
 UNDECIDED: Final = (nats.errors.Error, nats.js.errors.Error, OSError)
-"""What comes while there is nobody; an election takes seconds."""
+"""Errors while there is no leader; an election takes seconds."""
 
 
 class Creatable(Protocol):
-    """A stream of a test that is not there yet."""
+    """A stream of a test that does not exist yet."""
 
     async def create(self, **config: Any) -> None: ...
 
 
 async def patiently(stream: Creatable) -> None:
-    """Make it, with three copies, as soon as there is somebody to decide where."""
+    """Create a stream with three copies as soon as a leader can place it."""
     with anyio.fail_after(30):
         while True:
             try:
@@ -34,7 +34,7 @@ async def patiently(stream: Creatable) -> None:
 
 
 async def leader(cluster: NatsCluster, client: Client, stream: str, durable: str | None) -> NatsServer:
-    """Who leads the consumer, or the stream; waits for one."""
+    """Wait for the leader of the consumer or the stream."""
     context = client.jetstream(timeout=1)
     with anyio.fail_after(30):
         while True:
@@ -48,8 +48,10 @@ async def leader(cluster: NatsCluster, client: Client, stream: str, durable: str
 
 
 async def confirmed(client: Client, subject: str, body: bytes, number: int) -> None:
-    """Publish one message, and have it confirmed by most of the copies: what the servers may lose is not of these
-    tests. ``number``: of the message; the server stores it once."""
+    """Publish one message and wait until most copies have it.
+
+    These tests are not about messages that servers lose before that. The server stores each ``number`` once.
+    """
     context = client.jetstream(timeout=2)
     with anyio.fail_after(30):
         while True:

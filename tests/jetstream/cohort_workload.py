@@ -1,4 +1,4 @@
-"""A divided stream, members of a cohort on it, and a record of every handler that ran, whichever member's it was."""
+"""A divided stream, members of a cohort on it, and a record of every handler of any member."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lanes_jetstream.cohort.partitioning import partition_of
 from tests.jetstream.workload import never_called, until
 
 LEASE = 3.0
-"""Seconds; the least there is, for tests that wait for it."""
+"""Seconds; the shortest lease, for tests that wait until it ends."""
 
 FAST = lanes.Settings(concurrency=50, drain_timeout=10)
 
@@ -68,15 +68,15 @@ class CohortStream:
         return next(found)
 
     def partition(self, key: str) -> int:
-        """Where the server puts a key."""
+        """The partition of a key."""
         return partition_of([key], self.partitions)
 
     def a_key_each(self) -> list[str]:
-        """A key of each partition."""
+        """One key for each partition."""
         return [self.key(partition) for partition in range(self.partitions)]
 
     async def publish(self, *keys: str, times: int = 1) -> None:
-        """Publish to these keys in turn, and wait until it is stored."""
+        """Publish to these keys in turn, and wait until the messages are stored."""
         for _ in range(times):
             for key in keys:
                 await self.client.publish(f"{self.name}.{key}", b"x")
@@ -95,12 +95,12 @@ class CohortStream:
         return JetStreamSource(where, stream=self.name, cohort=cohort, key=key, start=start, out_of_range=out_of_range)
 
     async def durables(self) -> list[str]:
-        """The consumers of the stream, but for the mark of a work queue's cohort, sorted."""
+        """The consumers of the stream, sorted, without the mark of a work queue's cohort."""
         names = (await self.api(f"CONSUMER.NAMES.{self.name}")).get("consumers") or []
         return sorted(name for name in names if name != mark_of("lanes"))
 
     async def read(self, key: str, namespace: str = "lanes") -> dict[str, Any] | None:
-        """What the bucket has of a key."""
+        """The value of a key in the bucket."""
         kv = await self.client.jetstream().key_value(bucket_name(self.name, namespace))
         entry = await kv.get(key)
         found: dict[str, Any] = json.loads(entry.value or b"null")
@@ -108,7 +108,7 @@ class CohortStream:
 
 
 class Run(NamedTuple):
-    """One handler that ran. ``ended``: infinity while it runs; ``outcome``: how it ended."""
+    """One run of a handler. ``ended`` is infinity while it runs; ``outcome`` says how it ended."""
 
     member: str
     partition: int
@@ -119,7 +119,7 @@ class Run(NamedTuple):
 
 
 class Log:
-    """What ran where, for all members of one process."""
+    """The handler runs of all members in one process."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -130,12 +130,12 @@ class Log:
 
     @property
     def done(self) -> set[int]:
-        """The positions that were handled to their end."""
+        """Positions that were handled successfully."""
         return {run.position for run, outcome, _ in self.ended if outcome == "done"}
 
     @property
     def repeats(self) -> list[int]:
-        """Positions that were handled to their end more than once."""
+        """Positions that were handled successfully more than once."""
         finished = [run.position for run, outcome, _ in self.ended if outcome == "done"]
         return sorted(position for position in finished if finished.count(position) > 1)
 
@@ -145,7 +145,7 @@ class Log:
     def handler(
         self, member: str, inner: Callable[[lanes.Message], Awaitable[None]] | None = None
     ) -> Callable[[lanes.Message], Awaitable[None]]:
-        """A handler of this member that writes down what it does, and does ``inner`` between."""
+        """A handler of this member that records its runs and calls ``inner``."""
 
         async def handle(message: lanes.Message) -> None:
             key = message.key or b""
@@ -172,12 +172,12 @@ class Log:
         return handle
 
     async def handled(self, count: int) -> None:
-        """Wait until so many different positions are done."""
+        """Wait until that many different positions are done."""
         await until(lambda: len(self.done) >= count)
 
 
 class Gate:
-    """Handlers wait here, those of the keys it is shut for; ``waiting`` counts them."""
+    """Handlers of some keys wait here; ``waiting`` counts them."""
 
     def __init__(self, *keys: str) -> None:
         self._shut = {key.encode() for key in keys}
@@ -199,7 +199,7 @@ class Gate:
             self._waits.remove(wait)
 
     def let_one_through(self, keys: Collection[bytes] | None = None) -> None:
-        """The one that has waited longest; of some keys only."""
+        """Let the handler through that has waited longest, of some keys only."""
         next(event for key, event in self._waits if (keys is None or key in keys) and not event.is_set()).set()
 
     def open(self) -> None:
@@ -209,7 +209,7 @@ class Gate:
 
 
 class Deadlines:
-    """A handler that notes the deadline of each partition as long as it may start something there, then waits."""
+    """A handler that records each partition's deadline while the member may start handlers, then waits."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -223,12 +223,12 @@ class Deadlines:
 
 
 def owned(consumer: lanes.Consumer) -> set[int]:
-    """The cohort partitions that a consumer has."""
+    """The cohort partitions of a consumer."""
     return {int(name.rpartition("/")[2]) for name in consumer.status().partitions}
 
 
 async def settled(*consumers: lanes.Consumer, partitions: int) -> None:
-    """Wait until each partition has one owner among these, and none has more than its share."""
+    """Wait until each partition has one owner among these, and no member has more than its share."""
     most = -(-partitions // len(consumers))
 
     def balanced() -> bool:
@@ -239,7 +239,7 @@ async def settled(*consumers: lanes.Consumer, partitions: int) -> None:
 
 
 async def draining(consumer: lanes.Consumer, count: int) -> set[int]:
-    """Wait until so many partitions of a consumer are draining, and say which."""
+    """Wait until that many partitions of a consumer are draining; returns them."""
 
     def found() -> set[int]:
         return {int(n.rpartition("/")[2]) for n, p in consumer.status().partitions.items() if p.draining}
@@ -249,7 +249,7 @@ async def draining(consumer: lanes.Consumer, count: int) -> set[int]:
 
 
 class Members:
-    """Consumers that run beside the block, each until it is told to leave, or crashes, or the block ends."""
+    """Consumers that run beside the block, until a consumer is told to leave, crashes, or the block ends."""
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
@@ -263,19 +263,19 @@ class Members:
     async def hold(
         self, consumer: lanes.Consumer, stream: CohortStream, gate: Gate, *keys: str, times: int = 1
     ) -> None:
-        """Let the first one join, publish to these keys, and wait until it holds a message of each at the gate."""
+        """Let the first member join, publish to these keys, and wait until it holds one message of each at the gate."""
         self.join(consumer)
         await settled(consumer, partitions=stream.partitions)
         await stream.publish(*keys, times=times)
         await until(lambda: gate.waiting == len(keys))
 
     async def leave(self, consumer: lanes.Consumer) -> None:
-        """Stop it in order and wait until it has left."""
+        """Stop a member in order and wait until it has left."""
         consumer.stop()
         await self._running.pop(consumer)[1].wait()
 
     async def crash(self, consumer: lanes.Consumer) -> None:
-        """End it at once: it gives nothing back, and its leases run out."""
+        """Cancel a member: it releases nothing, and its leases expire."""
         scope, ended = self._running.pop(consumer)
         scope.cancel()
         await ended.wait()
@@ -293,7 +293,7 @@ class Members:
 
 @asynccontextmanager
 async def members(*, within: float = 30.0) -> AsyncIterator[Members]:
-    """A block with members of a cohort, all of which have left behind it; it fails after ``within`` seconds."""
+    """A block with members of a cohort, which all leave at its end; it fails after ``within`` seconds."""
     with anyio.fail_after(within):
         async with anyio.create_task_group() as tasks:
             running = Members(tasks)

@@ -1,4 +1,4 @@
-"""JetStream speaks asyncio alone; every test here talks to a real server."""
+"""Fixtures of JetStream tests: clients, streams, clusters and private servers. JetStream needs asyncio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def anyio_backend() -> str:
 
 
 async def _quiet(error: Exception) -> None:
-    """The client's default prints a traceback for every failed attempt to reconnect."""
+    """Replace the client's default callback, which prints a traceback for each failed reconnect."""
 
 
 async def connect(url: str) -> Client:
@@ -40,7 +40,7 @@ async def client(nats_server: NatsServer) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def stream(nats_server: NatsServer, client: Client) -> AsyncIterator[Stream]:
-    """A stream of its own on the shared server."""
+    """A stream of this test on the shared server."""
     stream = Stream(nats_server.url, client, unique("T"))
     await stream.create()
     yield stream
@@ -49,7 +49,7 @@ async def stream(nats_server: NatsServer, client: Client) -> AsyncIterator[Strea
 
 @pytest.fixture
 async def make_cohort_stream(nats_server: NatsServer, client: Client) -> AsyncIterator[MakeCohortStream]:
-    """Makes streams that are divided into cohort partitions, on the shared server."""
+    """A factory of streams that are divided into cohort partitions, on the shared server."""
     made: list[CohortStream] = []
 
     async def make(*, partitions: int = 4, **config: object) -> CohortStream:
@@ -84,7 +84,7 @@ def cluster() -> Iterator[NatsCluster]:
 
 @pytest.fixture
 async def fresh_stream(fresh_nats: Callable[..., NatsServer]) -> AsyncIterator[Callable[..., object]]:
-    """Makes (server, stream) pairs on private servers, which a test may kill."""
+    """A factory of (server, stream) pairs on private servers, which a test may kill."""
     clients: list[Client] = []
 
     async def make(**arguments: object) -> tuple[NatsServer, Stream]:

@@ -1,7 +1,7 @@
-"""One member of a cohort as a process of its own, to be killed and frozen: ``python -m … URL STREAM MEMBER ROWS``.
+"""One cohort member as a process that a test kills or freezes: ``python -m … URL STREAM MEMBER ROWS``.
 
-A row for each handler that starts, ends, or is cancelled: what, key, position, epoch, and the time of the clock that
-counts suspend, which is one for all processes of a machine. It handles until it is told to stop (SIGTERM).
+It writes a row for each handler that starts, ends or is cancelled: event, key, position, epoch, time. The clock counts
+suspends and is the same for all processes of a machine. The process runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lanes.clock import monotonic
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
 
 PAUSE = 0.02
-"""Seconds of each handler: with a backlog, one always runs and others wait behind it."""
+"""Seconds of each handler: with a backlog, one handler always runs while other messages wait."""
 
 
 async def main(url: str, stream: str, member: str, path: str) -> None:

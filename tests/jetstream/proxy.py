@@ -1,4 +1,4 @@
-"""A way to a server that can be cut, or made to lose single requests or the answers to them."""
+"""A proxy in front of a server. Tests cut it, or make it lose single requests or their answers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from typing import Final, Literal, NamedTuple
 
 _PAYLOAD: Final = frozenset({b"PUB", b"HPUB", b"MSG", b"HMSG"})
-"""What is followed by a payload, the size of which is the last word."""
+"""Operations with a payload, whose size is the last word of the line."""
 
 _Passing = Callable[[bytes], bytes]
-"""Takes what was read, and returns what of it passes."""
+"""Takes bytes that were read and returns the bytes that pass."""
 
 
 class Proxy:
-    """A way to a server that can be cut: ``silence`` lets nothing pass, ``drop`` ends the connections.
+    """A connection to a server that a test can cut.
 
-    What ``losses`` says is lost of what passes.
+    ``silence`` lets nothing pass, and ``drop`` ends the connections. ``losses`` selects the frames that are lost.
     """
 
     def __init__(self, url: str, losses: Losses | None = None) -> None:
@@ -92,7 +92,7 @@ class _Loss(NamedTuple):
 
 
 class Losses:
-    """What is lost of requests and their answers. ``lost``: the subjects of what was, in order."""
+    """The frames that a proxy loses. ``lost`` holds their subjects in order."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
@@ -101,15 +101,15 @@ class Losses:
         self._replies: set[bytes] = set()
 
     def lose(self, what: Literal["request", "reply"], subject: str, having: bytes = b"") -> None:
-        """Lose the next request to a subject that has this in it: on its way, or the answer of the server."""
+        """Lose the next request whose subject contains this text, or the server's answer to it."""
         self._next.append(_Loss(what, subject.encode(), having))
 
     def count(self, subject: str, having: bytes = b"") -> int:
-        """How often a request to a subject that has this in it was sent, lost ones included."""
+        """Number of requests whose subject contains this text, including lost ones."""
         return sum(frame.split(maxsplit=2)[1] == subject.encode() and having in frame for frame in self._sent)
 
     def of_requests(self, frame: bytes) -> bool:
-        """Whether a frame that goes to the server is lost."""
+        """Whether a frame to the server is lost."""
         verb, *words = frame.partition(b"\r\n")[0].split()
         if verb not in (b"PUB", b"HPUB"):
             return False
@@ -124,7 +124,7 @@ class Losses:
         return False
 
     def of_answers(self, frame: bytes) -> bool:
-        """Whether a frame that comes from the server is lost."""
+        """Whether a frame from the server is lost."""
         verb, *words = frame.partition(b"\r\n")[0].split()
         if verb not in (b"MSG", b"HMSG") or words[0] not in self._replies:
             return False
@@ -137,7 +137,7 @@ def _everything(data: bytes) -> bytes:
 
 
 def _passing(lost: Callable[[bytes], bool]) -> _Passing:
-    """Of one connection, which is read piece by piece: the whole frames that are not lost."""
+    """Split the pieces of one connection into frames, and return the frames that are not lost."""
     rest = b""
 
     def passing(data: bytes) -> bytes:

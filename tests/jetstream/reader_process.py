@@ -1,6 +1,7 @@
-"""`python -m tests.jetstream.reader URL STREAM TAKEOVER`: a process of its own that reads a durable, to be killed.
+"""A process that reads a durable, for a kill in its takeover: ``python -m tests.jetstream.reader_process URL STREAM
+TAKEOVER``.
 
-It stays in its takeover: once it has shrunk the consumer's timers, it never restores them.
+It never leaves the takeover: after the shrink of the consumer's timers it never restores them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.jetstream.workload import DURABLE
 
 
 async def handle(message: lanes.Message) -> None:
-    """Say that it has come so far."""
+    """Report that a message arrived."""
     print(message.position, flush=True)
 
 

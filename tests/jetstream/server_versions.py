@@ -1,4 +1,4 @@
-"""Programs of the nats-server versions that are supported, and of an older one."""
+"""Programs of the supported nats-server versions, and of an older one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUPPORTED = ["2.11", "2.12", "2.14"]
 
 
 def program(version: str) -> Path:
-    """Where it is; without it the test is skipped, or fails where `CI` is set."""
+    """Path of the program. Without it the test is skipped, or fails if ``CI`` is set."""
     try:
         return fetch_program(version)
     except MissingComponent as missing:

@@ -39,7 +39,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return Output(ended.value.code or 0, captured.out, captured.err)
 
     async def command(*arguments: str) -> Output:
-        # A loop of its own, in a thread of its own; not by asyncio.to_thread, which would say there that a loop runs.
+        # The command needs its own thread and loop. asyncio.to_thread would report a running loop there.
         return await asyncio.get_running_loop().run_in_executor(None, run, arguments)
 
     return command
@@ -130,7 +130,7 @@ async def test_a_drain_that_outlives_its_member_can_be_withdrawn(cohort_stream: 
     async with members() as running:
         running.join(a)
         await settled(a, partitions=4)
-        # As of a member that was killed: one that leaves takes its wish with it.
+        # As after a kill: a member that leaves in order withdraws its drain.
         subject = f"$KV.{bucket_name(stream.name, 'lanes')}.{drain_key('b')}"
         await stream.client.request(subject, encode(DrainRequest(5)), timeout=5)
         b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)

@@ -18,7 +18,7 @@ LARGE = 1 << 20
 
 
 async def test_messages_for_a_paused_durable_wait_and_stay_alive(stream: Stream) -> None:
-    """Another process that pulls the same durable would get it otherwise, although it is here."""
+    """Otherwise another process that pulls the durable would get messages that are here."""
     source = stream.source(shared=True, ack_wait=1.0)
     await source.open()
     try:
@@ -35,9 +35,9 @@ async def test_messages_for_a_paused_durable_wait_and_stay_alive(stream: Stream)
             await source.receive(Room(10, LARGE))
         await stream.publish(5)
         with anyio.move_on_after(1.5):
-            # For longer than the server waits for an acknowledgement.
+            # Longer than ack_wait.
             assert await source.receive(paused) == []
-        # There is room for more, and nothing of it has come again.
+        # There is room for more, and the server redelivered none of them.
         assert len(inner(source)._pulls.arrived) == 5
         assert [message.position for message in messages_of(await source.receive(Room(10, LARGE)))] == [3, 4, 5, 6, 7]
     finally:

@@ -40,8 +40,7 @@ Start = Callable[[str], Awaitable[tuple[NatsServer, Client]]]
 
 @pytest.fixture
 async def start(fresh_nats: Callable[..., NatsServer]) -> AsyncIterator[Start]:
-    """Starts a server with the stream of the page, whose user ``app`` has these permissions; and a client that may do
-    everything."""
+    """Starts a server with the page's stream, whose user ``app`` has these permissions, and an unrestricted client."""
     clients: list[Client] = []
 
     async def make(permissions: str) -> tuple[NatsServer, Client]:
@@ -105,7 +104,7 @@ async def test_the_listed_permissions_suffice_for_a_cohort(start: Start) -> None
 
 
 async def test_the_listed_permissions_suffice_for_a_durable(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """Its consumer is made, and reset at the second start."""
+    """The source creates its consumer, and resets it at the second start."""
     caplog.set_level(logging.INFO, "lanes.jetstream")
     server, admin = await start(DURABLE)
     log, again, never = Log(), Log(), anyio.Event()
@@ -135,7 +134,7 @@ async def test_the_listed_permissions_suffice_for_a_durable(start: Start, caplog
     ids=["bucket", "names", "create"],
 )
 async def test_a_missing_permission_is_refused_with_its_subject(start: Start, subject: str) -> None:
-    """The first thing that is denied is named, and the user's name and password are not."""
+    """The error names the first denied subject, without the user's name and password."""
     publishing, subscribing = COHORT.split("subscribe")
     assert f'"{subject}"' in publishing
     server, _ = await start(publishing.replace(f'"{subject}"', "") + "subscribe" + subscribing)
@@ -168,8 +167,8 @@ async def test_a_withdrawn_permission_stops_a_member(fresh_nats: Callable[..., N
             await stream.publish(*stream.a_key_each())
             await log.handled(4)
             reload(server, USERS.format(denied=f'"{denied}"'))
-            # The server reads its file a moment after it was told to. While it does, nobody answers for JetStream, so
-            # nobody is asked whether these were stored.
+            # The server reloads its file a moment after the signal. Meanwhile JetStream does not answer, so the
+            # publishes ask for no confirmation.
             while True:
                 for key in stream.a_key_each():
                     await client.publish(f"{stream.name}.{key}", b"x")

@@ -21,7 +21,7 @@ from tests.memsource.sim.jetstream_scenarios import PATIENCE, SCENARIOS, Arrived
 
 
 class RealCluster:
-    """A stream on nats-server, pulled as a plain client would."""
+    """A stream on nats-server, pulled like a plain client."""
 
     def __init__(self, stream: Stream, server: NatsServer | None) -> None:
         self._stream = stream
@@ -102,9 +102,9 @@ class RealCluster:
                 await asyncio.sleep(0.05)
 
     async def _answer(self, sequence: int, body: bytes, *, old: bool = False) -> None:
-        # A request, because the server acts on acknowledgements and on pulls in tasks of their own: one that is only
-        # published may be overtaken by the pull behind it. It answers when it has acted. One that it ignores is not
-        # answered; then the answer to "in progress" behind it says so, and that moves nothing that is not pending.
+        # The server handles acknowledgements and pulls in separate tasks, so a later pull may overtake a plain publish.
+        # A request is answered after it took effect. An ignored one has no answer, but the answer to a later
+        # "in progress" shows that it was read, and that changes nothing for a message that is not pending.
         reply = self._replies[sequence][0 if old else -1]
         if old:
             await self._client.publish(reply, body)

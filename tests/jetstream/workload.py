@@ -1,4 +1,4 @@
-"""A stream with skewed keys, a handler that writes down what it sees, and a run of a consumer over both."""
+"""A stream with skewed keys, a handler that checks order, and runs of a consumer over both."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Stream:
         return JetStreamSource(where, stream=self.name, **arguments)
 
     async def pull_raw(self, count: int) -> list[Msg]:
-        """Pull as a plain client would, and acknowledge nothing."""
+        """Pull like a plain client, without acknowledgements."""
         arrived: list[Msg] = []
         inbox = self.client.new_inbox()
 
@@ -94,16 +94,16 @@ class Stream:
         return info
 
     async def ack_pending(self) -> int:
-        """How many deliveries the server has not seen acknowledged."""
+        """Number of deliveries that the server counts as unacknowledged."""
         return (await self.consumer_info()).num_ack_pending or 0
 
     async def acknowledged(self) -> None:
-        """Wait until the server has seen everything acknowledged that it delivered."""
+        """Wait until the server counts every delivery as acknowledged."""
         while await self.ack_pending():
             await anyio.sleep(0.02)
 
     async def add_consumer(self, **config: Any) -> None:
-        """Make the durable by a raw request: what the client's own types cannot say included."""
+        """Create the durable by a raw request, which may have fields that the client's types lack."""
         body = {"durable_name": DURABLE, "name": DURABLE, "ack_policy": "explicit", "max_deliver": -1, **config}
         request = {"stream_name": self.name, "config": body}
         answer = await self.client.request(
@@ -114,9 +114,9 @@ class Stream:
 
 
 class Recorder:
-    """A handler that checks order and overlap itself, and remembers what it completed.
+    """A handler that checks order and overlap, and records the finished messages.
 
-    Positions may come again; a position that comes for the first time must be above all that its key has had.
+    Positions may repeat. A position that comes for the first time must be above all earlier ones of its key.
     """
 
     def __init__(self, pause: Callable[[lanes.Message], float] = lambda message: 0.001) -> None:
@@ -157,7 +157,7 @@ class Recorder:
 
 @asynccontextmanager
 async def running(consumer: lanes.Consumer) -> AsyncIterator[None]:
-    """Run the consumer beside the block; at its end stop it in order and see that ``run`` returns."""
+    """Run the consumer beside the block; at the end stop it in order and check that ``run`` returns."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consumer.run)
         yield
@@ -166,7 +166,7 @@ async def running(consumer: lanes.Consumer) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def crashing(consumer: lanes.Consumer) -> AsyncIterator[None]:
-    """Run the consumer beside the block; at its end cancel it: what it held is left unacknowledged."""
+    """Run the consumer beside the block; at the end cancel it, so its messages stay unacknowledged."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consumer.run)
         yield
@@ -174,7 +174,7 @@ async def crashing(consumer: lanes.Consumer) -> AsyncIterator[None]:
 
 
 async def all_done(stream: Stream, recorder: Recorder) -> None:
-    """Everything handled and acknowledged, in order."""
+    """Check that all messages are handled in order and acknowledged."""
     with anyio.fail_after(40):
         await recorder.reached(stream.published)
         await stream.acknowledged()
@@ -183,13 +183,13 @@ async def all_done(stream: Stream, recorder: Recorder) -> None:
 
 
 def inner(source: JetStreamSource) -> DurableSource:
-    """What a source over a durable is inside."""
+    """The ``DurableSource`` inside a source."""
     assert isinstance(source._source, DurableSource)
     return source._source
 
 
 async def moment_behind(client: Client, stream: str, sequence: int) -> datetime:
-    """A time of this machine, whose clock is the server's, behind a message that is stored by then."""
+    """A time after the storage of a message, by this machine's clock, which the server shares."""
     while True:
         answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)
         state, now = json.loads(answer.data)["state"], datetime.now(UTC)
@@ -198,7 +198,7 @@ async def moment_behind(client: Client, stream: str, sequence: int) -> datetime:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that nothing signals."""
+    """Wait for a condition without an event."""
     while not condition():
         await anyio.sleep(0.01)
 

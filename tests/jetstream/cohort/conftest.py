@@ -13,7 +13,7 @@ from tests.jetstream.workload import unique
 
 
 class Names:
-    """Names of streams that are removed at the end."""
+    """Names of streams, which are deleted at the end."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -35,7 +35,7 @@ class Names:
         return fields
 
     async def stored(self, stream: str, sequence: int) -> str:
-        """The subject a message was stored with."""
+        """The subject of a stored message."""
         answer = await self.request(f"STREAM.MSG.GET.{stream}", {"seq": sequence})
         subject: str = answer["message"]["subject"]
         return subject

@@ -23,7 +23,7 @@ from tests.cohort.held import Held as StubHeld
 
 
 class StubClient:
-    """What of a client the pulls use; ``asked`` is what was requested of which consumer."""
+    """The part of a client that pulls use; ``asked`` holds the consumer and size of each request."""
 
     def __init__(self) -> None:
         self.stats = {"reconnects": 0}
@@ -40,7 +40,7 @@ class StubClient:
 
 
 class StubInbox:
-    """An inbox with the pulls of some consumers, and a way to have them hear something."""
+    """An inbox with the pulls of some consumers, and methods that deliver messages and statuses."""
 
     def __init__(self, consumers: Sequence[str] = ("c",)) -> None:
         self.client = StubClient()
@@ -72,7 +72,7 @@ def positions(found: PulledPartition, **arguments: Any) -> list[int]:
 
 
 class Held(StubHeld[PulledPartition]):
-    """What a source holds whose membership says what the test wants. ``last``: where the stream ends."""
+    """A source with a stub membership. ``last`` is the end of the stream."""
 
     def __init__(self, *, last: int = 1_000, first: int = 0, clock: Clock = monotonic) -> None:
         self.side = StubInbox([])

@@ -10,8 +10,10 @@ from lanes_jetstream.cohort.owned_partition import Backlog
 
 
 class BacklogMachine(RuleBasedStateMachine):
-    """A durable that is published to, delivers, is asked and is purged; what it says arrives later, deliveries in
-    order, answers in theirs, and each of them when it likes."""
+    """A durable that is published to, delivers, is asked and is purged.
+
+    Its reports arrive later: deliveries in order, answers in their own order, and either at any time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,14 +45,14 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        # One with several copies counts its deliveries a little later than what is left, but before it is asked again.
+        # A durable with several copies counts deliveries later than its backlog, but before the next request.
         self.answers.append((self.counted, self.left))
         self.counted = self.delivery
 
     @precondition(lambda self: self.coming)
     @rule(count=st.integers(1, 3))
     def arrive(self, count: int) -> None:
-        # Of several that arrive together the last one is read.
+        # Of several reports that arrive together, the last one is read.
         taken, self.coming = self.coming[:count], self.coming[count:]
         self.backlog.delivered(*taken[-1], 0)
 
@@ -90,14 +92,14 @@ def test_a_drop_is_detected_by_the_next_delivery_or_answer() -> None:
         assert (backlog.missed, backlog.reached, backlog.left) == (4, 8, 4)
         for _ in range(2):
             backlog.asked(3, 0, 21)
-        # Where the first of them was missed is where the stream has to be looked at.
+        # The stream must be checked where the first message is missing.
         assert (backlog.missed, backlog.reached) == (8, 8)
 
 
 def test_an_answer_may_overtake_the_deliveries_it_counts() -> None:
     backlog = Backlog()
     backlog.delivered(1, 5, 1)
-    backlog.asked(3, 6, 1)  # Two more deliveries are on their way, and three messages have come behind them.
+    backlog.asked(3, 6, 1)  # Two more deliveries are on their way, and three messages were published after them.
     backlog.delivered(2, 4, 2)
     backlog.delivered(3, 3, 3)
     assert (backlog.missed, backlog.left) == (0, 6)
@@ -109,7 +111,7 @@ def test_an_answer_may_overtake_the_deliveries_it_counts() -> None:
 def test_an_answer_of_a_stale_copy_is_no_loss() -> None:
     backlog = Backlog()
     backlog.delivered(1, 100, 1)
-    backlog.asked(1, 80, 1)  # Twenty more are delivered, which it has not counted yet.
+    backlog.asked(1, 80, 1)  # Twenty more deliveries are not counted yet.
     backlog.delivered(21, 80, 21)
     backlog.asked(21, 60, 21)
     backlog.asked(41, 60, 21)
@@ -118,7 +120,7 @@ def test_an_answer_of_a_stale_copy_is_no_loss() -> None:
 
 def test_a_delivery_missing_from_an_answer_may_still_arrive() -> None:
     backlog = Backlog()
-    backlog.asked(0, 2, 0)  # One is delivered, which it has not counted yet; two have come behind that.
+    backlog.asked(0, 2, 0)  # One delivery is not counted yet, and two messages were published after it.
     backlog.delivered(1, 0, 1)
     assert (backlog.missed, backlog.left) == (0, 0)
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Row(NamedTuple):
-    """What ``cohort_member`` wrote down."""
+    """A row of ``member_process``."""
 
     what: str
     key: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 class Process:
-    """A member as a process, and the rows it has written."""
+    """A member as a process, and its rows."""
 
     def __init__(self, process: asyncio.subprocess.Process, path: Path) -> None:
         self._process = process
@@ -60,7 +60,7 @@ class Process:
 
 @asynccontextmanager
 async def process(stream: CohortStream, member: str, path: Path) -> AsyncIterator[Process]:
-    """A member that runs beside the block."""
+    """Run a member process beside the block."""
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.jetstream.member_process", stream.url, stream.name, member, str(path), cwd=ROOT
     )
@@ -73,7 +73,7 @@ async def process(stream: CohortStream, member: str, path: Path) -> AsyncIterato
 
 @pytest.mark.slow
 async def test_a_member_frozen_past_its_lease_acknowledges_nothing(cohort_stream: CohortStream, tmp_path: Path) -> None:
-    """It wakes with messages in its lanes and a lease that was its own: it starts none of them, and settles nothing."""
+    """It wakes with messages in its lanes and an expired lease: it starts and settles none of them."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     b = lanes.Consumer(stream.source("b"), log.handler("b", gate), settings=FAST)
@@ -88,7 +88,7 @@ async def test_a_member_frozen_past_its_lease_acknowledges_nothing(cohort_stream
                 await until(lambda: gate.waiting == 4)
                 woken = monotonic()
                 a.send(signal.SIGCONT)
-                # What it starts now it has acquired anew, after b gave up two.
+                # Handlers that start now belong to new leases, after b gave up two partitions.
                 gate.open()
                 await until(lambda: len(owned(b)) == 2)
                 await stream.publish(*stream.a_key_each(), times=3)
@@ -98,7 +98,7 @@ async def test_a_member_frozen_past_its_lease_acknowledges_nothing(cohort_stream
     after = [row for row in a.rows("start") if row.at >= woken]
     assert after
     assert not before & {row.epoch for row in after}
-    # One a key was running; whatever the sleep in it did, none of those counted.
+    # One handler for each key was running, and none of these runs counted.
     ran = {row.position for row in a.rows("start") if row.at < frozen} - {
         row.position for row in a.rows("done") if row.at < frozen
     }
@@ -109,7 +109,7 @@ async def test_a_member_frozen_past_its_lease_acknowledges_nothing(cohort_stream
 async def test_a_killed_member_loses_nothing_and_repeats_only_unacknowledged_messages(
     cohort_stream: CohortStream, tmp_path: Path
 ) -> None:
-    """Its partitions go to the others; what it had finished and acknowledged is not handled again, the rest is."""
+    """Its partitions move to other members. Messages that it acknowledged are not handled again, all others are."""
     stream, log = cohort_stream, Log()
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     with anyio.fail_after(50):
@@ -122,7 +122,7 @@ async def test_a_killed_member_loses_nothing_and_repeats_only_unacknowledged_mes
             a.send(signal.SIGKILL)
             await until(lambda: len({row.position for row in a.rows("done")} | log.done) == stream.published)
     mine = {row.position for row in a.rows("done")}
-    # Acknowledgements that were on their way when it died: one a key.
+    # Acknowledgements on their way at the kill: at most one for each key.
     assert len(mine & log.done) <= 2
     assert log.violations == []
     for run in log.of("b"):
@@ -157,7 +157,7 @@ async def test_a_crash_repeats_only_what_the_ledger_lacks(
         await log.handled(FINISHED)
         await running.crash(a)
         running.join(b)
-        # What comes again is delivered before it.
+        # Redelivered messages come before it.
         await stream.publish(last)
         await log.handled(FINISHED + 2)
         await until(lambda: b.status().in_flight == 0)

@@ -62,7 +62,7 @@ async def test_all_deliveries_after_a_missing_one_are_dropped() -> None:
 
 
 async def test_a_missing_last_delivery_is_detected() -> None:
-    """Nothing follows that would show it: the server says how far it is while it is idle."""
+    """No later delivery reveals the loss; the idle server reports its last delivery number."""
     side = StubInbox()
     (pulls,) = side.pulls
     of = owned_partition(pulls)
@@ -76,7 +76,7 @@ async def test_a_missing_last_delivery_is_detected() -> None:
 
 
 async def test_finished_messages_are_acknowledged_again_and_others_delivered() -> None:
-    """By the ledger of earlier owners; and of this one, when the next consumer brings it again."""
+    """The ledger knows finished messages of earlier owners, and of this one after a new consumer."""
     side = StubInbox(["c", "d"])
     of = owned_partition(side.pulls[0], Done(9, (7,)))
     for delivery, sequence in enumerate((5, 7, 9, 10), start=1):
@@ -92,7 +92,7 @@ async def test_finished_messages_are_acknowledged_again_and_others_delivered() -
         await side.deliver("d", sequence, delivery)
     delivered = of.take(None, None)
     assert delivered is not None
-    # Held here: its token is to be swapped, so it is passed on.
+    # The message is in flight here: it is passed on, because its token must be replaced.
     assert [message.position for message in delivered.run] == [10, 11]
     assert [reply.split(".")[3:6] for reply in of.again] == [["d", "1", "7"]]
 
@@ -174,7 +174,7 @@ async def test_a_busy_server_makes_a_listing_unknown(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_ledger_beyond_the_end_of_the_stream_stops_the_source() -> None:
-    """New messages would pass for finished ones; unless the cohort was told to begin there."""
+    """New messages would pass for finished ones, unless the cohort was told to begin there."""
     held = Held(last=10)
     held.tell((1, taken_over(7, done=Done(10, ()))))
     assert not failed(held)
@@ -187,7 +187,7 @@ async def test_a_ledger_beyond_the_end_of_the_stream_stops_the_source() -> None:
 
 
 async def test_nothing_is_sent_for_a_lost_partition() -> None:
-    """Neither acknowledged nor kept alive: once it is lost, and once its deadline has passed."""
+    """No acknowledgement and no keep-alive, after the loss and after the deadline."""
     held = Held()
     held.tell((1, taken_over(7)), (2, taken_over(7)), (3, taken_over(7)))
     partitions = {number: of.partition for number, of in held.partitions.by_number.items()}
@@ -217,7 +217,7 @@ async def test_nothing_is_sent_for_a_lost_partition() -> None:
     await source.settle([Settlement(message.partition, [message]) for message in messages])
     assert sent == ["ack.3", "ack.3"]
     assert 5 not in held.partitions.by_number[3].ledger.snapshot().outstanding
-    # Nobody answers for the consumer before; of the one that is pulled it says that it is there.
+    # The old consumer has no responder; the answer for the current one confirms that it exists.
     assert confirmed == []
     messages[2].token = "$JS.ACK.S.c-p3-e7-0.1.5.1.1.1"
     await source.settle([Settlement(partitions[3], [messages[2]])])

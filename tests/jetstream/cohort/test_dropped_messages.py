@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
 
 
 async def done_of(stream: CohortStream) -> Done:
-    """What is written down of its first partition."""
+    """The ledger of the first partition."""
     state = await stream.read("s.0")
     assert state is not None
     return decode_done(state["done"])
 
 
 async def backlogged(stream: CohortStream, consumer: lanes.Consumer) -> None:
-    """Ten messages of each partition, of which the consumer holds four in all and knows the rest."""
+    """Publish ten messages to each partition; the consumer holds four in all and knows the backlog."""
     await until(lambda: consumer.ready and len(owned(consumer)) == 4)
     await stream.publish(*stream.a_key_each(), times=10)
     lags = [40, *[None] * 4]
@@ -40,7 +40,7 @@ async def backlogged(stream: CohortStream, consumer: lanes.Consumer) -> None:
 async def test_a_message_that_left_the_stream_is_not_unfinished(
     make_cohort_stream: MakeCohortStream, retention: str
 ) -> None:
-    """Handed over unfinished, and purged before the next owner gets it: nobody can finish it any more."""
+    """Handed over unfinished, and purged before the next owner gets it: no member can finish it."""
     stream, log = await make_cohort_stream(partitions=1, retention=retention), Log()
     keys = [stream.key(0, number) for number in range(4)]
     gate = Gate(*keys[:3])
@@ -94,7 +94,7 @@ async def test_a_purge_is_skipped_with_out_of_range_earliest(
         gate.open()
         await stream.publish(*stream.a_key_each())
         await log.handled(8)
-        # What is finished may go: nobody has anything to do with it.
+        # Finished messages may be purged: no member needs them.
         await until(lambda: all(partition.lag == 0 for partition in a.status().partitions.values()))
         await stream.api(f"STREAM.PURGE.{stream.name}")
         await stream.publish(*stream.a_key_each())
@@ -106,10 +106,10 @@ async def test_a_purge_is_skipped_with_out_of_range_earliest(
 async def test_a_purge_of_one_subject_is_logged(
     cohort_stream: CohortStream, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those before them are still there: somebody wanted these gone, and the others go on."""
+    """Earlier messages still exist, so the purge was deliberate, and the others continue."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
-    # What was asked for while there was room for more is given back soon.
+    # Requests from before the room became scarce end soon.
     monkeypatch.setattr("lanes_jetstream.cohort.pulls.EXPIRES", 0.5)
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=SCARCE)
     async with members() as running:

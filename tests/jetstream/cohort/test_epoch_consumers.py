@@ -55,7 +55,7 @@ def consumers(client: Client, stream: str, incarnation: str, **arguments: Any) -
 
 
 class Harness:
-    """A stream on the shared server; each client of it is one connection's."""
+    """A stream on the shared server; each client has its own connection."""
 
     def __init__(self, names: Names, retention: Retention, clients: list[Client]) -> None:
         self.retention: Retention = retention
@@ -146,7 +146,7 @@ async def publish(client: Client, stream: str, *partitions: int) -> None:
 
 
 async def pull(client: Client, stream: str, durable: str, count: int) -> list[Any]:
-    """So many messages, which are not acknowledged."""
+    """Pull that many messages without an acknowledgement."""
     inbox = client.new_inbox()
     subscription = await client.subscribe(inbox)
     request = json.dumps({"batch": count, "expires": 3_000_000_000}).encode()
@@ -197,7 +197,7 @@ async def test_the_floor_of_a_durable_without_deliveries_is_its_start(client: Cl
 
 
 async def test_a_second_acquisition_may_not_create_the_same_durable(client: Client, names: Names) -> None:
-    """Twice by the same acquisition is once; by another one it is refused, and names who made it."""
+    """A retry of the same acquisition succeeds; another acquisition is refused and gets the creator's nonce."""
     _, durables = await made(names)
     await durables.create(1, 5, 0, nonce="mine", start=1)
     await durables.create(1, 5, 0, nonce="mine", start=1)
@@ -245,7 +245,7 @@ async def test_foreign_durables_are_ignored(client: Client, names: Names) -> Non
 
 
 async def test_a_listing_reads_all_pages(client: Client, names: Names) -> None:
-    """The server gives out so many at once; it is the second page that has the last one."""
+    """The server returns a limited number of names at once; only the second page has the last one."""
     _, durables = await made(names)
     connection = durables._connection
     ask, asked = connection.api, []
@@ -265,7 +265,7 @@ async def test_a_listing_reads_all_pages(client: Client, names: Names) -> None:
 
 
 async def test_concurrent_calls_share_a_listing(client: Client, names: Names) -> None:
-    """And one that is asked later sees what was there by then."""
+    """A later call sees the state of its own time."""
     _, durables = await made(names)
     for partition in range(8):
         await durables.create(partition, 1, 0, nonce="n", start=1)
@@ -333,7 +333,7 @@ async def test_a_missing_answer_is_an_unknown_result(client: Client, names: Name
 
 
 async def test_a_durable_deleted_during_a_listing_is_listed_again(client: Client, names: Names) -> None:
-    """A listing names it, and it is gone when it is looked at: the next listing decides."""
+    """The listing has its name, but the consumer is gone: the next listing decides."""
     _, durables = await made(names)
     await durables.create(1, 1, 0, nonce="n", start=1)
     await durables.create(1, 2, 0, nonce="n", start=1)

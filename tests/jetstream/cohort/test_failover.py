@@ -23,17 +23,17 @@ pytestmark = pytest.mark.anyio
 
 
 def of_a(log: Log) -> list[str]:
-    """How the handlers of member a ended."""
+    """Outcomes of the handlers of member a."""
     return [outcome for run, outcome, _ in log.ended if run.member == "a"]
 
 
 def epochs_of(events: list[lanes.GroupEvent]) -> dict[int, int]:
-    """The epoch of each partition, of whoever got it last."""
+    """The newest epoch of each partition."""
     return {e.partition.number: e.epoch or 0 for e in events if e.name == "assigned" and e.partition is not None}
 
 
 async def test_a_member_that_is_cut_off_ends_before_the_next_owner_starts(cohort_stream: CohortStream) -> None:
-    """Three held by a member that is cut off: nothing of them starts elsewhere before its deadline has passed."""
+    """A member that is cut off holds three messages: none starts elsewhere before the deadline."""
     stream, log = cohort_stream, Log()
     held = [stream.key(partition, number) for partition in range(4) for number in range(3)]
     gate = Gate(*held)
@@ -61,7 +61,7 @@ async def test_a_member_that_is_cut_off_ends_before_the_next_owner_starts(cohort
 
 
 async def test_failed_messages_of_a_moving_partition_run_again_at_the_next_owner(cohort_stream: CohortStream) -> None:
-    """Three that fail for good while their partition is to move: they run again at its next owner, and not before."""
+    """Three messages exhaust their retries during a move: they run again at the next owner, and not earlier."""
     stream, log = cohort_stream, Log()
     held = [stream.key(partition, number) for partition in range(4) for number in range(3)]
     gate = Gate(*held)
@@ -112,7 +112,7 @@ async def test_a_dead_owner_does_not_block_a_partition(cohort_stream: CohortStre
 
 
 async def test_a_former_owner_cannot_acknowledge(cohort_stream: CohortStream) -> None:
-    """Its acknowledgements find nobody, its pulls are refused, and what it held is handled by the next owner."""
+    """Its acknowledgements have no effect, its pulls are refused, and the next owner handles its messages."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     deadlines = Deadlines(gate)
@@ -126,7 +126,7 @@ async def test_a_former_owner_cannot_acknowledge(cohort_stream: CohortStream) ->
             running.join(b)
             await settled(b, partitions=4)
             await until(lambda: len(log.of("b")) == 4)
-            # Lower ones are deleted before anything is pulled from those above.
+            # Durables of lower epochs are deleted before the first pull from a higher one.
             assert not set(old) & set(await stream.durables())
             for token in deadlines.tokens:
                 with pytest.raises(nats.errors.NoRespondersError):
@@ -144,7 +144,7 @@ async def test_a_former_owner_cannot_acknowledge(cohort_stream: CohortStream) ->
 
 
 async def test_a_reconnect_keeps_the_partitions(cohort_stream: CohortStream) -> None:
-    """Within the lease: the same ownership goes on, what runs is settled once, and what came meanwhile is handled."""
+    """Within the lease the ownership continues, running messages settle once, and new messages are handled."""
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     gate = Gate(*keys)
@@ -168,7 +168,7 @@ async def test_a_reconnect_keeps_the_partitions(cohort_stream: CohortStream) -> 
                 name: part.epoch for name, part in before.items()
             }
             assert [event.name for event in events[seen:]] == []
-            # Each went on with a consumer of its own, under the same epoch.
+            # Each partition continued with a new consumer under the same epoch.
             assert await stream.durables() == [f"{name}-1" for name in durables]
     assert log.violations == []
     assert log.repeats == []
@@ -178,7 +178,7 @@ async def test_a_reconnect_keeps_the_partitions(cohort_stream: CohortStream) -> 
 async def test_a_bucket_outage_does_not_overlap_owners(
     cohort_stream: CohortStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No member reaches the bucket for longer than a lease: all give up what they have, and nobody takes it."""
+    """No member reaches the bucket for longer than a lease: all give up their partitions, and none acquires one."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     events: list[lanes.GroupEvent] = []
@@ -203,7 +203,7 @@ async def test_a_bucket_outage_does_not_overlap_owners(
             await until(lambda: [event.name for event in events].count("lost") == 4)
             assert gate.waiting == 0
             started, seen = len(log.runs), len(asked)
-            # A member that is let in again by nothing but its own belief would start what is there.
+            # A member that trusted its old lease would start these messages.
             await until(lambda: len(asked) >= seen + 10)
             assert len(log.runs) == started
         gate.open()
@@ -214,7 +214,7 @@ async def test_a_bucket_outage_does_not_overlap_owners(
 
 
 async def test_epochs_rise_after_the_bucket_is_lost(cohort_stream: CohortStream) -> None:
-    """What is published while nobody owns anything is handled behind that, each partition under a higher epoch."""
+    """Messages that are published while there is no owner are handled later, each partition under a higher epoch."""
     stream, log = cohort_stream, Log()
     events: list[lanes.GroupEvent] = []
     a, b = (
@@ -247,7 +247,7 @@ async def test_epochs_rise_after_the_bucket_is_lost(cohort_stream: CohortStream)
 
 
 async def test_unblock_resumes_the_head_with_its_attempts(cohort_stream: CohortStream) -> None:
-    """A head that fails for good holds up its key alone, in a cohort too; it goes on with one more attempt."""
+    """A head that exhausts its retries blocks only its key, and after ``unblock`` has one more attempt."""
     stream, log = cohort_stream, Log()
     attempts: list[tuple[int, int]] = []
     failing = True
@@ -277,7 +277,7 @@ async def test_unblock_resumes_the_head_with_its_attempts(cohort_stream: CohortS
 
 
 async def test_a_deleted_durable_loses_its_partition_only(cohort_stream: CohortStream) -> None:
-    """By somebody who should not: its partition is lost and taken anew, and nothing is missed."""
+    """A foreign client deletes it: its partition is lost and acquired again, and no message is missed."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
@@ -315,7 +315,7 @@ async def test_a_deleted_stream_stops_the_members(make_cohort_stream: MakeCohort
 
 
 async def test_a_server_restart_within_the_lease_keeps_the_partitions(fresh_nats: Callable[..., NatsServer]) -> None:
-    """Killed with -9: members go on with what they have, and nothing acknowledged long ago is handled again."""
+    """After kill -9 members continue, and messages that were acknowledged long ago are not handled again."""
     server = fresh_nats()
     client = await connect(server.url)
     stream, log = CohortStream(server.url, client, "S"), Log()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_member_id_in_two_namespaces_is_two_members(cohort_stream: CohortStream) -> None:
-    """Each namespace has a cohort of its own, which handles everything, whoever is called what in the other one."""
+    """The cohort of each namespace handles every message, under any member ids."""
     stream, logs = cohort_stream, [Log(), Log()]
     both = [
         lanes.Consumer(stream.source("a", namespace=namespace), log.handler("a"), settings=FAST)
@@ -44,7 +44,7 @@ async def test_a_member_id_in_two_namespaces_is_two_members(cohort_stream: Cohor
 
 
 async def test_a_second_cohort_in_a_namespace_is_refused(cohort_stream: CohortStream) -> None:
-    """On one stream and namespace; the first one goes on."""
+    """On one stream and namespace; the first cohort continues."""
     stream, log = cohort_stream, Log()
     a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
     async with members() as running:
@@ -55,12 +55,12 @@ async def test_a_second_cohort_in_a_namespace_is_refused(cohort_stream: CohortSt
         await refused(stream.source("b", lease=4), "lease is 3, this member has 4", "delete the key 'config'")
         await stream.publish(*stream.a_key_each())
         await log.handled(4)
-    # Also when nobody of the first one is there.
+    # Also without a running member of the first cohort.
     await refused(stream.source("b", cohort="billing"), "'orders'", "'billing'", "namespace")
 
 
 async def test_the_lease_time_changes_by_the_steps_of_the_error(cohort_stream: CohortStream) -> None:
-    """What is finished stays written down, above what was not as well."""
+    """Finished messages stay written down, even above unfinished ones."""
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     gate = Gate(*keys)
@@ -109,7 +109,7 @@ async def test_a_dead_member_joins_again_under_its_id(cohort_stream: CohortStrea
 
 
 async def test_a_changed_partition_count_is_refused(cohort_stream: CohortStream) -> None:
-    """Messages that are stored already keep their old partitions: two of a key could run at once."""
+    """Stored messages keep their old partitions, so two messages of a key could run at once."""
     stream, log = cohort_stream, Log()
     a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
     async with members() as running:
@@ -138,7 +138,7 @@ async def test_a_recreated_stream_is_refused(cohort_stream: CohortStream) -> Non
 
 
 async def test_a_member_creates_the_stream(make_cohort_stream: MakeCohortStream) -> None:
-    """And one that sources it, by another cohort."""
+    """Another cohort creates a stream that sources it."""
     origin = await make_cohort_stream(partitions=1)
     log = Log()
     sourced = CohortStream(origin.url, origin.client, f"{origin.name}S", 8)
@@ -169,7 +169,7 @@ async def test_too_many_partitions_are_refused(make_cohort_stream: MakeCohortStr
 async def test_a_missing_stream_or_permission_is_refused(
     fresh_nats: Callable[..., NatsServer], cohort_stream: CohortStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream that is not there, credentials that are wrong, no JetStream for the account, no permission."""
+    """A missing stream, wrong credentials, no JetStream for the account, no permission."""
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 1.0)
     url = cohort_stream.url
     missing = JetStreamSource(url, stream="MISSING", cohort="c", key=whole_subject)
@@ -226,5 +226,5 @@ async def test_a_foreign_consumer_on_a_work_queue_is_named(make_cohort_stream: M
             lanes.ConfigError, match=r"another one is in the way .*foreign consumers are 'mine'\); delete"
         ):
             await lanes.run(stream.source("a"), Log().handler("a"), settings=FAST)
-    # As it was: what was created for nothing would hold its messages back.
+    # No durable is left over, which would retain messages.
     assert await stream.durables() == ["mine"]

@@ -19,7 +19,7 @@ async def test_a_member_with_a_key_in_two_partitions_is_refused(cohort_stream: C
 
 
 async def test_a_key_in_two_partitions_stops_the_member(cohort_stream: CohortStream) -> None:
-    """The user has said that each key is in one partition; the first one that is not ends the run."""
+    """The user promised one partition for each key; the first exception ends the run."""
     stream, seen = cohort_stream, 0
 
     def key(message: Msg) -> bytes:

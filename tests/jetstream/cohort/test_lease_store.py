@@ -43,7 +43,7 @@ async def bucket(client: Client) -> AsyncIterator[str]:
 
 
 class Harness:
-    """A bucket on the shared server; each store has a connection of its own."""
+    """A bucket on the shared server; each store has its own connection."""
 
     def __init__(self, bucket: str, clients: list[Client]) -> None:
         self._bucket = bucket
@@ -114,7 +114,7 @@ async def test_revisions_rise_although_the_clock_was_set_back(
 
 
 async def test_a_revision_of_a_deleted_bucket_is_refused(client: Client, bucket: str) -> None:
-    """Revisions begin with the time, so a renewal that arrives late hits nobody else's lease."""
+    """Revisions begin with the time, so a late renewal never hits a lease of another member."""
     store = await opened(client, bucket)
     before = await store.write("l.1", b"mine", revision=0, ttl=10)
     assert abs(before - time.time() * 1000) < 60_000
@@ -140,7 +140,7 @@ async def test_each_write_sends_a_hint(client: Client, bucket: str) -> None:
 
 
 async def test_a_write_is_not_sent_after_a_reconnect(fresh_nats: Callable[..., NatsServer]) -> None:
-    """The client itself would keep a write while it reconnects, and send it then."""
+    """The client itself would keep a write while it reconnects, and send it later."""
     server = fresh_nats()
     client = await connect(server.url)
     try:
@@ -212,7 +212,7 @@ async def test_a_bucket_that_does_not_fit_is_refused(
 
 
 async def test_a_bucket_whose_limits_drop_nothing_is_accepted(client: Client, bucket: str) -> None:
-    """Accounts may ask for one: a bucket that is full refuses a write, and keeps what it has."""
+    """Accounts may require limits: a full bucket refuses a write and keeps its keys."""
     await opened(client, bucket)
     stream = f"KV_{bucket}"
     config = json.loads((await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)).data)["config"]
@@ -255,7 +255,7 @@ async def test_an_account_without_jetstream_is_refused(fresh_nats: Callable[...,
 
 
 async def test_an_old_server_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of before 2.11 would make a bucket whose keys never expire, and say nothing."""
+    """A server before 2.11 would create a bucket whose keys never expire, without an error."""
     connection = Connection(client)
     ask = connection.api
 

@@ -22,7 +22,7 @@ async def test_an_unread_loss_does_not_stop_a_member_from_leaving() -> None:
     held = Held()
     held.tell((3, taken_over(7)))
     held.partitions.next_events()
-    # What is outstanding of the other one is of owners before: nobody has heard of it here.
+    # The outstanding messages of the other partition belong to earlier owners and never arrived here.
     held.tell((3, LeaseLost("why")), (4, taken_over(8, done=Done(9, (7,)))))
 
     async def until_all_is_given_up() -> None:
@@ -37,7 +37,7 @@ async def test_an_unread_loss_does_not_stop_a_member_from_leaving() -> None:
 
 
 async def test_a_partition_that_only_repeats_finished_messages_is_busy() -> None:
-    """Behind a stuck message there may be any number of those, and all of them are read again."""
+    """There may be any number of such redeliveries behind a stuck message, and all of them are read."""
     side = StubInbox()
     of = owned_partition(side.pulls[0], Done(9, ()))
     assert positions(of) == []

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 async def test_members_join_and_leave_without_loss_or_repeat(
     make_cohort_stream: MakeCohortStream, retention: str
 ) -> None:
-    """Nothing is lost, nothing is handled twice, each key in order, with every kind of retention."""
+    """No message is lost or handled twice, and each key keeps its order, with each retention."""
     stream = await make_cohort_stream(retention=retention)
     log = Log()
     a, b, c = (lanes.Consumer(stream.source(name), log.handler(name), settings=FAST) for name in "abc")
@@ -45,7 +45,7 @@ async def test_members_join_and_leave_without_loss_or_repeat(
 
 
 async def test_a_partition_is_drained_before_the_next_owner_starts(cohort_stream: CohortStream) -> None:
-    """Three held; nothing of their partition starts elsewhere until the third has settled."""
+    """Three messages run; none of their partition starts elsewhere before the third has settled."""
     stream, log = cohort_stream, Log()
     held = [stream.key(partition, number) for partition in range(4) for number in range(3)]
     gate = Gate(*held)
@@ -72,7 +72,7 @@ async def test_a_partition_is_drained_before_the_next_owner_starts(cohort_stream
 
 
 async def test_a_move_drains_only_the_moving_partitions(cohort_stream: CohortStream) -> None:
-    """What stays goes on, also while a handler holds up what moves."""
+    """The other partitions continue, even while a handler delays the move."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
@@ -95,7 +95,7 @@ async def test_a_move_drains_only_the_moving_partitions(cohort_stream: CohortStr
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
 async def test_a_move_repeats_no_finished_message(make_cohort_stream: MakeCohortStream, retention: str) -> None:
-    """However far behind one key is: what the others finished above it does not run again, what it has not does."""
+    """One key is far behind: finished messages above it do not run again, unfinished ones do."""
     stream, log = await make_cohort_stream(retention=retention), Log()
     stuck = stream.a_key_each()
     others = [stream.key(partition, 1) for partition in range(4)]
@@ -126,7 +126,7 @@ async def test_a_move_repeats_no_finished_message(make_cohort_stream: MakeCohort
 
 
 async def test_a_gained_partition_delivers_its_whole_backlog(cohort_stream: CohortStream) -> None:
-    """What was stored before a partition was gained, and what came while it moved, is all handled, in order."""
+    """Messages from before and during the move are all handled, in order."""
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     await stream.publish(*keys, times=25)
@@ -143,7 +143,7 @@ async def test_a_gained_partition_delivers_its_whole_backlog(cohort_stream: Coho
         await stream.publish(*keys, times=50)
         await until(lambda: gate.waiting == 2)
         await running.crash(b)
-        # What it had not finished comes again here, before what follows it.
+        # Unfinished messages of the earlier owner come first.
         await settled(a, partitions=4)
         await stream.publish(*gained)
         await log.handled(stream.published)
@@ -178,7 +178,7 @@ async def test_members_without_a_partition_are_standbys(make_cohort_stream: Make
     assert log.repeats == []
     *waiting, taken = (e for e in events["a" if standby is a else "b"] if e.name in ("assigned", "standby"))
     assert taken.name == "assigned"
-    # Once by each plan: a member that is held up long enough is left out of one, and is in the next again.
+    # Once for each plan: a member that is delayed long enough misses one plan and is in the next one.
     generations = [event.generation or 0 for event in waiting]
     assert [event.name for event in waiting] == ["standby"] * len(waiting)
     assert generations == sorted({*generations}) != []
@@ -187,7 +187,7 @@ async def test_members_without_a_partition_are_standbys(make_cohort_stream: Make
 async def test_an_overdue_drain_keeps_the_partition_by_default(
     cohort_stream: CohortStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The default: whoever is to get it waits, and a warning says so; nothing is cancelled."""
+    """The next owner waits, a warning says so, and nothing is cancelled."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     deadlines = Deadlines(gate)
@@ -199,7 +199,7 @@ async def test_an_overdue_drain_keeps_the_partition_by_default(
         running.join(b)
         moving = await draining(a, 2)
         await until(lambda: caplog.text.count("is not drained after 0.3 s; the next owner waits") == 2)
-        # Renewed twice behind that, a second apart: longer than anything above would wait.
+        # Two more renewals, a second apart, are longer than any wait above.
         for _ in range(2):
             renewed = min(deadlines.partitions[number].deadline for number in moving)
             await until(lambda then=renewed: min(deadlines.partitions[n].deadline for n in moving) > then)  # type: ignore[misc]
@@ -213,14 +213,14 @@ async def test_an_overdue_drain_keeps_the_partition_by_default(
 
 
 async def test_an_overdue_drain_is_forced(cohort_stream: CohortStream) -> None:
-    """What runs of it is cancelled and runs again at the next owner, and what is finished behind that does not."""
+    """Running handlers are cancelled and run again at the next owner; finished messages after them do not."""
     stream, log = cohort_stream, Log()
     stuck = stream.a_key_each()
     gate = Gate(*stuck)
     events: list[lanes.GroupEvent] = []
 
     async def slowly(message: lanes.Message) -> None:
-        """Whoever is cancelled has something to put away."""
+        """A handler that cleans up for a while after its cancellation."""
         try:
             await gate(message)
         except anyio.get_cancelled_exc_class():
@@ -256,7 +256,7 @@ async def test_an_overdue_drain_is_forced(cohort_stream: CohortStream) -> None:
 async def test_a_handler_that_ignores_cancellation_holds_the_partition_until_the_lease_ends(
     make_cohort_stream: MakeCohortStream,
 ) -> None:
-    """It is forced all the same, and what was finished is not run again."""
+    """The move is forced, and finished messages do not run again."""
     stream = await make_cohort_stream(partitions=1)
     log, gate = Log(), Gate(stream.key(0))
     deadlines = Deadlines(gate)

@@ -26,7 +26,7 @@ PARTS = st.lists(st.sampled_from(["a", "b", "1", "2", "a-1", "", "lanes"]), min_
 
 @given(PARTS)
 def test_no_two_cohorts_have_the_same_bucket(parts: list[str]) -> None:
-    """However one text is divided into a stream and a namespace."""
+    """For each way to divide one text into a stream and a namespace."""
     pairs = [("_".join(parts[:at]), "_".join(parts[at:])) for at in range(1, len(parts))]
     pairs = [(stream, namespace) for stream, namespace in pairs if stream and namespace]
     buckets = [bucket_name(stream, namespace) for stream, namespace in pairs]
@@ -109,7 +109,7 @@ async def test_a_durable_records_the_lease_and_an_impossible_epoch_is_ignored(
     found, _ = await of(10).found(1)
     assert [(each.epoch, each.lease) for each in found] == [(5, 30), (7, 0), (2**53, 0)]
     assert await of(10).names() == [(1, 5, 0), (1, 7, 0), (1, 2**53, 0)]
-    # Whoever looks from outside sees the same ones.
+    # The view from outside has the same durables.
     durables = await CohortView(Connection(client), stream.name, "lanes").durables()
     assert {number: found.epoch for number, found in durables.items()} == {1: 2**53}
 

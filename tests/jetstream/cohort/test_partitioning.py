@@ -52,7 +52,7 @@ _TOKENS = st.text(st.characters(exclude_characters=". *>\t\r\n\x00", exclude_cat
 
 @pytest.mark.anyio
 async def test_partition_of_agrees_with_the_server(client: Client, names: Names) -> None:
-    """Of one token, of two in the order of the call, of the whole subject."""
+    """For one token, for two in the order of the call, and for the whole subject."""
     streams: dict[str, tuple[str, Callable[[str, str, str], list[str]]]] = {
         "one": ("{{partition(64,1)}}.%s.{{wildcard(1)}}.{{wildcard(2)}}", lambda a, b, prefix: [a]),
         "two": ("{{ Partition(7, 2,1) }}.%s.$1.$2", lambda a, b, prefix: [b, a]),
@@ -241,7 +241,7 @@ def test_a_key_that_refines_the_partition_is_watched(caplog: pytest.LogCaptureFi
     assert "b'b'" not in str(stopped.value)
     assert not stopped.value.retryable
     assert caplog.text == ""
-    watch.see(b"c", 3)  # The limit: the first one is forgotten.
+    watch.see(b"c", 3)  # Above the limit the oldest key is forgotten.
     watch.see(b"a", 2)
     watch.see(b"d", 2)
     assert caplog.text.count("more than 2 keys arrived; the oldest are forgotten") == 1

@@ -20,7 +20,7 @@ MANY = 64
 
 
 class Member:
-    """A consumer, and what it was told of its partitions."""
+    """A consumer and its partition events."""
 
     def __init__(self, stream: CohortStream, name: str, log: Log, **arguments: Any) -> None:
         self.name = name
@@ -31,23 +31,23 @@ class Member:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """The fencing token of each partition that it owns."""
+        """The fencing token of each owned partition."""
         return {name: partition.epoch for name, partition in self.consumer.status().partitions.items()}
 
     def heard(self) -> Counter[str]:
-        """How often it was told what of a partition since it was asked last."""
+        """Partition events since the last call, counted."""
         counted: Counter[str] = Counter(event.name for event in self.told if event.partition is not None)
         self.told.clear()
         return counted
 
 
 async def owners(stream: CohortStream) -> list[str | None]:
-    """Who is to own each partition, by the bucket."""
+    """The planned owner of each partition, from the bucket."""
     return list(((await stream.read("plan")) or {})["owners"])
 
 
 async def test_a_join_moves_only_its_share(make_cohort_stream: MakeCohortStream) -> None:
-    """Only the newcomer gains, and no more than its share; what stays is the same ownership, not another one."""
+    """Only the new member gains partitions, no more than its share; the others keep their ownership."""
     stream, log = await make_cohort_stream(partitions=MANY), Log()
     keys = stream.a_key_each()
     *incumbents, newcomer = (Member(stream, name, log) for name in "abcd")
@@ -75,7 +75,7 @@ async def test_a_join_moves_only_its_share(make_cohort_stream: MakeCohortStream)
 
 
 async def test_a_leave_moves_only_the_partitions_of_the_leaver(make_cohort_stream: MakeCohortStream) -> None:
-    """What the one that leaves had is divided among the others, who keep everything that they have."""
+    """The partitions of the leaver are divided among the others, who keep their own."""
     stream, log = await make_cohort_stream(partitions=MANY), Log()
     keys = stream.a_key_each()
     leaver, *survivors = (Member(stream, name, log) for name in "abcd")
@@ -104,7 +104,7 @@ async def test_a_leave_moves_only_the_partitions_of_the_leaver(make_cohort_strea
 
 
 async def test_a_member_owns_by_its_weight(make_cohort_stream: MakeCohortStream) -> None:
-    """Each member says its own, in its heartbeat; whoever plans reads them, and comes to what the pure plan says."""
+    """Each heartbeat has the member's weight; the planner reads them and follows the pure plan."""
     stream, log = await make_cohort_stream(partitions=8), Log()
     a, b, c = (Member(stream, name, log, weight=weight) for name, weight in (("a", 3), ("b", 1), ("c", 4)))
 

@@ -17,7 +17,7 @@ LARGE = 1 << 30
 
 
 def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run what waits for nothing."""
+    """Run a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration:
@@ -26,8 +26,10 @@ def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class Clocked(StubInbox):
-    """A server that ends each request when its time is over. The partitions in ``backlog`` have messages without end,
-    and each takes ``work`` seconds of the room."""
+    """A server that ends each request at its expiry.
+
+    Partitions in ``backlog`` have messages without end, and each message occupies the room for ``work`` seconds.
+    """
 
     def __init__(self, partitions: int, backlog: int, *, work: float) -> None:
         super().__init__([f"c{number}" for number in range(partitions)])
@@ -86,12 +88,12 @@ def test_all_requests_fit_into_the_room(
 
 @given(st.integers(1, 64), st.integers(0, 64), st.integers(0, 63))
 def test_a_new_partition_finds_room(owned: int, elsewhere: int, busy: int) -> None:
-    """Whatever busy ones ask for, each partition of the cohort can ask for something at once."""
+    """Each partition of the cohort can request messages at once, despite busy ones."""
     partitions = owned + elsewhere
     side = StubInbox([f"c{number}" for number in range(partitions)])
     room = Room(partitions * 4, LARGE)
     pulling = side.pulls[:owned]
-    # It was busy a moment ago.
+    # The other partition was busy a moment ago.
     pulling[-1]._outstanding = partitions * 2
     for _ in range(3):
         at_once(pull_in_turns(pulling, set(pulling[: busy + 1]), room, partitions, 0.0))
@@ -108,7 +110,7 @@ def test_one_busy_partition_gets_most_of_the_room() -> None:
 
 @given(st.integers(1, 64), st.integers(1, 400), st.data())
 def test_every_partition_has_a_request_if_there_is_room(owned: int, messages: int, data: st.DataObject) -> None:
-    """Also where others still hold most of the room for what they asked before."""
+    """Even while others still hold most of the room for earlier requests."""
     side = StubInbox([f"c{number}" for number in range(owned)])
     for each, taken in zip(side.pulls, data.draw(st.lists(st.integers(0, 40), max_size=owned)), strict=False):
         each._outstanding = taken
@@ -131,11 +133,11 @@ def test_partitions_take_turns_in_scarce_room(room: int, busy: int, work: float)
     side = Clocked(64, busy, work=work)
     at_once(side.run(10.0, room))
     idle = side.pulls[busy:]
-    # Each busy one has its turn with work that holds what it took, the idle ones with a request that nothing fills.
+    # Busy partitions take turns with messages that occupy the room, idle ones with requests that stay empty.
     turn = len(idle) * (BRIEF + 0.005) / room + busy * (work + 0.005) / min(room, max(1, busy))
     longest = max(max(side.longest[each], side.now - side.served[each]) for each in side.pulls)
     assert longest <= AGAIN + 2 * turn + 0.1
-    # And what idle ones ask for leaves the room to those that have messages, most of the time.
+    # Most of the time, idle partitions leave the room to those with messages.
     assert busy == 0 or room == 1 or side.handled >= 10.0 / (work + 0.005) * min(room, busy) / 4
 
 

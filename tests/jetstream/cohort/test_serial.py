@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class NoDeadLetters:
-    """Dead letters of which nobody is to write one."""
+    """Dead letters that a test expects never to be written."""
 
     async def open(self) -> None:
         """Nothing to open."""
@@ -27,7 +27,7 @@ class NoDeadLetters:
 
 
 async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortStream) -> None:
-    """One at a time in the whole stream: one cohort partition, whose lease is the reservation."""
+    """One message at a time in the whole stream: one cohort partition, whose lease is the reservation."""
     stream, log = await make_cohort_stream(partitions=1), Log()
     settings = lanes.Settings(order="serial", poison="exit")
     keys = [stream.key(0, number) for number in range(5)]
@@ -51,7 +51,7 @@ async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortS
 
 
 async def test_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeCohortStream) -> None:
-    """By name; and what fails for good is not passed over where nothing is said either: the next owner begins there."""
+    """With the default policy, a message that exhausts its retries is not skipped: the next owner begins there."""
     stream, log = await make_cohort_stream(partitions=1), Log()
     for poison in ("skip", "block_and_dlq"):
         with pytest.raises(lanes.ConfigError, match=f'order="serial" with poison="{poison}"'):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
     ids=["beginning", "next", "sequence", "time"],
 )
 async def test_a_new_cohort_begins_at_start(cohort_stream: CohortStream, start: Any, first: int) -> None:
-    """Decided once, when it is set up."""
+    """The start is decided once, at the setup."""
     stream, log = cohort_stream, Log()
     await stream.publish(*stream.a_key_each())
     moment = await moment_behind(stream.client, stream.name, stream.published)
@@ -38,7 +38,7 @@ async def test_a_new_cohort_begins_at_start(cohort_stream: CohortStream, start: 
         await log.handled(13 - first)
         await running.leave(a)
         if isinstance(start, datetime):
-            start = start.astimezone(timezone(timedelta(hours=2)))  # The same moment.
+            start = start.astimezone(timezone(timedelta(hours=2)))  # The same time.
         b = lanes.Consumer(stream.source("b", start=start), log.handler("b"), settings=FAST)
         running.join(b)
         await settled(b, partitions=4)
@@ -51,7 +51,7 @@ async def test_a_new_cohort_begins_at_start(cohort_stream: CohortStream, start: 
 async def test_the_start_of_later_members_is_only_logged(
     cohort_stream: CohortStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the first one begins beyond the end of the stream, which a later one cannot tell from a loss."""
+    """Also if the first member begins beyond the end of the stream, which a later one cannot tell from a loss."""
     caplog.set_level("INFO", "lanes")
     stream, log = cohort_stream, Log()
     await stream.publish(*stream.a_key_each())
@@ -89,7 +89,7 @@ async def test_a_member_that_does_not_join_leaves_no_subscription(
     with anyio.fail_after(5):
         await source.aclose()
         await source.aclose()
-    # What is there besides answers the client's own requests.
+    # The remaining subscription is for the client's own requests.
     answers = (client._resp_sub_prefix or b"?").decode()
     left = [client._subs[sid].subject for sid in set(client._subs) - before]
     assert [subject for subject in left if not subject.startswith(answers)] == []

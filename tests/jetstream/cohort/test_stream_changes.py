@@ -26,7 +26,7 @@ async def test_every_partition_is_served_in_scarce_room(
         await settled(a, partitions=24)
         await stream.publish(*stream.a_key_each())
         await log.handled(24)
-        # Whichever partitions ask at this moment, it is hardly the one that a message comes for.
+        # The partitions with a request at this moment are hardly those with a new message.
         for number in range(0, 24, 6):
             await stream.publish(stream.key(number))
             await log.handled(stream.published)
@@ -36,7 +36,7 @@ async def test_every_partition_is_served_in_scarce_room(
 
 
 async def test_a_changed_division_stops_the_members(cohort_stream: CohortStream) -> None:
-    """A key may be in two partitions from then on. Once it is as it was, everything goes on."""
+    """From then on, a key may be in two partitions. After the change is reverted, the cohort continues."""
     stream, log = cohort_stream, Log()
     gate = Gate(stream.key(0))
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=SCARCE)

@@ -20,7 +20,7 @@ NEW: Final = b'"epoch":0,'
 
 
 CLAIMED: Final = b'"epoch":1'
-"""What is in a state: of an epoch that was never anybody's, and of one that begins with the server's clock."""
+"""Text in a state: ``NEW`` of an epoch without an owner, ``CLAIMED`` of one that begins with the server's clock."""
 
 
 ACQUIRED: Final = b'"epoch":null'
@@ -33,8 +33,9 @@ RELEASED: Final = b'"released":true'
 async def test_an_unknown_result_of_a_write_is_resolved(
     cohort_stream: CohortStream, what: Literal["request", "reply"]
 ) -> None:
-    """One of each kind of write, from the set-up to leaving, has no answer: what became of it is read, and nothing is
-    lost by it. Only what was not done is done again, but for a ledger: that is what its fence is for.
+    """One write of each kind, from the setup to leaving, has no answer; the member reads its result and loses nothing.
+
+    Only missing writes are repeated, except for a ledger, whose fence makes a repeat safe.
     """
     stream, log, losses = cohort_stream, Log(), Losses()
     keys = stream.a_key_each()
@@ -56,7 +57,7 @@ async def test_an_unknown_result_of_a_write_is_resolved(
         b = lanes.Consumer(stream.source("b"), log.handler("b", gate), settings=FAST)
         async with members() as running:
             running.join(a)
-            # Set-up, heartbeat, plan; the lease that is acquired, the epoch that is claimed.
+            # Setup, heartbeat, plan, acquired lease, claimed epoch.
             await lost(("s.3", NEW), ("config", b""), ("m.a", b""), ("plan", b""), ("l.0", b""), ("s.1", CLAIMED))
             await settled(a, partitions=4)
             again = 1 if what == "reply" else 2
@@ -70,7 +71,7 @@ async def test_an_unknown_result_of_a_write_is_resolved(
             first, second = await draining(a, 2)
             before = losses.count(kv + f"s.{first}", CLAIMED)
             gate.open()
-            # Of one that moves the ledger, of the other the release.
+            # For one moving partition the ledger, for the other the release.
             await lost((f"s.{first}", CLAIMED), (f"l.{second}", RELEASED))
             await settled(a, b, partitions=4)
             assert losses.count(kv + f"s.{first}", CLAIMED) - before == 2
@@ -79,7 +80,7 @@ async def test_an_unknown_result_of_a_write_is_resolved(
             await log.handled(stream.published)
             kept = {name: partition.epoch for name, partition in a.status().partitions.items()}
             assert kept.items() <= tokens.items()
-            # The last one says that it leaves.
+            # The last write is its leave.
             losses.lose(what, kv + "m.a")
             await running.leave(a)
             await settled(b, partitions=4)
@@ -95,7 +96,7 @@ async def test_an_unknown_result_of_a_write_is_resolved(
 async def test_a_bucket_that_is_lost_during_a_drain_loses_no_message(
     cohort_stream: CohortStream, finished: bool
 ) -> None:
-    """Who drains can hand over nothing: it gives all up, and what was held runs again under higher tokens, once."""
+    """The draining member cannot hand over: it gives up all, and its messages run again once under higher tokens."""
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     gate = Gate(*keys)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Checked:
-    """A member that has one partition, and a server that says what the test wants."""
+    """A member with one partition, and a server whose answers the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, out_of_range: OutOfRange = "fail") -> None:
         self.held = Held()
@@ -53,7 +53,7 @@ class Checked:
         return self.info
 
     async def dropped(self, first: int) -> None:
-        """Have it look, and then find twice that of nine that were left all are gone."""
+        """Check once, then find twice that all nine undelivered messages are gone."""
         self.owned.backlog.delivered(2, 9, 8)
         self.info = {"delivered": {"consumer_seq": 2}, "num_pending": 0}
         self.first = first
@@ -75,7 +75,7 @@ async def test_a_drop_is_found_while_a_request_is_open(monkeypatch: pytest.Monke
     looked = Checked(monkeypatch)
     assert looked.owned.pulls is not None
     looked.owned.backlog.delivered(2, 9, 8)
-    # Room has come back between two looks: the server would deliver what is left, and nothing is.
+    # Room became free between two checks: the server would deliver the backlog, and there is none.
     looked.owned.pulls._outstanding = 1
     await looked.dropped(10)
     assert isinstance(looked.watch.failure, lanes.SourceError)
@@ -119,7 +119,7 @@ async def test_only_a_silent_durable_is_asked(monkeypatch: pytest.MonkeyPatch) -
         backlog.delivered(delivery, 4 - delivery, 8)
         await looked.watch._check()
     assert looked.asked == []
-    # It has delivered nothing since, and has nothing to deliver: a request is open.
+    # A request is open, nothing was delivered since, and the backlog is empty.
     backlog.delivered(4, 0, 9)
     pulls._outstanding = 1
     for _ in range(3):

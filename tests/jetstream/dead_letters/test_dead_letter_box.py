@@ -39,7 +39,7 @@ async def opened(where: str, subject: str) -> AsyncIterator[JetStreamDeadLetterB
 
 
 def dead_letter_of(stream: Stream, **changes: object) -> lanes.DeadLetter:
-    """A letter as this source makes them: no key but that of the lane."""
+    """A dead letter as this source writes it: the only key is that of the lane."""
     usual: dict[str, object] = {
         "source": stream.name,
         "subject": f"{stream.name}.a",
@@ -66,7 +66,7 @@ async def test_dead_letters_are_listed_in_order_and_found_whole(stream: Stream, 
     sent = [dead_letter_of(stream, key=b"%d" % number) for number in range(5)]
     sent.append(dead_letter_of(stream, headers=(), value=bytes(range(256)) * 3_000))
     await park(client, dead, *sent)
-    # Another subject of the stream is none of this box's.
+    # The box ignores other subjects of the stream.
     await park(client, dead.replace(".x", ".y"), dead_letter_of(stream))
     async with opened(stream.url, dead) as box:
         assert await box.ids(2) == [one.id for one in sent[:2]]
@@ -105,12 +105,12 @@ async def test_every_copy_of_a_dead_letter_is_deleted(stream: Stream, client: Cl
             await copied(one)
         async with opened(stream.url, f"{name}.x") as box, opened(stream.url, f"{name}.x") as late:
             assert await box.ids() == [sent.id, other.id]
-            # A copy that somebody else has deleted is not in the way.
+            # A copy that another client has deleted does no harm.
             await jetstream.delete_msg(name, 3)
             await box.dispose(await stored(box, sent), "dropped")
             assert await box.ids() == [other.id]
             assert await late.ids() == [other.id]
-            # One that comes later is parked again.
+            # A copy that arrives later is listed again.
             await copied(sent)
             assert await box.ids() == [other.id, sent.id]
             await box.dispose(await stored(box, sent), "dropped")
@@ -139,7 +139,7 @@ async def test_a_dead_letter_is_republished_once(stream: Stream, dead: str, clie
     async with opened(stream.url, dead) as box:
         found = await stored(box, sent)
         assert await box.publish(found) == f"{stream.name} sequence 1"
-        # Tried again, as after an answer that was lost, the server drops it.
+        # The server drops a retry, as after a lost answer.
         assert await box.publish(found) == f"{stream.name} sequence 1"
         assert await box.ids() == [sent.id]
     assert (await client.jetstream().stream_info(stream.name)).state.messages == 1
@@ -162,7 +162,7 @@ async def test_a_missing_origin_is_refused(stream: Stream, dead: str, client: Cl
 
 
 async def test_a_dead_letter_cannot_send_an_api_request(stream: Stream, dead: str, client: Client) -> None:
-    """Anybody may write one, and the operator who publishes it again may do more than they."""
+    """Any client may write a dead letter, and the operator who republishes it may have more permissions."""
     sent = dead_letter_of(stream, subject=f"$JS.API.STREAM.DELETE.{stream.name}", value=b"")
     await park(client, dead, sent)
     async with opened(stream.url, dead) as box:

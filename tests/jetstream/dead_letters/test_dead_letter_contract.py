@@ -35,7 +35,7 @@ LIMIT = 20_000
 
 
 class JetStreamHarness:
-    """Two streams. ``server``: what is killed in an outage."""
+    """Two streams. ``server`` is killed in an outage."""
 
     limit = LIMIT
 
@@ -114,7 +114,7 @@ class JetStreamHarness:
 
     async def hang_up(self, dead_letters: DeadLetters) -> None:
         assert isinstance(dead_letters, JetStreamDeadLetters)
-        # As behind a message that is above the server's limit.
+        # As after a message above the server's limit.
         await dead_letters._connection.client.close()
 
 

@@ -105,7 +105,7 @@ async def test_dead_letters_are_read_back_by_an_ordinary_source(
     async with running(consumer):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and bool(consumer.status().dead_lettered))
-    # Anybody may publish there.
+    # Any client may publish there.
     await client.jetstream().publish(stored_dead_letters, b"no letter", headers={"Lanes-Source": "S"})
 
     found: list[lanes.DeadLetter] = []
@@ -181,7 +181,7 @@ async def test_a_subject_without_a_stream_is_refused(stream: Stream) -> None:
 async def test_a_dead_letter_outage_blocks_only_its_lane(
     stream: Stream, stored_dead_letters: str, client: Client, nats_server: NatsServer
 ) -> None:
-    """The letters' stream is gone for a while: its lane waits, the others go on, nothing is acknowledged."""
+    """While the dead-letter stream is missing, one lane waits, the others continue, and nothing is acknowledged."""
     await client.jetstream().publish(f"{stream.name}.poison", b"poison")
     await stream.publish(200)
     recorder = Recorder()
@@ -214,7 +214,7 @@ async def test_a_dead_letter_outage_blocks_only_its_lane(
 
 
 async def test_a_dead_letter_above_the_payload_limit_is_cut(fresh_nats: Callable[..., NatsServer]) -> None:
-    """Headers and body together would be above the limit, and the server hangs up on whoever sends that."""
+    """Headers and body together exceed the limit, and the server disconnects a client that sends that."""
     server = fresh_nats(config="max_payload: 20000")
     client = await nats.connect(server.url)
     stream = Stream(server.url, client, "BIG")

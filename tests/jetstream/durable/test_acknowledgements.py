@@ -23,7 +23,7 @@ SETTINGS = lanes.Settings(concurrency=50)
 
 
 class Publisher:
-    """A client of which only what it promises is there."""
+    """A client with only its public methods."""
 
     def __init__(self, client: Client) -> None:
         self.publish = client.publish
@@ -43,7 +43,7 @@ async def test_acknowledgements_are_read_when_a_stop_returns(stream: Stream, ack
 
 @pytest.mark.parametrize("acks", ["confirmed", "confirmed-at-drain"])
 async def test_a_drain_survives_a_server_that_is_killed_at_once(fresh_stream: FreshStream, acks: str) -> None:
-    """One copy: what such a server was told less than 0.1 s before it forgets, so a drain waits longer than that."""
+    """A killed server with one copy loses the last 0.1 s of acknowledgements, so a drain waits longer than that."""
     server, stream = await fresh_stream()
     await stream.publish(200)
     recorder = Recorder(lambda message: 0.0)
@@ -59,7 +59,7 @@ async def test_a_drain_survives_a_server_that_is_killed_at_once(fresh_stream: Fr
 
 
 async def test_confirmed_messages_stay_in_flight_until_the_server_confirms(fresh_stream: FreshStream) -> None:
-    """A server that stands still has not read an acknowledgement, so what it is for is in flight."""
+    """A frozen server has not read an acknowledgement, so its message is in flight."""
     server, stream = await fresh_stream()
     await stream.publish(1)
     running_now, go_on, ended = anyio.Event(), anyio.Event(), anyio.Event()
@@ -115,7 +115,7 @@ async def test_a_missing_confirmation_is_requested_again(stream: Stream, monkeyp
 
 
 async def test_a_batch_is_sent_like_single_acknowledgements(stream: Stream) -> None:
-    """Without what the client does not promise, and while it is not connected, each is published by itself."""
+    """If the client lacks its private calls, or is not connected, each acknowledgement is published separately."""
     arrived: list[tuple[str, bytes]] = []
 
     async def note(message: Msg) -> None:
@@ -133,7 +133,7 @@ async def test_a_batch_is_sent_like_single_acknowledgements(stream: Stream) -> N
 
 
 async def test_an_inbox_on_a_callers_client_has_no_limits(stream: Stream) -> None:
-    """With a limit the client would drop what the loop was too busy to take, and it would come back out of order."""
+    """With a limit, the client drops messages while the loop is busy, and they return out of order."""
     source = stream.source(where=stream.client, acks="confirmed")
     await stream.publish(3_000, size=10)
     recorder = Recorder(lambda message: 0.0)
@@ -148,7 +148,7 @@ async def test_an_inbox_on_a_callers_client_has_no_limits(stream: Stream) -> Non
 async def test_acknowledgements_lost_with_a_connection_are_repeated(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clean stop right after a reconnect leaves nothing behind that had finished."""
+    """A clean stop right after a reconnect leaves no finished message unacknowledged."""
     recorder = Recorder()
     source = stream.source()
     consumer = lanes.Consumer(source, recorder, settings=FAST)
@@ -172,6 +172,6 @@ async def test_acknowledgements_lost_with_a_connection_are_repeated(
         reconnects = client.stats["reconnects"]
         with anyio.fail_after(10):
             await until(lambda: client.stats["reconnects"] > reconnects and client.is_connected)
-    # The server works off what it has read a moment later.
+    # The server acts a moment after it has read the acknowledgements.
     with anyio.fail_after(10):
         await stream.acknowledged()

@@ -12,10 +12,10 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_requests_never_exceed_max_in_flight(stream: Stream) -> None:
-    """What is here and what may still come never exceed the bound together.
+    """Messages held here and messages still to come stay within the bound together.
 
-    The server's own count is no measure: it works off acknowledgements a moment after it has read them, and
-    may have answered the next pull by then.
+    The server's own count is no measure. It acts on acknowledgements a moment after it reads them, and may answer the
+    next pull before that.
     """
     await stream.publish(1_500)
     source = stream.source()
@@ -37,7 +37,7 @@ async def test_requests_never_exceed_max_in_flight(stream: Stream) -> None:
 
 
 async def test_a_slow_handler_bounds_the_memory(stream: Stream) -> None:
-    """100 messages of 50 kB, room for 10 of them: never much more than the bound is here at once."""
+    """100 messages of 50 kB and room for 10: the source never holds much more than the bound."""
     size, bound = 50_000, 500_000
     await stream.publish(100, keys=100, size=size)
     recorder = Recorder(lambda message: 0.02)

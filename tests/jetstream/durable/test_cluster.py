@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @pytest.fixture
 async def stream(cluster: NatsCluster) -> AsyncIterator[Stream]:
-    """A stream with three copies; whom the test before has killed is there again."""
+    """A stream with three copies; a server that the previous test killed runs again."""
     await anyio.to_thread.run_sync(cluster.start)
     client = await connect(cluster.url.split(",")[0])
     stream = Stream(cluster.url, client, unique("R"))
@@ -84,7 +84,7 @@ async def test_a_killed_server_of_the_connection_loses_nothing(cluster: NatsClus
 
 
 async def test_a_leader_that_steps_down_keeps_an_open_pull(cluster: NatsCluster, stream: Stream) -> None:
-    """Nobody dies and no connection ends: an open pull is answered with a status alone."""
+    """No server dies and no connection ends: an open pull gets only a status."""
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         await published(stream, 50)
@@ -96,7 +96,7 @@ async def test_a_leader_that_steps_down_keeps_an_open_pull(cluster: NatsCluster,
 
 
 async def test_a_source_waits_for_a_majority(cluster: NatsCluster, stream: Stream) -> None:
-    """Two of three are gone: no leader, so nothing is delivered; it goes on when there is one again."""
+    """Two of three servers are down: without a leader nothing is delivered, and delivery resumes with a new leader."""
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         await published(stream, 50)

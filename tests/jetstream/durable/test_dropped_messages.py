@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
 
 
 def held_up(recorder: Recorder, positions: int) -> tuple[Callable[[lanes.Message], Awaitable[None]], anyio.Event]:
-    """A handler that lets so many positions through, and the others only after the event."""
+    """A handler that lets the first positions through, and the others only after the event."""
     go_on = anyio.Event()
 
     async def handle(message: lanes.Message) -> None:
@@ -31,7 +31,7 @@ def held_up(recorder: Recorder, positions: int) -> tuple[Callable[[lanes.Message
 
 
 def lag_of(consumer: lanes.Consumer) -> int | None:
-    """Of its one partition."""
+    """The lag of the only partition."""
     return next((partition.lag for partition in consumer.status().partitions.values()), None)
 
 
@@ -82,7 +82,7 @@ async def test_limits_that_dropped_messages_of_a_stopped_consumer_stop_the_start
     ("retention", "highest", "lost"),
     [
         ("limits", 0, "sequences 6 to 10"),
-        ("workqueue", 0, None),  # what is gone was acknowledged before the server was killed
+        ("workqueue", 0, None),  # the dropped messages were acknowledged before the kill
         ("workqueue", 8, "sequences 9 to 10"),
         ("limits", 10, None),
     ],
@@ -114,7 +114,7 @@ async def test_a_purge_of_finished_messages_is_ignored(stream: Stream) -> None:
 
 
 async def test_a_stream_that_keeps_one_message_a_subject_is_not_checked(stream: Stream) -> None:
-    """What it drops it drops by design."""
+    """It drops single messages by design."""
     await stream.client.jetstream().delete_stream(stream.name)
     await stream.create(max_msgs_per_subject=1)
     first = stream.source()

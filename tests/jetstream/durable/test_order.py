@@ -50,7 +50,7 @@ async def test_a_restart_before_ack_wait_keeps_order(stream: Stream, takeover: s
 
 
 async def test_a_queued_message_outlives_ack_wait(stream: Stream) -> None:
-    """One slow key: what waits behind it is kept alive too, so nothing is delivered twice."""
+    """Messages behind one slow key are kept alive too, so none is delivered twice."""
     await stream.publish(8, keys=1)
     recorder = Recorder(lambda message: 0.4)
     consumer = lanes.Consumer(stream.source(ack_wait=1.0), recorder, settings=FAST)
@@ -61,7 +61,7 @@ async def test_a_queued_message_outlives_ack_wait(stream: Stream) -> None:
 
 
 async def test_a_lost_delivery_is_detected_by_its_number(stream: Stream, caplog: Any) -> None:
-    """A delivery that never arrives would come back behind newer ones of its key."""
+    """A delivery that never arrives would return after newer ones of its key."""
     await stream.publish(600, keys=5)
     recorder = Recorder()
     source = stream.source()
@@ -74,7 +74,7 @@ async def test_a_lost_delivery_is_detected_by_its_number(stream: Stream, caplog:
         dropped: list[Any] = []
 
         async def drop_once(message: Any) -> None:
-            # Not the last one that was asked for: that one would be missed by the heartbeats alone.
+            # Not the last requested message: only heartbeats would reveal its loss.
             if not dropped and not message.subject.startswith(pulls._inbox) and pulls.outstanding > 1:
                 dropped.append(message)
                 return

@@ -31,7 +31,7 @@ async def test_a_withdrawn_permission_stops_the_source(fresh_stream: FreshStream
         denied = '"$JS.API.CONSUMER.MSG.NEXT.>"' if verb == "MSG.NEXT" else '"$JS.ACK.>"'
         reload(server, USERS.format(denied=denied))
         with anyio.move_on_after(15):
-            # The server reads its file a moment after it was told to.
+            # The server reloads its file a moment after the signal.
             while consumer.ready:
                 await stream.publish(20, seed=2)
                 await anyio.sleep(0.1)

@@ -27,7 +27,7 @@ async def test_a_reset_connection_loses_nothing(stream: Stream, takeover: str) -
         for at in (500, 1_500):
             with anyio.fail_after(30):
                 await recorder.reached(at)
-            # Reset, not closed: what is on its way is lost.
+            # A reset instead of a close loses all data in transit.
             transport: Any = inner(source)._connection.client._transport
             transport._io_writer.transport.abort()
         await all_done(stream, recorder)
@@ -45,12 +45,12 @@ async def test_a_killed_server_loses_nothing(fresh_stream: FreshStream) -> None:
             await anyio.to_thread.run_sync(server.kill)
             await anyio.to_thread.run_sync(server.start)
         await all_done(stream, recorder)
-    # What the server forgot came again and was acknowledged again, not run again.
+    # Messages whose acknowledgement the server lost were redelivered and acknowledged again, without a run.
     assert recorder.repeats == 0
 
 
 async def test_a_killed_server_and_a_crashed_consumer_keep_order(fresh_stream: FreshStream) -> None:
-    """The server's own state of the consumer is old after kill -9; the next process must not trust it."""
+    """After kill -9 the server's state of the consumer is old; the next process must not trust it."""
     server, stream = await fresh_stream()
     await stream.publish(3_000)
     recorder = Recorder(jitter())
@@ -65,7 +65,7 @@ async def test_a_killed_server_and_a_crashed_consumer_keep_order(fresh_stream: F
 
 
 async def test_an_open_pull_survives_a_server_restart(fresh_stream: FreshStream) -> None:
-    """An idle pull is open when the server says 409 Server Shutdown; new messages come over the new connection."""
+    """An idle pull is open when the server sends 409 Server Shutdown; new messages arrive over the new connection."""
     server, stream = await fresh_stream()
     await stream.publish(50)
     recorder = Recorder()

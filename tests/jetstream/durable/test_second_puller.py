@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
 
 
 async def test_two_processes_that_start_together_stop(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither sees the other's pull at its start; the numbers of the deliveries give it away."""
+    """Neither process sees the other's pull at its start; the delivery numbers reveal it."""
     monkeypatch.setattr("lanes_jetstream.durable.source._OTHER_PULLER_WAIT", 1.0)
     await stream.add_consumer(max_ack_pending=1_000, metadata={"lanes-managed": "1"})
     await stream.publish(2_000)
@@ -51,7 +51,7 @@ async def test_a_second_process_is_refused_at_its_start(stream: Stream, monkeypa
 
 
 async def test_a_second_process_beside_a_full_one_is_detected(stream: Stream) -> None:
-    """The first has no request open that the second could see; what the second is given gives it away."""
+    """The full process has no open request that the second could see; deliveries to the second reveal it."""
     await stream.publish(50)
     recorder, other = Recorder(), Recorder()
     handle, _ = held_up(recorder, 0)

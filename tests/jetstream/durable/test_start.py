@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def first_sequence(stream: Stream, **arguments: Any) -> int:
-    """The first sequence that a consumer delivers which is made now and then finds one more message."""
+    """The first sequence that a new consumer delivers, after one more message is published."""
     recorder = Recorder()
     source = stream.source(**arguments)
     consumer = lanes.Consumer(source, recorder, settings=FAST)
@@ -83,7 +83,7 @@ async def test_a_start_time_is_sent_in_utc() -> None:
 async def test_a_missing_leader_is_waited_for_until_start_timeout(
     fresh_stream: FreshStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that does not answer: for as long as ``start_timeout`` says, and the error can be tried again."""
+    """A server that does not answer is retried until ``start_timeout``, and the error is retryable."""
     monkeypatch.setattr("lanes_jetstream.wire.connection.API_TIMEOUT", 0.2)
     server, stream = await fresh_stream()
     source = stream.source(where=stream.client, start_timeout=0.5)

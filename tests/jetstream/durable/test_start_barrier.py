@@ -20,24 +20,24 @@ pytestmark = pytest.mark.anyio
 
 
 async def config_of(stream: Stream) -> dict[str, Any]:
-    """As the server has it: the client's own types know less."""
+    """The server's configuration; the client's own types lack fields."""
     answer = await stream.client.request(f"$JS.API.CONSUMER.INFO.{stream.name}.{DURABLE}", b"", timeout=5)
     config: dict[str, Any] = json.loads(answer.data)["config"]
     return config
 
 
 def barriers(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The barriers that the log names."""
+    """The start barriers in the log."""
     lines = [record.getMessage() for record in caplog.records]
     return [line.partition("start barrier is ")[2].partition(";")[0] for line in lines if "start barrier is " in line]
 
 
 async def test_a_backoff_survives_a_killed_takeover(stream: Stream, spawn: Spawn) -> None:
-    """The process that shrank the timers is gone with -9: what they were stands in the metadata."""
+    """The process that shrank the timers was killed by -9; the metadata holds the original timers."""
     backoff = [20 * SECOND, 60 * SECOND]
     await stream.publish(60, keys=4)
     await stream.add_consumer(backoff=backoff, metadata={"team": "billing"}, max_ack_pending=1_000)
-    await (await stream.pull_raw(40))[10].ack_sync()  # with a hole among the finished ones a reset is no barrier
+    await (await stream.pull_raw(40))[10].ack_sync()  # a reset would repeat the finished messages after the gap
     reader = spawn("-m", "tests.jetstream.reader_process", stream.url, stream.name, "modify")
     with anyio.fail_after(30):
         while (await config_of(stream))["ack_wait"] != 1_000_000:

@@ -30,7 +30,7 @@ async def test_a_recreated_stream_stops_the_source(stream: Stream) -> None:
         await stream.create()
         await stream.add_consumer(metadata={"lanes-managed": "1"}, max_ack_pending=10_000)
         await stream.publish(20, seed=2)
-    # Nothing of the new stream passes for what was handled of the old one.
+    # No message of the new stream passes for a handled one of the old stream.
     assert await stream.ack_pending() + len(recorder.done) <= 40
 
 
@@ -41,7 +41,7 @@ async def test_a_stream_recreated_beside_a_full_consumer_stops_the_source(stream
     handle, _ = held_up(recorder, 0)
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     consumer = lanes.Consumer(stream.source(), handle, settings=settings)
-    # It may be looked at while it is not there.
+    # A check may find that it does not exist.
     async with stops(consumer, "^stream .* was deleted (and created again|during the run)"):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)
@@ -51,7 +51,7 @@ async def test_a_stream_recreated_beside_a_full_consumer_stops_the_source(stream
 
 
 def test_a_consumer_deleted_with_its_stream_names_the_stream() -> None:
-    """It may go between a look at the stream and one at the consumer."""
+    """The deletion may happen between the checks of the stream and of the consumer."""
     fields: Any = dict.fromkeys(("filter_subject", "ack_wait", "max_ack_pending"), 1)
     durable = DurableConsumer(Connection("nats://x"), "S", "d", **fields, start={}, modify=False, hold_back=False)
     assert durable.failure_text(ApiError(10059, "stream not found", 404)).startswith(

@@ -100,7 +100,7 @@ async def test_a_takeover_without_permission_to_change_the_consumer_holds_back(f
 
 
 async def test_messages_that_expired_in_batches_return_in_order(stream: Stream) -> None:
-    """The server queues what expires batch behind batch; a takeover must sort all of it."""
+    """The server queues expired messages batch after batch; a takeover must sort all of them."""
     ack_wait = 1.0
     await stream.publish(400, keys=4)
     await stream.add_consumer(ack_wait=int(ack_wait * 1e9), metadata={"lanes-managed": "1"}, max_ack_pending=1_000)
@@ -116,7 +116,7 @@ async def test_messages_that_expired_in_batches_return_in_order(stream: Stream) 
 
 
 async def test_more_messages_than_max_in_flight_return_in_order(stream: Stream) -> None:
-    """An earlier process held more than this one may: they come back in order all the same."""
+    """An earlier process held more messages than this one may; they still return in order."""
     ack_wait = 1.0
     await stream.publish(400, keys=4)
     await stream.add_consumer(ack_wait=int(ack_wait * 1e9), metadata={"lanes-managed": "1"}, max_ack_pending=1_000)
@@ -135,7 +135,7 @@ async def test_more_messages_than_max_in_flight_return_in_order(stream: Stream) 
 
 
 async def test_a_cancelled_receive_repeats_the_takeover(stream: Stream) -> None:
-    """What the pump cancels because there is room again must not end a takeover in the middle."""
+    """When room becomes free, the pump cancels ``receive``, and that must not end a takeover halfway."""
     await stream.publish(200, keys=4)
     await stream.add_consumer(ack_wait=1_500_000_000, max_ack_pending=1_000)
     held = await stream.pull_raw(50)

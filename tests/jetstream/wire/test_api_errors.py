@@ -96,7 +96,7 @@ async def test_an_error_names_the_request_and_whether_a_retry_helps(
 async def test_a_missing_bucket_stops_a_member_only_for_a_permanent_fault(
     error: str, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That nobody answers for JetStream is an error of the set-up at the start, and an outage later on."""
+    """Missing JetStream is an error of the setup at the start, and an outage later."""
 
     async def api(self: Connection, subject: str, request: object = None) -> dict[str, Any]:
         if subject == asked:
@@ -118,13 +118,13 @@ async def test_a_missing_bucket_stops_a_member_only_for_a_permanent_fault(
 async def test_a_missing_leader_is_waited_for_during_the_check_for_other_pullers(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look for another puller asks again, as the one before it does."""
+    """The check for another puller retries like the requests before it."""
     await stream.add_consumer()
     refused: list[str] = []
     api = Connection.api
 
     async def busy_once(self: Connection, subject: str, request: Any = None) -> dict[str, Any]:
-        # The second question about the consumer is that look.
+        # The second request for the consumer is that check.
         if subject.startswith("CONSUMER.INFO") and len(refused) < 2:
             refused.append(subject)
             if len(refused) == 2:
