@@ -1,4 +1,4 @@
-"""Histories and journals read back, and put into one order.
+"""The reader of histories and journals, and one order for all their rows.
 
 Reading order: ``rows``, ``reader``, ``journal``, ``timeline``.
 """

@@ -1,7 +1,6 @@
-"""Journals read back, and histories made into them: Parquet files as lines of JSON, which
-``memsource.history.reader`` reads.
+"""Conversion between journals (Parquet files) and the JSON lines that ``memsource.history.reader`` reads.
 
-The files of one run are read in the order of their rows, wherever they are. A copy of a file is read once.
+The files of one run are read in the order of their rows, from any place. A copy of a file is read once.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from lanes.history.parquet import ParquetFile
 __all__ = ["JournalError", "JournalFile", "convert", "lines_of", "open_journals"]
 
 BEGIN: Final = '{"n":1,"event":"begin"'
-"""How the first row of a segment begins."""
+"""Start of the first row of a segment."""
 
 _BATCH_ROWS: Final = 16_384
 _CONVERTED_ROWS: Final = 8_192
 
 
 class JournalError(LanesError):
-    """A file is no journal, or is of another schema, or cannot be read or written. Says which, and what to do."""
+    """A file is no journal, has another schema, or cannot be read or written. The text names file and remedy."""
 
 
 class Line(NamedTuple):
-    """A row of a journal as a line of a history, and where it was found."""
+    """A row of a journal as a line of a history, with its file and number."""
 
     file: str
     number: int
@@ -43,7 +42,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalFile:
-    """One file: of which run, and the number of its first row, None when that is not known."""
+    """One file of a run. ``first`` is the number of its first row; None = unknown."""
 
     path: Path
     run: str
@@ -52,7 +51,7 @@ class JournalFile:
 
 
 def open_journals(paths: Iterable[Path]) -> list[list[JournalFile]]:
-    """The files by run, those of each in the order of their rows. Raises ``JournalError``. Blocks."""
+    """The files grouped by run, in the order of their rows. Blocks. Raises ``JournalError``."""
     runs: dict[str, dict[tuple[int | None, int], JournalFile]] = {}
     for path in paths:
         found = _looked_at(path)
@@ -61,7 +60,7 @@ def open_journals(paths: Iterable[Path]) -> list[list[JournalFile]]:
 
 
 def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
-    """The rows of one run as lines. Raises ``JournalError``. Blocks while it reads; holds a part of a file."""
+    """The rows of one run as lines. Blocks while it reads, and holds a part of a file. Raises ``JournalError``."""
     tables = _tables()
     for file in files:
         number = 0
@@ -73,10 +72,10 @@ def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
 
 
 def convert(paths: Iterable[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> list[Path]:
-    """Make a Parquet file in ``directory``, which is created, of each of these files of JSON lines; the files.
+    """Convert histories of JSON lines to Parquet files in ``directory``, and return the new files.
 
-    What a history says, and what it lacks, is the same in both. Done again it gives the same file anew. Blocks. Raises
-    ``JournalError`` for what cannot be read or written, and where pyarrow is missing.
+    Both have the same rows and the same gaps. A repeated conversion writes the same file. Creates the directory.
+    Blocks. Raises ``JournalError`` if a file cannot be read or written, or pyarrow is missing.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
@@ -100,7 +99,7 @@ def _tables() -> RowTables:
 
 
 class _Opened:
-    """A Parquet file that is open."""
+    """An open Parquet file."""
 
     def __init__(self, path: Path) -> None:
         tables, arrow = _tables(), import_module("pyarrow")
@@ -120,10 +119,10 @@ class _Opened:
         self._file.close()
 
     def check(self) -> str:
-        """The run. Raises ``JournalError`` for anything but a journal of a schema that can be read."""
+        """Return the id of the run. Raises ``JournalError`` unless it is a journal of this schema."""
         version = self.metadata.get(VERSION)
         if version is None or RUN not in self.metadata or not version.isdigit():
-            raise JournalError(f"{self._path}: no journal: lanes has not written it; pass files that it has, unchanged")
+            raise JournalError(f"{self._path} is no journal: lanes has not written it; pass unchanged files of lanes")
         if int(version) > SCHEMA_VERSION:
             raise JournalError(
                 f"{self._path}: its schema is {int(version)}, this version of lanes reads up to {SCHEMA_VERSION}: "
@@ -137,16 +136,16 @@ class _Opened:
         for field in self._wanted:
             at = self.schema.get_field_index(field.name)
             if at < 0 or self.schema.field(at).type != field.type:
-                raise JournalError(f"{self._path}: no journal: it has no column {field.name} of type {field.type}")
+                raise JournalError(f"{self._path} is no journal: it has no column {field.name} of type {field.type}")
         return self.metadata[RUN].decode(errors="replace")
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows."""
         return int(self._file.metadata.num_rows)
 
     def batches(self) -> Iterator[Any]:
-        """All rows, a part at a time."""
+        """All rows, in parts."""
         yield from _guarded(self._path, self._file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False))
 
 
@@ -162,7 +161,7 @@ def _looked_at(path: Path) -> JournalFile:
 
 
 def _guarded(path: Path, items: Iterable[Any]) -> Iterator[Any]:
-    """The items; what is wrong with the file raises ``JournalError``."""
+    """The items. Errors of the file become ``JournalError``."""
     arrow = import_module("pyarrow")
     try:
         yield from items
@@ -210,7 +209,7 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
 
 
 def _whole_lines(stream: BinaryIO) -> Iterator[str]:
-    """The lines, but for one at the end that a crash has torn; where files were joined behind one, both parts of it."""
+    """The lines without a torn last one. A line where two files were joined is split."""
     for data in stream:
         line = data.decode("utf-8", "surrogateescape")
         if line.isspace():

@@ -1,10 +1,10 @@
-"""Reading histories back: files of JSON lines, written by ``lanes.history.recorder``, into segments of rows.
+"""The reader of histories: from files of JSON lines, written by ``lanes.history.recorder``, to segments of rows.
 
-Journals too: ``memsource.history.journal`` makes lines of their rows, of which a segment is made as of any others.
+It reads journals too: ``memsource.history.journal`` turns their rows into such lines.
 
-What cannot be read is never passed over in silence. Lines that are no rows, and row numbers that are missing,
-become a *gap*: a row of the event ``gap`` at their place, with file and line in ``Segment.gaps``. A last line
-that was torn by a crash is not a gap, because what a file holds is a prefix of what happened.
+The reader hides nothing that it cannot read. Lines that are no rows, and missing row numbers, become a *gap*. A gap is
+a row of the event ``gap`` at their place; ``Segment.gaps`` has its file and line. A last line that a crash tore is no
+gap, because a file holds a prefix of the events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from memsource.history.rows import Fields, Row, RowParser, rules_of, whole_numbe
 __all__ = ["Gap", "HistoryError", "Segment", "read", "read_bytes"]
 
 LINE_LIMIT: Final = 1 << 20
-"""Bytes of a line that is still read; a longer one is no row."""
+"""Maximum bytes of a row; a longer line is none."""
 
 JOURNAL_SUFFIX: Final = ".parquet"
 
@@ -34,11 +34,17 @@ _BEGIN: Final = b'{"n":1,"event":"begin"'
 
 
 class HistoryError(LanesError):
-    """There is no history to read, or it is of another format. Says which file, and what to do."""
+    """There is no history to read, or it has another format. The text names the file and the remedy."""
 
 
 class Gap(NamedTuple):
-    """Something is missing or unreadable at this line of this file."""
+    """Rows that are missing or unreadable.
+
+    Attributes:
+        file: Name of the file.
+        line: Number of the line, from 1.
+        why: The reason.
+    """
 
     file: str
     line: int
@@ -50,12 +56,25 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Segment:
-    """What one process wrote, in its order; equal only to itself.
+    """The rows of one run of one process, in order. Equal only to itself.
 
-    ``max_in_flight`` is None when the ``begin`` row is missing, and ``rules`` says nothing then. ``reason`` says how
-    the process ended, None when it crashed. ``boot`` is empty when unknown. ``mono_first`` is the time of its first
-    row; ``wall_first`` and ``wall_last`` are the earliest and the latest wall time, in seconds since the epoch.
-    ``rows`` is never empty, and has a row ``gap`` wherever something is missing; ``gaps`` says what.
+    Attributes:
+        file: Name of the file.
+        member: Name of the member.
+        pid: Process id; 0 = unknown.
+        boot: Id of the boot of the machine; empty = unknown.
+        version: Version of lanes.
+        source: Name of the source.
+        concurrency: As in the settings; None = the ``begin`` row is missing.
+        max_in_flight: As in the settings; None = the ``begin`` row is missing.
+        max_in_flight_bytes: As in the settings; None = the ``begin`` row is missing.
+        rules: The rules of the run; empty if the ``begin`` row is missing.
+        reason: The reason of the end; None = the process crashed.
+        mono_first: Monotonic time of the first row, in seconds.
+        wall_first: Earliest wall time, in seconds since the epoch.
+        wall_last: Latest wall time, in seconds since the epoch.
+        rows: The rows, at least one, with a row ``gap`` wherever rows are missing.
+        gaps: The gaps, in order.
     """
 
     file: str
@@ -77,12 +96,12 @@ class Segment:
 
     @property
     def crashed(self) -> bool:
-        """Whether it stops without having ended."""
+        """Whether it has no end."""
         return self.reason is None
 
     @property
     def label(self) -> str:
-        """How a witness names it."""
+        """Its name in a witness of a verdict."""
         return f"{self.member} pid {self.pid}"
 
     def __repr__(self) -> str:
@@ -91,11 +110,20 @@ class Segment:
 
 
 def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
-    """The segments of these files, and of the ``*.jsonl`` and ``*.parquet`` files in these directories.
+    """Read the segments of histories (``*.jsonl``) and journals (``*.parquet``).
 
-    The latter are journals, for which pyarrow has to be there. Blocks while it reads; holds the rows in memory, the
-    files not. A copy of a segment is read once; of the history and the journal of one run that which lacks less. Raises
-    ``HistoryError`` when a path cannot be read, when none of them holds a row, and for another format.
+    Blocks while it reads, and holds all rows in memory. A copy of a segment is read once. For a run with a history and
+    a journal, the one with fewer gaps counts. Journals need pyarrow.
+
+    Args:
+        paths: Files, and directories with such files.
+
+    Returns:
+        The segments, in the order of the files.
+
+    Raises:
+        HistoryError: A path cannot be read, no file has a row, or a format is unknown.
+        TypeError: ``paths`` is one str.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
@@ -122,7 +150,18 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
 
 
 def read_bytes(data: bytes, file: str = "history") -> list[Segment]:
-    """The segments in ``data``, called ``file`` in gaps. Whatever the bytes, raises only ``HistoryError``."""
+    """Read the segments of a history in memory.
+
+    Args:
+        data: The content of a file. Any bytes raise no other error than ``HistoryError``.
+        file: Name of the file in gaps.
+
+    Returns:
+        The segments, in order.
+
+    Raises:
+        HistoryError: The data has no row, or its format is unknown.
+    """
     segments = _segments(file, io.BytesIO(data))
     if not segments:
         raise HistoryError(f"{file}: no history in it")
@@ -147,7 +186,7 @@ def _journals(files: list[Path]) -> list[Segment]:
     """The segments of these journals."""
     if not files:
         return []
-    # Not at the top: who has none needs no pyarrow.
+    # Imported here, because only journals need pyarrow.
     from memsource.history.journal import JournalError, lines_of, open_journals
 
     segments: list[Segment] = []
@@ -169,7 +208,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _once(segments: list[Segment]) -> list[Segment]:
-    """Without copies: a segment that is in two files must not pass for two processes doing the same."""
+    """Remove copies: one segment in two files must not count as two processes."""
     runs: dict[tuple[str, int, str, float], list[Segment]] = {}
     for segment in segments:
         runs.setdefault((segment.member, segment.pid, segment.boot, segment.mono_first), []).append(segment)
@@ -178,7 +217,7 @@ def _once(segments: list[Segment]) -> list[Segment]:
 
 
 def _told_once(told: list[Segment]) -> list[Segment]:
-    """Of segments of one process at one time those that are no copies."""
+    """The segments of one run of one process, without copies."""
     files = {segment.file for segment in told}
     if len(files) > 1 and any(file.endswith(JOURNAL_SUFFIX) for file in files):
         # One run, in a history and in a journal, which may end where the other goes on.
@@ -200,7 +239,7 @@ def _segments(file: str, stream: BinaryIO) -> list[Segment]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines with their newlines; of one that is too long only the beginning, without a newline."""
+    """Lines with their newlines. A line that is too long is cut and has none."""
     for line in iter(partial(stream.readline, LINE_LIMIT), b""):
         yield line
         rest = line
@@ -209,7 +248,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _Reader:
-    """The lines of one file into segments."""
+    """Makes segments of the lines of one file."""
 
     def __init__(self, file: str) -> None:
         self.segments: list[Segment] = []
@@ -229,7 +268,7 @@ class _Reader:
         self._file = file
 
     def line(self, number: int, line: bytes) -> None:
-        """Take the next line. Raises ``HistoryError`` for a ``begin`` row of another format only."""
+        """Take the next line. Raises ``HistoryError`` only for a ``begin`` row of another format."""
         self._number = number
         try:
             text = line.decode()
@@ -253,12 +292,12 @@ class _Reader:
 
     def _malformed(self, number: int, line: bytes) -> None:
         self._no_row(number)
-        # No line behind it is known yet, and no other bad one is in front of it.
+        # It may be the last line, and is the only bad one since the last row.
         self._torn = self._bad_count == 1
         self._torn_with_newline = line.endswith(b"\n")
         begin = line.rfind(_BEGIN)
         if begin > 0:
-            # Files were joined, and the former one ends in this torn line.
+            # Two files were joined, and the first one ends with this torn line.
             self.line(number, line[begin:])
 
     def _forgive_torn(self) -> None:
@@ -272,7 +311,7 @@ class _Reader:
             self._bad = Gap(self._file, number, "no row")
 
     def _usual(self, line: str) -> bool:
-        """Take the next row if it follows the last one, and nothing about it is worth a closer look."""
+        """Take a line of the usual form that directly follows the last row."""
         segment = self._segment
         if segment is None or segment.reason is not None or self._bad is not None:
             return False
@@ -293,7 +332,7 @@ class _Reader:
             segment.wall_first = wall
 
     def _row(self, number: int, fields: Fields) -> None:
-        """Take one row. Raises one of several errors for what is none, before anything has changed."""
+        """Take one row. For an invalid one it raises one of several errors, before it changes anything."""
         n, event = whole_number(fields["n"]), fields["event"]
         mono, wall = self._parser.times(fields)
         if type(event) is not str:
@@ -317,7 +356,7 @@ class _Reader:
         elif self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
         elif event == "dropped" and self._incomplete:
-            # In a journal it has the number of a row that is missing, and may be the only one.
+            # In a journal this row has the number of a missing one, and may be the only sign of it.
             self._no_row(number)
             self._gap("rows are missing")
         self._n = n
@@ -357,7 +396,7 @@ class _Reader:
         )
         if self._torn and self._segment is not None:
             self._forgive_torn()
-        # What is bad between two segments may have been of the one, or of the other, or of a third.
+        # Bad lines between two segments may belong to either of them, or to a third one.
         bad, bad_count = self._bad, self._bad_count
         self._close()
         self._segment, self._n, self._incomplete = segment, n, fields.get("incomplete") == 1
@@ -367,7 +406,7 @@ class _Reader:
         segment.rows.append(Row(n, "begin", mono))
 
     def _gap(self, why: str) -> None:
-        """Note at this place what was passed over since the last row, from whose time on it may have happened."""
+        """Note a gap here. Its rows may have happened at any time since the last row."""
         segment = self._segment
         assert segment is not None
         assert self._bad is not None
@@ -381,7 +420,7 @@ class _Reader:
             return
         if self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
-            # They may have been rows of another process, of any time: a gap in front of everything says so.
+            # They may be rows of another process, of any time: so a gap comes first too.
             segment.rows.insert(0, Row(0, "gap", segment.mono_first))
         if self._incomplete and segment.crashed:
             self._no_row(self._number)

@@ -1,7 +1,7 @@
-"""One row of a history: its value, and how it is made from the fields of a JSON object.
+"""One row of a history: its value, and its parser of a JSON object.
 
-A history may come from anywhere, so every field is checked before it is believed. Unknown events and extra
-fields are left alone: a later version may write them without changing the format.
+A history may come from anywhere, so the parser checks every field. It ignores unknown events and extra fields: a later
+version may write them without changing the format.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _MESSAGE: Final[dict[str, tuple[str, str]]] = {
 _COUNT: Final = r"(0|[1-9][0-9]{0,14})"
 _SECONDS: Final = r"((?:0|[1-9][0-9]{0,13})\.[0-9]+)"
 _TEXT: Final = r'"([^"\\\x00-\x1f]+)"'
-# As ``lanes.history.recorder`` writes nearly all lines. Whatever it matches is what a parser of JSON makes of it, and
-# in bounds.
+# The form of nearly all lines of ``lanes.history.recorder``. It matches only lines that a parser of JSON reads in the
+# same way, and whose values are in bounds.
 _USUAL: Final = re.compile(
     rf'{{"n":{_COUNT},"event":"(started|ack|(ended)|(delivered))","member":{_TEXT},"mono":{_SECONDS},"wall":{_SECONDS},'
     rf'"partition":{_TEXT},"assignment":{_COUNT},"position":{_COUNT},"key":(?:null|"([0-9a-f]{{{KEY_DIGITS}}})"),'
@@ -63,7 +63,7 @@ _OTHER: Final[dict[str, tuple[str, str]]] = {
 EVENTS: Final = frozenset(
     {*_MESSAGE, *_OWNERSHIP, *_COMMIT, *_OTHER, "begin", "produced", "unblocked", "extended", "ahead_reached"}
 )
-"""Of all rows that this version reads."""
+"""The events that this version reads."""
 
 _RULES: Final[dict[str, tuple[type, ...]]] = {
     "order": (str,),
@@ -88,13 +88,23 @@ _RULES: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Row(NamedTuple):
-    """One row. ``mono`` is in seconds; ``partition`` is ``"STREAM/0"``, empty where the event has none.
+    """One row. A field that its event lacks has its default.
 
-    ``assignment`` is 1, 2, 3 … of the process. ``text`` is the cause, result, reason or incarnation, or ``asked`` of a
-    retry; ``number`` the size, delay, count, runs completed or in flight, the epoch of an assignment, the timeout of a
-    drain, -1 where that is unknown, or the deadline of a lease, 0 where there is none. ``floor`` is the next position
-    to read, of a commit or of an assignment whose source commits; else -1. ``bytes``: in flight. ``runs``: first and
-    last positions.
+    Attributes:
+        n: Number of the row in its segment, from 1.
+        event: Name of the event.
+        mono: Monotonic time, in seconds.
+        partition: Name of the partition, as ``"STREAM/0"``.
+        assignment: Number of the assignment within the process, from 1.
+        position: Position of the message.
+        key: Digest of the key; None = no key.
+        attempt: Number of the attempt.
+        text: Cause, result, reason or incarnation of the event; ``"asked"`` for a retry that the handler asked for.
+        number: Size, delay or count of the event, or an epoch. For a drain its timeout, -1 if unknown; for a lease its
+            deadline, 0 without one.
+        floor: Next position to read, of a commit or of an assignment whose source commits.
+        bytes: Bytes in flight.
+        runs: First and last positions of the runs of an ``extended`` row.
     """
 
     n: int
@@ -113,15 +123,17 @@ class Row(NamedTuple):
 
 
 class RowParser:
-    """Makes rows. Keeps one object for each distinct text, whatever the number of rows that have it."""
+    """Makes rows. Equal texts of all rows share one object."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._keys: dict[str, str] = {}
 
     def usual(self, line: str, n: int, member: str) -> tuple[Row, float] | None:
-        """The row and ``wall`` of a line that has this number and member, and the usual form; None = it has to be
-        parsed, which gives the same, but takes several times as long."""
+        """The row and ``wall`` of a line of the usual form, with this number and member.
+
+        Another form returns None: ``parse`` reads every form, and takes several times as long.
+        """
         match = _USUAL.fullmatch(line)
         if match is None:
             return None
@@ -145,9 +157,9 @@ class RowParser:
         )
 
     def parse(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
-        """The row of these fields; None for an event this version does not know.
+        """The row of these fields; None for an unknown event.
 
-        Raises ``ValueError`` or ``LookupError`` when they are not those of the event.
+        Raises ``ValueError`` or ``LookupError`` for fields that do not fit the event.
         """
         details = _MESSAGE.get(event)
         if details is not None:
@@ -248,14 +260,14 @@ class RowParser:
 
 
 def whole_number(value: object) -> int:
-    """A number that is 0 or more. Raises ``ValueError`` for anything else."""
+    """A whole number of 0 or more. Raises ``ValueError`` for anything else."""
     if type(value) is not int or not 0 <= value < NUMBER_LIMIT:
         raise ValueError("number")
     return value
 
 
 def _quantity(value: object) -> float:
-    # The comparison refuses NaN as well.
+    # The comparison refuses NaN too.
     if (type(value) is not float and type(value) is not int) or not 0 <= value < TIME_LIMIT:
         raise ValueError("quantity")
     return value
@@ -283,7 +295,7 @@ def _runs(value: object) -> tuple[tuple[int, int], ...]:
 
 
 def rules_of(fields: Fields) -> Rules:
-    """What a ``begin`` row says of the rules. Raises ``ValueError`` for a value that is none."""
+    """The rules in a ``begin`` row. Raises ``ValueError`` for an invalid value."""
     found: dict[str, object] = {}
     for name, types in _RULES.items():
         if name not in fields:

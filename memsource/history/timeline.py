@@ -1,9 +1,10 @@
-"""All rows of a history in one order, with what can and cannot be said across segments.
+"""All rows of a history in one order, and the limits of that order across segments.
 
-Within a segment the order is that of its rows. Between segments of one boot of one machine it is ``mono``.
-Between different boots, or where the boot is unknown, it is ``wall``, which orders only segments that do not
-overlap: about a partition that appears in overlapping ones nothing is said across segments. Nor is anything about
-a partition whose topic or stream was recreated, because its positions began anew.
+Within a segment the order is that of its rows. Between segments of one boot of one machine it is ``mono``. Between
+different or unknown boots it is ``wall``, which orders only segments that do not overlap.
+
+So a partition in overlapping segments of different boots is *incomparable* across segments. A partition of a recreated
+topic or stream is too, because its positions started again.
 """
 
 from __future__ import annotations
@@ -22,27 +23,34 @@ __all__ = ["Assignment", "Timeline"]
 Assignment = tuple[Segment, str, int]
 """A partition at a process: (segment, partition, assignment)."""
 
-# Results that come after one of these rows of their assignment change nothing.
+# A result after one of these rows of its assignment changes nothing.
 _FENCES = frozenset({"drained", "revoked", "lost"})
 _FENCED = frozenset({"ended", "dlq_confirmed"})
 
 
 class Timeline:
-    """An order over ``segments``; iterating yields (event, segment, row).
+    """An order over segments. Iteration yields (event, segment, row).
 
-    The event is the row's, with three exceptions: what ended after its assignment was fenced is a ``zombie``;
-    ``over`` comes with the last row of a segment again, when nothing of that process follows; and in front of the
-    first ``commit_sent`` whose floor is above a message of its assignment, ``passed`` comes with the row of that
-    message's delivery, under the number and time of the commit. A ``gap`` comes where what is missing may have begun.
+    The event is the row's, with these exceptions:
 
-    ``committing`` are the assignments whose source commits one position for everything below it. ``incomparable``
-    maps the partitions of which nothing can be said across segments to the reason. ``recreated`` are those of them
-    whose positions mean several messages.
+    - An end after its assignment was fenced is a ``zombie``.
+    - ``over`` follows the last row of a segment, with that row again.
+    - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. It has the row of the delivery,
+      with number and time of the commit.
+    - A ``gap`` comes at the earliest time of its missing rows.
 
-    ``taken``: (member, partition, number) of assignments of which the broker says that it has taken them away, whatever
-    their members have heard of it; as an attribute the assignments. A file alone never says that of a process that has
-    died, or stood still, before it heard of its loss. ``deadlines``: of the assignments under a lease, when it ran out
-    at last, as ``mono``.
+    Args:
+        segments: The segments, in any order.
+        taken: Assignments that the broker has taken away, as (member, partition, number). A history lacks the loss of
+            a process that died or stood still before it heard of it.
+
+    Attributes:
+        segments: The segments.
+        taken: The assignments of the argument ``taken``.
+        deadlines: Last deadline of each assignment under a lease, as ``mono``.
+        committing: Assignments whose source commits one position a partition.
+        incomparable: Partitions that cannot be compared across segments, with the reason.
+        recreated: The incomparable partitions whose positions mean several messages.
     """
 
     def __init__(self, segments: Sequence[Segment], *, taken: Collection[tuple[str, str, int]] = ()) -> None:
@@ -66,7 +74,7 @@ class Timeline:
     def __iter__(self) -> Iterator[tuple[str, Segment, Row]]:
         fenced: set[Assignment] = set()
         delivered: dict[Assignment, deque[Row]] = {assignment: deque() for assignment in self.committing}
-        # The index decides between equal times, so segments and rows are never compared.
+        # The index breaks ties of time, so segments and rows are never compared.
         ordered = sorted(self.segments, key=self._begin)
         for _, _, event, segment, row in heapq.merge(*(self._rows(i, s) for i, s in enumerate(ordered))):
             if event in _FENCES:
@@ -78,7 +86,7 @@ class Timeline:
                 rows = delivered.get((segment, row.partition, row.assignment))
                 if rows is not None and event == "delivered":
                     rows.append(row)
-                # Within one assignment a source that commits goes only onwards, so the lowest are in front.
+                # Positions of an assignment of a committing source rise, so the lowest are first.
                 while rows and rows[0].position < row.floor:
                     yield "passed", segment, rows.popleft()._replace(n=row.n, mono=row.mono)
             yield event, segment, row
@@ -87,10 +95,10 @@ class Timeline:
         shift = self._shift[segment]
         latest = segment.mono_first
         for row in segment.rows:
-            # Rows may carry a clock reading that is a little older than that of the row before.
+            # The clock reading of a row may be a little older than that of the row before.
             if row.mono > latest:
                 latest = row.mono
-            # What is missing in front of a segment may have happened at any time.
+            # Missing rows before a segment may have happened at any time.
             lost = row.event == "gap" and row is segment.rows[0]
             yield -inf if lost else latest + shift, index, row.event, segment, row
         yield latest + shift, index, "over", segment, segment.rows[-1]
@@ -111,7 +119,7 @@ class Timeline:
         incarnations: dict[str, set[str]] = defaultdict(set)
         holders: dict[str, list[Segment]] = defaultdict(list)
         for segment in self.segments:
-            # What a producer notes holds whenever it was noted, so it needs no order.
+            # Rows of a producer hold at any time, so they need no order.
             partitions = {row.partition for row in segment.rows if row.event != "produced"} - {""}
             for partition in partitions:
                 holders[partition].append(segment)
@@ -130,7 +138,7 @@ class Timeline:
         if _same_boot(one, other):
             return False
         first, second = sorted((one, other), key=lambda segment: segment.wall_first)
-        # By the wall clocks, and by the order this timeline makes of them: they differ after a clock was set.
+        # By the wall clocks and by the order of this timeline: they differ after a clock was set.
         return second.wall_first <= first.wall_last or self._begin(second) <= ends[first]
 
 
@@ -139,13 +147,13 @@ def _same_boot(one: Segment, other: Segment) -> bool:
 
 
 def _shifts(segments: Sequence[Segment]) -> dict[Segment, float]:
-    """What makes ``mono`` comparable: nothing within one boot, else the first segment's way to the wall clock."""
+    """The offset that makes ``mono`` comparable: 0 within one boot, else from its first segment to the wall clock."""
     boots: dict[object, float] = {}
     shifts = {}
     for segment in sorted(segments, key=lambda segment: segment.wall_first):
         boot: object = segment.boot or segment
         shifts[segment] = boots.setdefault(boot, segment.wall_first - segment.mono_first)
     if len(boots) == 1:
-        # Nothing to convert, and so nothing to round.
+        # Without a conversion there is no rounding.
         return dict.fromkeys(segments, 0.0)
     return shifts
