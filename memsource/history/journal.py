@@ -122,7 +122,7 @@ class _Opened:
         """Return the id of the run. Raises ``JournalError`` unless it is a journal of this schema."""
         version = self.metadata.get(VERSION)
         if version is None or RUN not in self.metadata or not version.isdigit():
-            raise JournalError(f"{self._path} is no journal: lanes has not written it; pass unchanged files of lanes")
+            raise JournalError(f"{self._path}: not a journal, lanes has not written it; pass unchanged files of lanes")
         if int(version) > SCHEMA_VERSION:
             raise JournalError(
                 f"{self._path}: its schema is {int(version)}, this version of lanes reads up to {SCHEMA_VERSION}: "
@@ -136,7 +136,7 @@ class _Opened:
         for field in self._wanted:
             at = self.schema.get_field_index(field.name)
             if at < 0 or self.schema.field(at).type != field.type:
-                raise JournalError(f"{self._path} is no journal: it has no column {field.name} of type {field.type}")
+                raise JournalError(f"{self._path}: not a journal, it has no column {field.name} of type {field.type}")
         return self.metadata[RUN].decode(errors="replace")
 
     @property

@@ -1,7 +1,7 @@
 """JetStream as data: a stream in partitions, one durable for each, and the exclusive cohort that shares them.
 
-The server checks no ownership: whoever has a delivery may acknowledge it, also when its slot has another owner. What
-orders a takeover is left to the sources, see ``memsource.jetstream.takeover``.
+The server checks no ownership: a member may acknowledge a delivery also when its slot has another owner. Sources order
+a takeover themselves; see ``memsource.jetstream.takeover``.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ class Member(Protocol):
     def announced(self) -> Mapping[tuple[int, int], Partition]: ...
 
     def sever(self) -> None:
-        """Its process is gone. Idempotent."""
+        """End its process. Idempotent."""
 
 
 class JetStreamBroker(Watched, KeepsDeadLetters):
-    """``partitions`` numbered from 0 of one stream called ``topic``, each with a durable of its own.
+    """A stream called ``topic`` with some partitions, numbered from 0, each with a durable of its own.
 
-    Positions are sequences of the stream: from 1 on, and those of a partition have gaps where other partitions have
-    messages. ``lease``: seconds that a member keeps its partitions without a sign of life. ``revoke_timeout``: seconds
-    to release one that is asked for. ``JetStreamPersonality`` adds the sources of its members. Nothing blocks; not
-    thread-safe. Raises ``ValueError`` for settings that cannot be.
+    Positions are sequences of the stream, from 1. Those of a partition have gaps where other partitions have messages.
+    ``lease``: seconds that a member keeps its partitions without a renewal. ``revoke_timeout``: seconds to release a
+    revoked partition. ``JetStreamPersonality`` adds the sources of its members.
+
+    No method blocks. Not thread-safe. Raises ``ValueError`` for invalid settings.
     """
 
     name: PersonalityName = "jetstream"
@@ -95,7 +96,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return record
 
     def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of ``count`` sequences, as deleted messages do: in all partitions, which share them."""
+        """Leave a gap of ``count`` sequences in all partitions, as deleted messages do."""
         self.topic.skip(count, partition=partition)
         for log in self.topic.logs:
             log.end = self.topic.logs[partition].end
@@ -124,7 +125,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
 
     @property
     def unfinished(self) -> list[Record]:
-        """What is not acknowledged, delivered or not."""
+        """The unacknowledged messages, delivered or not."""
         return [
             log.records[sequence]
             for log, consumer in zip(self.topic.logs, self._consumers, strict=True)
@@ -132,39 +133,39 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         ]
 
     def consumer(self, partition: int) -> PullConsumer:
-        """The durable of a partition. Raises ``IndexError`` for one that does not exist."""
+        """The durable of a partition. Raises ``IndexError`` for an unknown one."""
         self.topic.log(partition)
         return self._consumers[partition]
 
     def introduce(self, source: Member) -> None:
-        """A process has started: from now on its name means this one."""
+        """Add the source of a new process. Its name means this process from now on."""
         self._sources[source.member.rpartition("#")[0]] = self._by_lease[source.member] = source
 
     # --- faults
 
     def crash(self, member: str, now: float) -> None:
-        """A member's process is gone; what it owned is free when its lease has expired. Idempotent."""
+        """End a member's process. Its partitions are free when its lease has expired. Idempotent."""
         source = self._sources.get(member)
         if source is not None:
             source.sever()
             self.cohort.crash(source.member, now)
 
     def freeze(self, member: str, until: float) -> None:
-        """A member's process does not run before ``until``: its lease is not renewed, and it hears nothing."""
+        """Stop a member's process until a time: it renews no lease and receives nothing."""
         source = self._sources.get(member)
         if source is not None:
             self.cohort.freeze(source.member, source.clock(), until)
 
     def rebalance(self, now: float) -> bool:
-        """Plan anew as if somebody had come or gone; whether anything is asked back."""
+        """Plan again. Returns whether a partition was revoked."""
         return self.cohort.rebalance(now)
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner without asking; False when nobody owns it."""
+        """Take a partition from its owner without asking; False = it is free."""
         return self.cohort.lose(partition, now)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Deliver something again, in turns what was acknowledged last and the lowest that is not; False = nothing."""
+        """Redeliver in turn the last acknowledged and the lowest unacknowledged message; False = there is none."""
         consumer = self.consumer(partition)
         lowest = next(iter(consumer.unacknowledged), None)
         candidates = [consumer.last_acked, lowest]
@@ -174,7 +175,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return any(sequence is not None and consumer.lose_ack(sequence, now) for sequence in candidates)
 
     def restart(self, now: float) -> bool:
-        """The only server is killed and is back at once: connections are gone, and the books of the last 0.1 s."""
+        """Kill and restart the only server: it loses its connections, and its state of the last 0.1 s."""
         self.restarts += 1
         for consumer in self._consumers:
             consumer.kill(now)
@@ -184,7 +185,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
     # --- time
 
     def advance(self, now: float) -> None:
-        """Act on every timer that is due: waits for acknowledgements, leases, deadlines, takeovers."""
+        """Act on every due timer: ``ack_wait``, leases, deadlines, takeovers."""
         for consumer in self._consumers:
             consumer.advance(now)
         self.cohort.advance(now)
@@ -194,10 +195,10 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
             self._changed()
 
     def next_at(self) -> float:
-        """When the next timer is due; infinity = there is none."""
+        """The time of the next timer; infinity = there is none."""
         timers = (consumer.next_at() for consumer in self._consumers)
         return min(self.cohort.next_at(), *timers, min(self._wakes, default=math.inf))
 
     def wake_at(self, at: float) -> None:
-        """Call the watchers at ``at``. Idempotent."""
+        """Call the watchers at a time. Idempotent."""
         self._wakes.add(at)

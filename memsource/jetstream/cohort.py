@@ -1,13 +1,13 @@
-"""An exclusive cohort as data: members with leases, who owns which slot under which epoch, and how slots move.
+"""An exclusive cohort as data: members with leases, the owners and epochs of slots, and moves of slots.
 
 It acts only when it is called, and time is an argument. Its rules:
 
-- A member renews its lease every third of it, while it runs. One that has crashed or is frozen keeps its slots until
-  its lease has expired; nobody is told before. A frozen member learns of it when it wakes, and comes back as new.
-- Every assignment of a slot has an epoch of its own, above all earlier ones of the slot.
-- A slot that is to move is asked for, and given on when it is released; at the deadline it is taken.
-- Only a member that runs can take what is planned for it: until then a slot is free.
-- So a slot has two owners only between the loss of a lease and its holder's learning of it.
+- A running member renews its lease after each third of it. A crashed or frozen one keeps its slots until its lease has
+  expired. A frozen member learns of the loss when it wakes, and joins again.
+- Every assignment of a slot has an epoch above all earlier ones of the slot.
+- A slot that moves is revoked, and assigned after its release. At the deadline it is taken.
+- Only a running member can take a slot. Until then the slot is free.
+- So a slot has two owners only between the loss of a lease and the moment when its member learns of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Cohort", "SlotNotice"]
 
 
 class SlotNotice(NamedTuple):
-    """What a member is told about a slot. ``timeout``: seconds from when it was asked for to the deadline."""
+    """A message to a member about a slot. ``timeout``: seconds from the revocation to the deadline."""
 
     kind: Literal["assigned", "revoking", "lost"]
     slot: int
@@ -47,12 +47,12 @@ class _Member:
 
 
 class Cohort:
-    """``slots`` numbered from 0. ``lease``: seconds it holds without a renewal. ``revoke_timeout``: seconds to release
-    a slot. ``changed`` is called whenever there may be something new for a member. ``taken``: who was deprived of
-    which slot under which epoch, released in time by nobody.
+    """A cohort with some slots, numbered from 0.
 
-    Nothing blocks. Not thread-safe. ``now`` never goes back. Members that are not known have no say: what they ask for
-    changes nothing.
+    ``lease``: seconds that a lease lasts without a renewal. ``revoke_timeout``: seconds to release a slot. ``changed``
+    is called whenever a member may have a notice. ``taken``: (member, slot, epoch) of each slot that was taken.
+
+    No method blocks. Not thread-safe. ``now`` never goes back. Calls of unknown members change nothing.
     """
 
     def __init__(self, slots: int, *, lease: float, revoke_timeout: float, changed: Callable[[], None]) -> None:
@@ -78,21 +78,21 @@ class Cohort:
     # --- members
 
     def join(self, member: str, now: float) -> None:
-        """A member comes. Raises ``ValueError`` when it is known already."""
+        """Add a member. Raises ``ValueError`` if it is known."""
         if member in self._members:
             raise ValueError(f"member {member!r} has joined already: leave, or crash it, first")
         self._members[member] = _Member(now)
         self._replan(now)
 
     def leave(self, member: str, now: float) -> None:
-        """A member goes, and what it owned is free at once. Idempotent."""
+        """Remove a member and free its slots at once. Idempotent."""
         if self._members.pop(member, None) is not None:
             for slot in self.slots(member):
                 self._free(slot)
             self._replan(now)
 
     def crash(self, member: str, now: float) -> None:
-        """A member does not run any more, and nobody is told. Idempotent."""
+        """Stop a member for good, without a notice. Idempotent."""
         state = self._members.get(member)
         if state is not None and not state.crashed:
             self._stop_renewing(state, now)
@@ -102,14 +102,14 @@ class Cohort:
                 del self._members[member]
 
     def freeze(self, member: str, now: float, until: float) -> None:
-        """A member does not run before ``until``."""
+        """Stop a member until a time."""
         state = self._members.get(member)
         if state is not None and not state.crashed and until > now:
             self._stop_renewing(state, now)
             state.frozen_until = max(until, state.frozen_until or until)
 
     def poll(self, member: str) -> list[SlotNotice]:
-        """What this member has not been told yet, in order; nothing while it is frozen."""
+        """The new notices of a member, in order; none while it is frozen."""
         state = self._members.get(member)
         if state is None or not state.runs:
             return []
@@ -117,9 +117,9 @@ class Cohort:
         return notices
 
     def release(self, member: str, slot: int, epoch: int, now: float) -> None:
-        """Give a slot back. Idempotent; one that is not owned under this epoch stays as it is.
+        """Release a slot that is owned under this epoch. Idempotent.
 
-        One that was not asked for goes to another member, or is free until somebody comes: its owner is leaving.
+        Without a revocation its owner is leaving: another member gets it, or it stays free until one joins.
         """
         if self._owners[slot] != member or self._epochs[slot] != epoch:
             return
@@ -128,10 +128,10 @@ class Cohort:
         self._free(slot)
         self._assign(now)
 
-    # --- what moves
+    # --- moves
 
     def rebalance(self, now: float) -> bool:
-        """Plan anew; where nothing is to move, move one slot all the same. Whether anything was asked for."""
+        """Plan again, and move at least one slot. Returns whether a slot was revoked."""
         asked = len(self._asked)
         self._replan(now)
         owned = [slot for slot, owner in enumerate(self._owners) if owner is not None and slot not in self._asked]
@@ -142,7 +142,7 @@ class Cohort:
         return len(self._asked) > asked
 
     def revoke(self, slot: int, now: float) -> bool:
-        """Ask for a slot, for another member if there is one; whether it has an owner. Idempotent."""
+        """Revoke a slot, for another member if there is one. Idempotent. Returns whether the slot has an owner."""
         owner = self._owners[slot]
         if owner is None:
             return False
@@ -154,7 +154,7 @@ class Cohort:
     def lose(self, slot: int, now: float) -> bool:
         """Take a slot from its owner without asking; False = it is free.
 
-        Another member gets it at once. Without another one its owner takes it again when it would have renewed.
+        Another member gets it at once. Without another one its owner gets it again at its next renewal.
         """
         owner = self._owners[slot]
         if owner is None:
@@ -169,7 +169,7 @@ class Cohort:
     # --- time
 
     def next_at(self) -> float:
-        """When a lease, a freeze or a deadline ends; infinity = none does."""
+        """The time when the next lease, freeze or deadline ends; infinity = none does."""
         due = [self._retake_at, *self._asked.values()]
         for state in self._members.values():
             due.append(state.lease_end)
@@ -178,7 +178,7 @@ class Cohort:
         return min(due)
 
     def advance(self, now: float) -> None:
-        """Act on everything that has ended, in the order of time; leases first."""
+        """Act on everything that has ended, in order of time. Leases come first."""
         while (at := self.next_at()) <= now:
             for member, state in list(self._members.items()):
                 if state.lease_end <= at:
@@ -197,17 +197,17 @@ class Cohort:
 
     @property
     def members(self) -> list[str]:
-        """Whose lease has not expired, in the order in which they came."""
+        """The members whose lease has not expired, in the order of ``join``."""
         return [member for member, state in self._members.items() if state.joined is not None]
 
     @property
     def moving(self) -> bool:
-        """Whether a slot is free or asked for, or somebody has not heard what has changed."""
+        """Whether a slot is free or revoked, or a member has notices."""
         unheard = any(state.notices for state in self._members.values() if not state.crashed)
         return bool(self._asked) or None in self._owners or unheard
 
     def owner(self, slot: int) -> str | None:
-        """Whose lease a slot is under."""
+        """The owner of a slot; None = free."""
         return self._owners[slot]
 
     def epoch(self, slot: int) -> int:
@@ -215,7 +215,7 @@ class Cohort:
         return self._epochs[slot]
 
     def slots(self, member: str) -> list[int]:
-        """What a member owns, rising."""
+        """The slots of a member, rising."""
         return [slot for slot, owner in enumerate(self._owners) if owner == member]
 
     def runs(self, member: str) -> bool:
@@ -256,7 +256,7 @@ class Cohort:
                 self._tell(slot, "assigned")
 
     def _other(self, member: str) -> str | None:
-        """Who runs, is not this one, and owns least."""
+        """The other running member that owns the fewest slots."""
         loads = Counter(self._owners)
         others = [other for other in self.members if other != member and self.runs(other)]
         return min(others, key=lambda other: loads[other], default=None)
@@ -273,7 +273,7 @@ class Cohort:
             self.taken.append((name, slot, epoch))
             unheard = [each for each in owner.notices if each.slot == slot and each.epoch == epoch]
             if any(each.kind == "assigned" for each in unheard):
-                # Who has not heard that it was its own never had it.
+                # A member that never heard of the assignment never had the slot.
                 owner.notices = [each for each in owner.notices if each not in unheard]
             else:
                 self._tell(slot, "lost")

@@ -1,7 +1,7 @@
-"""A stream and the bucket of an exclusive cohort on it as data, and the members that share it by the real protocol.
+"""A stream and the bucket of an exclusive cohort as data, for members that share it by the real protocol.
 
-It is a personality of the simulator, see ``memsource.personality``: what ``memsource.jetstream.broker`` decides in one
-place and at one moment, here real members agree on over a lease store, with everything that may go wrong on the way.
+``memsource.jetstream.broker`` decides in one place and at once. Here the members agree over a lease store, with all
+faults of their links.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["CohortBroker", "CohortMember"]
 NAMESPACE: Final = "orders"
 
 Before = Callable[[str, bool], Awaitable[LinkFault | None]]
-"""Called with a member and whether the request writes, in front of each of its requests and behind it; see ``Link``."""
+"""Called before and after each request of a member, with its name and whether the request writes; see ``Link``."""
 
 
 class CohortMember(Protocol):
-    """The source of a member, as its broker sees it; see ``CohortMemberSource`` for the names."""
+    """The source of a member, as its broker sees it; see ``CohortMemberSource``."""
 
     member: str
     link: Link
@@ -52,17 +52,25 @@ M = TypeVar("M", bound=CohortMember)
 
 
 class CohortBroker(KeepsDeadLetters, Generic[M]):
-    """``partitions`` numbered from 0, a stream of this ``retention``, and a cohort on it.
+    """A stream with some partitions, numbered from 0, and a cohort on it. ``CohortPersonality`` adds the sources.
 
-    ``cohort``: the settings of its members. ``drift``: by how much a member's clock is too fast, for each that comes,
-    in turns; 0.1 is a tenth. ``latency``: seconds that its requests take, likewise. ``hints``: whether members hear of
-    what is written. ``markers``: see ``Bucket``. ``seed`` decides how late leases expire, and all nonces.
-    ``in_flight``: how many messages done above the floor make a member write its state down. ``before``: see
-    ``Before``.
+    Args:
+        partitions: Number of partitions.
+        name: Name of the stream.
+        retention: Retention of the stream.
+        settings: Settings of all durables; None = defaults.
+        cohort: Settings of the members; None = defaults.
+        drift: How much the clocks of members are too fast, in turn; 0.1 is a tenth.
+        latency: Seconds of a request of members, in turn.
+        hints: Whether members hear of written keys.
+        markers: As in ``Bucket``.
+        seed: Decides how late leases expire, and all nonces.
+        in_flight: Number of messages done above the floor after which a member writes its state.
+        before: Decides the faults of requests; see ``Before``.
 
-    A source joins with ``open`` and leaves with ``aclose``. Time is that of the calls: whoever runs the broker calls
-    ``advance`` when ``next_at`` has come. ``members``: all sources there were; ``owned``: which partition came to be
-    owned under which token and by whom, in order.
+    Attributes:
+        members: All sources so far.
+        owned: (partition, token, member) of each assignment, in order.
     """
 
     name: PersonalityName = "jetstream"
@@ -145,13 +153,13 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
 
     @property
     def unfinished(self) -> list[Record]:
-        """What is not acknowledged, delivered or not."""
+        """The unacknowledged messages, delivered or not."""
         return [record for partition in self.partitions for record in self.stream.left(partition)]
 
     # --- members
 
     def link(self, member: str, clock: Clock) -> Link:
-        """A new member's way to the servers."""
+        """The link of a new member."""
 
         async def before(writes: bool) -> LinkFault | None:
             return None if self.before is None else await self.before(member, writes)
@@ -160,8 +168,10 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """Which assignments were taken from which members: those that are followed by a newer owner's and were neither
-        released nor known to be lost; see ``memsource.personality.Personality.taken``."""
+        """The assignments that were taken: those before a newer owner's that were neither released nor known as lost.
+
+        See ``memsource.personality.Personality.taken``.
+        """
         newest: dict[int, int] = {}
         for source in self.members:
             for number, token in source.announced:
@@ -174,16 +184,16 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         ]
 
     def crash(self, member: str, now: float) -> None:
-        """A member's process is gone; its leases expire by themselves. Idempotent."""
+        """End a member's process. Its leases expire by themselves. Idempotent."""
         for source in self.members:
             if source.member == member:
                 source.sever()
 
     def freeze(self, member: str, until: float) -> None:
-        """A member's process does not run before ``until``: whoever runs it has to see to that."""
+        """Do nothing: the world stops the tasks of the member until then."""
 
     def rebalance(self, now: float) -> bool:
-        """An operator wishes that a member drains, or, the next time, wishes it no more. False = nobody is there."""
+        """Ask a member to drain or, the next time, withdraw that; False = there is no member."""
         if self._drained is None:
             living = sorted({source.member for source in self.members if source.alive})
             if not living:
@@ -199,12 +209,12 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return True
 
     def lose(self, partition: int, now: float) -> bool:
-        """The bucket is lost, with all leases in it, and there again empty."""
+        """Delete the bucket with all its leases, and create it again."""
         self.bucket.lose(now, first=self.stream.server_ms(now))
         return True
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """In turns: the last acknowledgement of a partition is lost, or its next delivery is. False = nothing there."""
+        """Lose in turn the next delivery and the last acknowledgement of a partition; False = there is none."""
         self._redelivered += 1
         names = self.stream.names(partition)
         if not names:
@@ -216,7 +226,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return last is not None and self.stream.consumer(names[-1]).lose_ack(last, now)
 
     def restart(self, now: float) -> bool:
-        """The only server is killed and is back at once: connections are gone, and the books of the last 0.1 s."""
+        """Kill and restart the only server: it loses its connections, and its state of the last 0.1 s."""
         self.restarts += 1
         self.stream.kill(now)
         for source in self.members:
@@ -226,12 +236,12 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     # --- time
 
     def later(self, at: float, act: Callable[[float], None]) -> None:
-        """Do something at a time; those of one time in the order in which they were asked for."""
+        """Schedule an action. Actions of one time run in the order of their calls."""
         self._asked += 1
         heappush(self._later, (at, self._asked, act))
 
     def advance(self, now: float) -> None:
-        """Act on every timer that is due: expiries, waits for acknowledgements, what was to be done later."""
+        """Act on every due timer: expiries, ``ack_wait``, scheduled actions."""
         while self._later and self._later[0][0] <= now:
             _, _, act = heappop(self._later)
             act(now)
@@ -239,13 +249,13 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         self.stream.advance(now)
 
     def next_at(self) -> float:
-        """When the next timer is due; infinity = there is none."""
+        """The time of the next timer; infinity = there is none."""
         return min(self.bucket.next_at(), self.stream.next_at(), self._later[0][0] if self._later else math.inf)
 
     # --- durables
 
     def loses_delivery(self, name: Durable) -> bool:
-        """Whether the next delivery of a durable is lost on its way; each such loss once."""
+        """Whether the next delivery of a durable is lost. Each loss counts once."""
         left = self.lost_deliveries.get(name.partition, 0)
         if left:
             self.lost_deliveries[name.partition] = left - 1

@@ -1,8 +1,8 @@
 """A source over a ``CohortBroker``: one member of its cohort, by the real membership.
 
 ``CohortMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on asyncio
-and on trio. What every source of a cohort has to decide ``lanes.cohort.owned`` decides, here as in the adapter: a
-campaign in the simulator runs the code that is shipped. This file moves messages and acknowledgements.
+and on trio. ``lanes.cohort.owned`` decides for it, as in the adapter, so a campaign in the simulator runs the code that
+is shipped. This file moves messages and acknowledgements.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["CohortMemberSource", "CohortPersonality", "Token"]
 
 
 class Token(NamedTuple):
-    """A delivery, and of which durable it is: only that one can be told that it is finished."""
+    """A delivery with its durable: only that durable takes its acknowledgement."""
 
     durable: Durable
     delivery: Delivery
 
 
 class _PulledPartition(OwnedPartition):
-    """``durable`` = None: nothing is delivered, for it is taken over, or drained."""
+    """Without a ``durable`` it delivers nothing: it is being taken over or drained."""
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
         super().__init__(number, partition, done)
@@ -51,7 +51,7 @@ class _PulledPartition(OwnedPartition):
 
 
 class _Drifting(Membership):
-    """A member whose clock goes at another ``pace``, 1.0 is right: its deadlines, as the others' clock has them."""
+    """A member whose clock runs at another ``pace``; 1.0 is right. ``deadline`` converts to the true clock."""
 
     pace = 1.0
 
@@ -96,12 +96,12 @@ class Background:
 
 
 class CohortMemberSource(ScriptedSource):
-    """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
+    """The source of a member of the broker's cohort. It joins with ``open`` and leaves with ``aclose``.
 
-    ``clock``: seconds, the time in which the broker is advanced; the member's own clock is faster by ``drift``, 0.1 is
-    a tenth. ``number`` tells it from others that had its name. Tokens are ``Token`` values. ``announced``: the
-    assignments so far, by their number and fencing token; ``released``: those of them that were given back, or known to
-    be lost. ``calls`` is what was called so far.
+    ``clock``: the time of the broker, in seconds. The member's own clock is faster by ``drift``; 0.1 is a tenth.
+    ``number`` distinguishes members of one name. Tokens are ``Token`` values. ``announced``: the assignments so far, by
+    number and fencing token. ``released`` has those that were released or are known as lost. ``calls`` lists the calls
+    so far.
     """
 
     def __init__(
@@ -156,17 +156,17 @@ class CohortMemberSource(ScriptedSource):
         return f"<CohortMemberSource {self.member} of {self.broker.stream.topic.name}: {len(self._owned)} partitions>"
 
     def sever(self) -> None:
-        """Its process is gone. Idempotent."""
+        """End its process. Idempotent."""
         self.link.sever()
         self._unwatch()
 
     def poke(self) -> None:
-        """Have it look again."""
+        """Wake it, to look for changes."""
         self._changed()
 
     @property
     def alive(self) -> bool:
-        """Whether it is a member that was not severed."""
+        """Whether it is a member with a running process."""
         return self._background is not None and not self._background.ended.is_set() and not self.link.severed
 
     # --- lanes.source.Source
@@ -196,7 +196,7 @@ class CohortMemberSource(ScriptedSource):
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition that is or may be lost."""
+        """Acknowledge messages, except those of a partition that may be lost; see ``lanes.source.Source.settle``."""
         settled = [(owned, each) for each in settlements if (owned := self._partitions.settled(each)) is not None]
         done = [(owned, message) for owned, each in settled for message in each.messages]
         async with self._meet(Call("settle", deliveries=tuple(_token(message).delivery for _, message in done))):
@@ -206,7 +206,7 @@ class CohortMemberSource(ScriptedSource):
                     self._acknowledge(owned, message)
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
+        """Restart the ``ack_wait`` of messages; see ``lanes.source.Source.extend``."""
         async with self._meet(Call("extend", deliveries=tuple(_token(message).delivery for message in messages))):
             self._alive()
             for message in messages:
@@ -253,7 +253,7 @@ class CohortMemberSource(ScriptedSource):
             for owned in list(self._partitions.by_number.values()):
                 if owned.durable is not None:
                     self._partitions.take_over(owned)
-        # Whoever deals may find out that something is lost, and nobody waits for that yet.
+        # _dealt may find a loss, and no event reports it yet.
         return events or self._dealt(room) or self._told()
 
     def _told(self) -> list[SourceEvent]:
@@ -264,7 +264,7 @@ class CohortMemberSource(ScriptedSource):
         return events
 
     def _taken_in(self) -> None:
-        """Something is new: what is owned no more was released, or is known to be lost."""
+        """Compare with the owned partitions: the others were released, or are known as lost."""
         for number, partition in list(self._owned.items()):
             if self._partitions.of(partition) is None:
                 self.released.add(self._forget(number))
@@ -281,7 +281,7 @@ class CohortMemberSource(ScriptedSource):
             self.broker.owned.append((owned.number, lease.token, self.member))
 
     async def _flush(self) -> None:
-        """Whatever was sent has arrived, but the call may meet its faults."""
+        """Meet the faults of ``release``. All that was sent has arrived."""
         async with self._faults.meet("release"):
             pass
 
@@ -293,7 +293,7 @@ class CohortMemberSource(ScriptedSource):
                 yield delivered(owned.partition, records)
 
     def _pull(self, owned: _PulledPartition, durable: Durable, messages: int, size: int) -> list[tuple[Record, Token]]:
-        """What the durable has, as far as nothing is missing; what is done already is acknowledged again."""
+        """The next messages of the durable, up to a missing one. Those that are done are acknowledged again."""
         stream = self.broker.stream
         deliveries = stream.pull(durable, messages, size, self._clock())
         if deliveries is None:
@@ -329,7 +329,7 @@ class CohortMemberSource(ScriptedSource):
             self._partitions.lose(owned, f"its durable {token.durable} took no acknowledgement")
 
     def _ack(self, token: Token) -> bool:
-        """Acknowledge; False where it is known that nobody took it."""
+        """Acknowledge a message; False = its durable is known to be gone."""
         stream, position = self.broker.stream, token.delivery.record.position
         if self.link.latency:
             at = self._clock() + self.link.latency

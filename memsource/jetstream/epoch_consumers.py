@@ -1,13 +1,13 @@
-"""The durables of a cohort as data: one stream, and of each cohort partition one pull consumer for every epoch.
+"""The durables of a cohort as data: one stream, with one pull consumer for each epoch of a cohort partition.
 
-``EpochStream`` acts only when it is called, and time is an argument. Its rules are those that nats-server was seen to
-have, by the retention of the stream:
+``EpochStream`` acts only when it is called, and time is an argument. Its rules are those of nats-server, as measured:
 
-- ``limits``: everything stays. ``workqueue``: what is acknowledged is gone, and a partition has one durable at a time.
-  ``interest``: a message stays until every durable that was there when it came has acknowledged it; without any it is
-  gone at once, and with the last one everything.
-- A durable that was deleted answers no pull and no acknowledgement.
-- Each durable counts its deliveries by itself; how a pull consumer behaves is in ``memsource.jetstream.pull_consumer``.
+- Retention ``limits`` keeps all messages.
+- Retention ``workqueue`` deletes an acknowledged message. A partition has one durable at a time.
+- Retention ``interest`` keeps a message until all durables acknowledged it that existed when it came. Without durables
+  it deletes the message at once.
+- A deleted durable answers no pull and no acknowledgement.
+- Each durable counts its own deliveries. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Durable(NamedTuple):
 
 
 class _Made:
-    """A durable. ``log`` is what of the stream it has or had to deliver; ``begin`` the first sequence of that."""
+    """A durable. ``log`` has all messages that it delivers; ``begin`` is the first sequence of them."""
 
     __slots__ = ("begin", "consumer", "lease", "log", "nonce")
 
@@ -62,12 +62,13 @@ class _Made:
 
 
 class EpochStream(Watched):
-    """A stream with cohort ``partitions`` numbered from 0, called ``name``. ``settings``: of all durables.
+    """A stream with some cohort partitions, numbered from 0. ``settings`` are those of all durables.
 
-    Sequences are the stream's own and begin at 1; they are shared by all partitions. ``created`` notes every durable
-    in order, ``deleted`` likewise, ``stale`` how often a deleted one was pulled from or acknowledged to. ``set_back``:
-    seconds by which the server's clock was set back. ``marked``: the longest lease of a cohort that has used it,
-    None = none has. Nothing blocks. Not thread-safe. ``now`` never goes back.
+    All partitions share the sequences of the stream, from 1. ``created`` and ``deleted`` list the durables in order;
+    ``stale`` counts calls of deleted ones. ``set_back``: seconds by which the server's clock was set back. ``marked``:
+    the longest lease of a cohort that has used the stream; None = no cohort has.
+
+    No method blocks. Not thread-safe. ``now`` never goes back.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class EpochStream(Watched):
         self._changed()
 
     def mark(self, lease: int = 0) -> None:
-        """A cohort is, or was, on the stream; see ``lanes.cohort.leases.EpochConsumers.mark``."""
+        """Mark the stream as used by a cohort; see ``lanes.cohort.leases.EpochConsumers.mark``."""
         self.marked = max(lease, self.marked or 0)
 
     def delete(self, name: Durable, now: float) -> None:
@@ -173,11 +174,11 @@ class EpochStream(Watched):
     # --- consumers
 
     def exists(self, name: Durable) -> bool:
-        """Whether there is such a durable."""
+        """Whether the durable exists."""
         return name in self._made
 
     def pull(self, name: Durable, messages: int, size: int, now: float) -> list[Delivery] | None:
-        """Deliver what is next; None = there is no such durable. See ``PullConsumer.pull``."""
+        """Deliver the next messages; None = the durable does not exist. See ``PullConsumer.pull``."""
         made = self._made.get(name)
         if made is None:
             self.stale += 1
@@ -185,7 +186,7 @@ class EpochStream(Watched):
         return made.consumer.pull(messages, size, now)
 
     def ack(self, name: Durable, sequence: int, now: float) -> bool:
-        """A message is finished; False = there is no such durable."""
+        """Acknowledge a message; False = the durable does not exist."""
         made = self._made.get(name)
         if made is None:
             self.stale += 1
@@ -196,13 +197,13 @@ class EpochStream(Watched):
         return True
 
     def extend(self, name: Durable, sequence: int, now: float) -> None:
-        """In progress; nothing where there is no such durable."""
+        """Restart the ``ack_wait`` of a message, if the durable exists."""
         made = self._made.get(name)
         if made is not None:
             made.consumer.extend(sequence, now)
 
     def consumer(self, name: Durable) -> PullConsumer:
-        """One durable. Raises ``KeyError`` where there is none of the name."""
+        """One durable. Raises ``KeyError`` if it does not exist."""
         return self._made[name].consumer
 
     def names(self, partition: int) -> list[Durable]:
@@ -210,7 +211,7 @@ class EpochStream(Watched):
         return sorted(name for name in self._made if name.partition == partition)
 
     def left(self, partition: int) -> list[Record]:
-        """What of a partition no durable has seen acknowledged, and what none has; by the newest durable."""
+        """The unacknowledged messages of a partition, by its newest durable."""
         names = self.names(partition)
         log = self.topic.log(partition)
         if not names:
@@ -218,18 +219,18 @@ class EpochStream(Watched):
         return [log.records[sequence] for sequence in self._made[names[-1]].consumer.unfinished]
 
     def kill(self, now: float) -> None:
-        """The only server is killed and started again: the durables forget the acknowledgements of the last 0.1 s."""
+        """Kill and restart the only server: the durables forget the acknowledgements of the last 0.1 s."""
         for made in self._made.values():
             made.consumer.kill(now)
 
     # --- time and watchers
 
     def next_at(self) -> float:
-        """When the next wait for an acknowledgement is over; infinity = there is none."""
+        """The time when the next ``ack_wait`` is over; infinity = there is none."""
         return min((made.consumer.next_at() for made in self._made.values()), default=math.inf)
 
     def advance(self, now: float) -> None:
-        """Act on every wait that is over."""
+        """Act on every ``ack_wait`` that is over."""
         for made in self._made.values():
             made.consumer.advance(now)
 
@@ -239,7 +240,7 @@ class EpochStream(Watched):
         return [made for name, made in self._made.items() if name.partition == partition]
 
     def _settle(self, partition: int, sequence: int) -> None:
-        """Whether it is gone now, by the retention."""
+        """Delete an acknowledged message if the retention says so."""
         if self.retention == "limits":
             return
         waited = any(sequence in made.consumer.unfinished for made in self._of(partition))
@@ -252,10 +253,9 @@ class EpochStream(Watched):
 
 
 class MemoryEpochConsumers:
-    """A member's ``lanes.cohort.leases.EpochConsumers`` over a ``stream``, reached by its ``way``. On asyncio and on
-    trio.
+    """A member's ``lanes.cohort.leases.EpochConsumers`` over a stream, by its link. For asyncio and trio.
 
-    ``lease``: seconds of the member's leases, which each durable it makes tells; 0 = none does.
+    ``lease``: seconds of the member's leases, which each of its durables reports; 0 = unreported.
     """
 
     def __init__(self, stream: EpochStream, link: Link, lease: int = 0) -> None:

@@ -1,11 +1,11 @@
-"""The keys of a cohort as data, and a ``lanes.cohort.leases.LeaseStore`` over them: a bucket of NATS' key-value store.
+"""A bucket of NATS' key-value store as data, and a ``lanes.cohort.leases.LeaseStore`` over it.
 
-``Bucket`` acts only when it is called, and time is an argument. Its rules are those that nats-server was seen to have:
+``Bucket`` acts only when it is called, and time is an argument. Its rules are those of nats-server, as measured:
 
-- The revision is the bucket's own sequence: it rises with every write, of whichever key.
-- A write expects the revision of its key, or that of another one, the fence; an expired key has none any more.
-- A time to live is in whole seconds, and what has expired is gone up to a quarter of a second late.
-- A bucket can be lost and be there again empty, or fall back to what it was a moment ago, its sequence too.
+- A revision is a sequence of the bucket: it rises with every write of any key.
+- A write expects the revision of its key, or that of another key, the fence. An expired key has no revision.
+- A time to live is in whole seconds. A key expires up to a quarter of a second late.
+- A bucket can be lost and created again, empty. It can fall back to an earlier state, with an earlier sequence.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from memsource.memory.watchers import Watchers
 __all__ = ["Bucket", "MemoryLeaseStore"]
 
 LATE: Final = 0.25
-"""Seconds by which a key outlives its time to live, at most."""
+"""Maximum seconds by which a key outlives its time to live."""
 
 _REMEMBERED: Final = 60.0
-"""Seconds of which a bucket knows what it was."""
+"""Seconds that a bucket can fall back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,12 @@ class _Stored:
 
 
 class Bucket:
-    """``first``: the revision before the first write. ``seed`` decides how late each key expires; ``late``: by how many
-    seconds at most. ``markers``: what expires leaves a revision behind, as a bucket with limit markers does.
+    """The keys of one bucket.
 
-    ``writes`` counts what was written. Nothing blocks. Not thread-safe. ``now`` never goes back.
+    ``first``: the revision before the first write. A key expires up to ``late`` seconds late, drawn from ``seed``.
+    ``markers``: an expiry takes a revision, as in a bucket with limit markers. ``writes`` counts the writes.
+
+    No method blocks. Not thread-safe. ``now`` never goes back.
     """
 
     def __init__(self, *, first: int = 0, seed: int = 0, late: float = LATE, markers: bool = False) -> None:
@@ -74,7 +76,7 @@ class Bucket:
         ttl: float | None = None,
         fence: tuple[str, int] | None = None,
     ) -> int:
-        """Write a key; see ``lanes.cohort.leases.LeaseStore.write``. Raises ``ValueError`` for what no server takes."""
+        """Write a key; see ``lanes.cohort.leases.LeaseStore.write``. Raises ``ValueError`` for an invalid write."""
         self.advance(now)
         if ttl is not None and (ttl < 1 or ttl != int(ttl)):
             raise ValueError(f"ttl={ttl} of key {key!r}: must be whole seconds, 1 or more")
@@ -91,7 +93,7 @@ class Bucket:
         return self._revision
 
     def entries(self, prefix: str, now: float) -> dict[str, Entry]:
-        """The keys that begin so and hold a value, sorted."""
+        """The keys with this prefix and a value, sorted."""
         self.advance(now)
         return {
             key: Entry(stored.value, stored.revision)
@@ -99,10 +101,10 @@ class Bucket:
             if stored.value is not None and key.startswith(prefix)
         }
 
-    # --- what goes wrong with a bucket
+    # --- faults
 
     def lose(self, now: float, *, first: int | None = None) -> None:
-        """It is deleted and made anew, empty. ``first``: the revision before its first write; None = it goes on."""
+        """Delete the bucket and create it again. ``first``: its first revision less one; None = revisions go on."""
         self.advance(now)
         self._revision = self._revision if first is None else first
         for key in list(self._keys):
@@ -111,15 +113,17 @@ class Bucket:
         self._expiries.clear()
 
     def drop(self, key: str, now: float) -> None:
-        """One key is gone, as if it had expired. Idempotent."""
+        """Delete one key, as if it had expired. Idempotent."""
         self.advance(now)
         if key in self._keys:
             self._note(key, now)
             del self._keys[key]
 
     def fall_back(self, seconds: float, now: float) -> None:
-        """It is as it was ``seconds`` ago, at most a minute: what was written since is gone, and revisions come
-        again. What had expired since lives again for a moment."""
+        """Return to the state ``seconds`` ago, at most a minute. Later writes are lost, and their revisions come again.
+
+        Keys that have expired since then live again for a moment.
+        """
         self.advance(now)
         while self._past and self._past[-1][0] > now - seconds:
             _, revision, key, stored = self._past.pop()
@@ -135,11 +139,11 @@ class Bucket:
     # --- time
 
     def next_at(self) -> float:
-        """When the next key expires; infinity = none does."""
+        """The time of the next expiry; infinity = there is none."""
         return self._expiries[0][0] if self._expiries else math.inf
 
     def advance(self, now: float) -> None:
-        """Let expire what is due."""
+        """Expire the keys that are due."""
         while self._expiries and self._expiries[0][0] <= now:
             at, key, revision = heappop(self._expiries)
             stored = self._keys.get(key)
@@ -154,11 +158,11 @@ class Bucket:
     # --- watchers
 
     def watch(self, watcher: Callable[[str], None]) -> None:
-        """Call ``watcher`` with each key that is written from now on. Idempotent."""
+        """Call ``watcher`` with each written key from now on. Idempotent."""
         self._watchers.add(watcher)
 
     def unwatch(self, watcher: Callable[[str], None]) -> None:
-        """Call it no more. Idempotent."""
+        """Stop calling a watcher. Idempotent."""
         self._watchers.remove(watcher)
 
     # --- inside
@@ -168,7 +172,7 @@ class Bucket:
         return 0 if stored is None else stored.revision
 
     def _living(self, key: str) -> int:
-        """The revision of a key that holds a value: what has expired has none, whatever it left behind."""
+        """The revision of a key with a value. An expired key has none, also if it left a marker."""
         stored = self._keys.get(key)
         return 0 if stored is None or stored.value is None else stored.revision
 
@@ -180,7 +184,7 @@ class Bucket:
             heappush(self._expiries, (expires, key, self._revision))
 
     def _note(self, key: str, now: float) -> None:
-        """Keep what a change replaces for as long as a bucket may fall back to it."""
+        """Keep a replaced entry as long as the bucket may fall back to it."""
         while self._past and self._past[0][0] < now - _REMEMBERED:
             self._past.pop(0)
         self._past.append((now, self._revision, key, self._keys.get(key)))
@@ -190,8 +194,7 @@ class Bucket:
 
 
 class MemoryLeaseStore:
-    """A member's ``lanes.cohort.leases.LeaseStore`` over a ``bucket``, reached by its ``way``. On asyncio and on
-    trio."""
+    """A member's ``lanes.cohort.leases.LeaseStore`` over a bucket, by its link. For asyncio and trio."""
 
     def __init__(self, bucket: Bucket, link: Link) -> None:
         self.bucket = bucket

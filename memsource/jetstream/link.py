@@ -1,4 +1,4 @@
-"""A client's way to a server in memory: what becomes of its requests, and of the answers."""
+"""The link of a client to a server in memory, with faults of its requests and answers."""
 
 from __future__ import annotations
 
@@ -20,28 +20,33 @@ __all__ = ["Later", "Link", "LinkFault"]
 T = TypeVar("T")
 
 TIMEOUT: Final = 2.0
-"""Seconds after which a client waits no longer for an answer."""
+"""Seconds that a client waits for an answer."""
 
 Later = Callable[[float, Callable[[float], None]], None]
-"""Has the server do something at a time of its clock, whatever has become of who asked for it."""
+"""Schedules an action of the server, at a time of its clock. It outlives the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """What becomes of one call. ``"request lost"``: nothing; ``"reply lost"``: it is done, and nobody hears of it;
-    ``"late"``: a write is done ``seconds`` later, when who asked for it may have given up; a read is lost then."""
+    """The fault of one call.
+
+    ``"request lost"``: the server does nothing. ``"reply lost"``: the server does it, and its answer is lost.
+    ``"late"``: the server does a write ``seconds`` later, when the client may have given up; it loses a read.
+    """
 
     kind: Literal["request lost", "reply lost", "late"]
     seconds: float = 0.0
 
 
 class Link:
-    """``clock`` is the server's; ``later`` its way to do something at a time. ``timeout``: seconds of the client.
+    """The link of one client.
 
-    ``latency``: seconds that each request takes. ``cut``: no request arrives. ``before`` is called and awaited in front
-    of each request and behind each that was done, with whether it writes; what it returns in front is what becomes of
-    it, unless one was put into ``faults``: those are of the next calls. After ``sever`` every call raises
-    ``SourceError``, and nothing is done.
+    ``clock`` is that of the server, ``later`` schedules its actions. ``timeout``: seconds that the client waits.
+    ``latency``: seconds of each request. ``cut``: no request arrives. ``reads`` and ``writes`` count the requests.
+
+    ``before`` is awaited before and after each request, with whether it writes. Its first result is the fault of the
+    request. ``faults`` come first: they are the faults of the next calls. After ``sever`` every call raises
+    ``SourceError``, and the server does nothing.
     """
 
     def __init__(
@@ -77,12 +82,12 @@ class Link:
         return self._severed
 
     async def read(self, act: Callable[[float], T]) -> T:
-        """Have the server do what changes nothing, and return its answer. Raises ``UnknownResult`` without one."""
+        """Make a request that changes nothing, and return its answer. Raises ``UnknownResult`` without one."""
         self.reads += 1
         return await self._call(act, writes=False)
 
     async def write(self, act: Callable[[float], T]) -> T:
-        """The same of what changes something: without an answer it was done, will be, or never is."""
+        """Make a request that changes something. Without an answer it was done, will be done, or never is."""
         self.writes += 1
         return await self._call(act, writes=True)
 
@@ -92,7 +97,7 @@ class Link:
             fault = self.faults.popleft()
         if self.latency:
             await anyio.sleep(self.latency)
-        # From here to what the server does nothing suspends.
+        # Nothing suspends from here to the action of the server.
         self._alive()
         if fault is not None and fault.kind == "late" and writes:
             self._later(self._clock() + fault.seconds, lambda now: _unheard(act, now))
@@ -116,6 +121,6 @@ class Link:
 
 
 def _unheard(act: Callable[[float], object], now: float) -> None:
-    """Do it for nobody: that it is refused is no news."""
+    """Do a request whose answer is lost, a refusal included."""
     with suppress(Conflict, ConsumerExists):
         act(now)

@@ -1,14 +1,14 @@
-"""A durable pull consumer of JetStream as data: what it has delivered, what comes again, and in which order.
+"""A durable pull consumer of JetStream as data: its deliveries, its redeliveries, and their order.
 
-It acts only when it is called, and time is an argument. Its rules are those that nats-server was seen to have:
+It acts only when it is called, and time is an argument. Its rules are those of nats-server, as measured:
 
-- What is to come again waits in a queue that is served strictly before anything new. Each run of the one timer sorts
-  what has expired by sequence and appends it *behind* what waits already; a nak is appended as it arrives.
+- Redeliveries wait in a queue that comes strictly before new messages. Each run of the one timer sorts the expired
+  messages by sequence and appends them to the queue. A nak is appended when it arrives.
 - An orphan waits for its ``ack_wait``. Until then new messages pass it.
-- An acknowledgement counts while the message is unacknowledged, of whichever delivery it is, and takes the message out
-  of the queue. In-progress starts the ``ack_wait`` anew and takes nothing out of the queue.
-- ``max_ack_pending`` holds up new messages only. A message delivered ``max_deliver`` times is dropped without a word.
-- The server writes its books every 0.1 s: ``kill`` makes it forget what was younger, confirmed or not.
+- An acknowledgement of any delivery counts while the message is unacknowledged. It removes the message from the queue.
+  In-progress restarts the ``ack_wait``, and leaves the message in the queue.
+- ``max_ack_pending`` stops new messages only. A message is dropped silently after ``max_deliver`` deliveries.
+- The server writes its state every 0.1 s: ``kill`` makes it forget later changes, confirmed or not.
 
 Rules and names follow ``server/consumer.go`` of nats-server 2.10 to 2.15 (checkPending, processNak, getNextMsg).
 """
@@ -28,10 +28,10 @@ from memsource.memory.topic import Log
 __all__ = ["ConsumerSettings", "PullConsumer"]
 
 _WRITTEN: Final = 0.1
-"""Seconds after which the books are on disk."""
+"""Seconds after which the state is on disk."""
 
 _TIMER_DELAY: Final = 0.001
-"""Seconds by which the timer is set later than what is due: what is delivered together expires together."""
+"""Seconds between the due time and the timer: messages that are delivered together expire together."""
 
 _LOOK_AFTER_CHANGE: Final = 0.1
 """Seconds after a change of ack_wait until the timer runs."""
@@ -43,16 +43,18 @@ _LOOK_AFTER_START: Final = 1.0
 """Seconds after a start until the timer runs, ``ack_wait`` if that is less. The server draws it from 0.5 to 1.5."""
 
 _REMEMBERED: Final = 256
-"""How many of the last acknowledgements can be lost afterwards."""
+"""Number of the last acknowledgements that can still be lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerSettings:
-    """``ack_wait``: seconds until an unacknowledged message is due again; with a ``backoff`` its entries in turn, the
-    last one for all further deliveries. ``max_deliver``: how often a message is delivered at most, None = any number.
-    ``max_ack_pending``: how many may be unacknowledged before nothing new comes, None = any number.
+    """Settings of a durable. Raises ``ValueError`` for a value that is not above 0.
 
-    Raises ``ValueError`` for what is not above 0.
+    Attributes:
+        ack_wait: Seconds until an unacknowledged message is due again.
+        backoff: These waits in turn instead, the last one for all further deliveries.
+        max_deliver: Maximum number of deliveries of a message; None = no bound.
+        max_ack_pending: Number of unacknowledged messages that stops new ones; None = no bound.
     """
 
     ack_wait: float = 30.0
@@ -68,19 +70,19 @@ class ConsumerSettings:
                 raise ValueError(f"{name}={bound}: must be 1 or more, or None")
 
     def wait(self, repeats: int) -> float:
-        """Seconds until a message is due that was delivered ``repeats`` times beside the first one."""
+        """Seconds until a message is due again after ``repeats`` redeliveries."""
         return self.backoff[min(repeats, len(self.backoff) - 1)] if self.backoff else self.ack_wait
 
 
 class _Pending(NamedTuple):
-    """Delivered and not acknowledged. ``token`` is the number of its first delivery, ``stamp`` when its wait began."""
+    """An unacknowledged message: ``token`` is the number of its first delivery, ``stamp`` the start of its wait."""
 
     token: int
     stamp: float
 
 
 class _Change(NamedTuple):
-    """What a change at ``time`` has replaced."""
+    """The state that a change at ``time`` has replaced."""
 
     time: float
     sequence: int
@@ -92,14 +94,14 @@ class _Change(NamedTuple):
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Ignore a change."""
 
 
 class PullConsumer:
-    """One durable on ``log``. ``changed`` is called whenever there may be something new to deliver.
+    """One durable on ``log``. It calls ``changed`` whenever it may have something to deliver.
 
-    Nothing blocks. Not thread-safe. ``now`` never goes back. Methods about a message take its sequence, and do nothing
-    where it is not unacknowledged.
+    No method blocks. Not thread-safe. ``now`` never goes back. A method about a message takes its sequence, and does
+    nothing unless the message is unacknowledged.
     """
 
     def __init__(self, log: Log, settings: ConsumerSettings, changed: Callable[[], None] = _nothing) -> None:
@@ -123,7 +125,7 @@ class PullConsumer:
     # --- deliveries and answers
 
     def pull(self, messages: int, size: int, now: float) -> list[Delivery]:
-        """Deliver what is next: at most ``messages``, and the last one is that which reaches ``size`` bytes."""
+        """Deliver at most ``messages`` of the next ones. The one that reaches ``size`` bytes is the last."""
         bound = self.settings.max_ack_pending
         deliveries: list[Delivery] = []
         while len(deliveries) < messages and size > 0:
@@ -142,7 +144,7 @@ class PullConsumer:
             else:
                 break
             self._set(sequence, _Pending(first, now), repeats, now)
-            # Behind the change: what it remembers is how far the consumer was before.
+            # After _set, which notes how far the consumer was before.
             self._deliveries += 1
             self._at += not repeats
             wait = self.settings.wait(repeats)
@@ -153,7 +155,7 @@ class PullConsumer:
         return deliveries
 
     def ack(self, sequence: int, now: float) -> None:
-        """It is finished. Idempotent; counts whichever delivery it is about."""
+        """Acknowledge a message, by any of its deliveries. Idempotent."""
         if sequence in self._pending:
             full = len(self._pending) == self.settings.max_ack_pending
             self._queue.pop(sequence, None)
@@ -163,13 +165,13 @@ class PullConsumer:
                 self._changed()
 
     def extend(self, sequence: int, now: float) -> None:
-        """In progress: its wait begins anew. One that waits to come again comes all the same."""
+        """Restart the wait of a message that is in progress. A queued one comes again all the same."""
         pending = self._pending.get(sequence)
         if pending is not None:
             self._set(sequence, pending._replace(stamp=now), self._repeats.get(sequence, 0), now)
 
     def nak(self, sequence: int, now: float, delay: float = 0.0) -> None:
-        """Deliver it again: behind what waits already, or after ``delay`` seconds."""
+        """Redeliver a message: at the end of the queue, or after ``delay`` seconds."""
         pending = self._pending.get(sequence)
         if pending is None:
             return
@@ -182,7 +184,7 @@ class PullConsumer:
             self._changed()
 
     def lose_ack(self, sequence: int, now: float) -> bool:
-        """Queue a message as if its acknowledgement had not arrived, or its time was over; False = not possible."""
+        """Queue a message as after a lost acknowledgement or at the end of its wait; False = impossible."""
         if sequence in self._queue or sequence in self._dropped or not self._was_delivered(sequence):
             return False
         if sequence not in self._pending:
@@ -191,10 +193,10 @@ class PullConsumer:
         self._changed()
         return True
 
-    # --- what an administrator and a crash do
+    # --- administration and crashes
 
     def reset(self, now: float) -> None:
-        """Begin again behind the ack floor, as CONSUMER.RESET: what was acknowledged above it comes again too."""
+        """Start again after the ack floor, as CONSUMER.RESET. Messages acknowledged above it come again too."""
         floor = min(self._pending, default=None)
         for sequence in [*self._pending, *(each for each in self._dropped if floor is not None and each > floor)]:
             self._set(sequence, None, 0, now)
@@ -206,12 +208,12 @@ class PullConsumer:
         self._changed()
 
     def shrink(self, ack_wait: float, now: float) -> None:
-        """Set another ``ack_wait``, without backoff, until ``restore``: so everything unacknowledged is due at once."""
+        """Set another ``ack_wait`` without backoff until ``restore``: all unacknowledged messages are due at once."""
         self._original = self._original or self.settings
         self.configure(replace(self.settings, ack_wait=ack_wait, backoff=()), now)
 
     def restore(self, now: float) -> None:
-        """Be as before ``shrink``, whoever called it. Idempotent."""
+        """Restore the settings before ``shrink``. Idempotent."""
         original, self._original = self._original, None
         if original is not None:
             self.configure(original, now)
@@ -224,7 +226,7 @@ class PullConsumer:
         self._changed()
 
     def kill(self, now: float) -> None:
-        """The server is killed and started again: it knows what it knew 0.1 s ago, and no queue."""
+        """Kill and restart the server: it returns to its state 0.1 s ago, and loses the queue."""
         while self._unwritten and self._unwritten[-1].time > now - _WRITTEN:
             change = self._unwritten.pop()
             self._put(change.sequence, change.pending, change.repeats)
@@ -246,7 +248,7 @@ class PullConsumer:
     # --- time
 
     def next_at(self) -> float:
-        """When the timer runs; infinity = nothing can expire."""
+        """The time of the next timer run; infinity = nothing can expire."""
         return self._timer
 
     def advance(self, now: float) -> None:
@@ -278,27 +280,27 @@ class PullConsumer:
 
     @property
     def unacknowledged(self) -> list[int]:
-        """Delivered, not acknowledged and not dropped, rising; what waits to come again included."""
+        """Delivered sequences that are neither acknowledged nor dropped, rising. Queued ones are included."""
         return sorted(self._pending)
 
     @property
     def dropped(self) -> list[int]:
-        """Delivered ``max_deliver`` times and never acknowledged, rising."""
+        """Sequences delivered ``max_deliver`` times and never acknowledged, rising."""
         return sorted(self._dropped)
 
     @property
     def unfinished(self) -> list[int]:
-        """Everything that is not acknowledged, delivered or not, rising."""
+        """All unacknowledged sequences, delivered or not, rising."""
         return sorted({*self._pending, *self._dropped, *self._log.positions[self._at :]})
 
     @property
     def waiting(self) -> int:
-        """How many messages would be delivered next, if there were room."""
+        """Number of messages that wait for delivery."""
         return len(self._queue) + len(self._log.positions) - self._at
 
     @property
     def last_acked(self) -> int | None:
-        """What was acknowledged last and is so still; None = nothing lately."""
+        """The sequence whose acknowledgement came last and still counts; None = none of the last ones."""
         known = (s for s in reversed(self._acks) if s not in self._pending and self._was_delivered(s))
         return next(known, None)
 
@@ -326,7 +328,7 @@ class PullConsumer:
             self._repeats.pop(sequence, None)
 
     def _remember(self, sequence: int, now: float) -> None:
-        """Keep what a change replaces for as long as it is not on disk."""
+        """Keep the state before a change until the change is on disk."""
         while self._unwritten and self._unwritten[0].time <= now - _WRITTEN:
             self._unwritten.popleft()
         repeats, dropped = self._repeats.get(sequence, 0), sequence in self._dropped

@@ -1,8 +1,8 @@
 """A source over a ``JetStreamBroker``: one member of its cohort.
 
 ``JetStreamMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on
-asyncio and on trio. It never sleeps by itself: it wakes when the broker has something new, and whoever runs the broker
-calls ``advance``.
+asyncio and on trio. It never sleeps by itself: changes of the broker wake it. The owner of the broker calls
+``advance``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from memsource.memory.scripted import READER, Call, ScriptedSource, delivered, d
 __all__ = ["JetStreamMemberSource", "JetStreamPersonality"]
 
 _ACKS_KEPT: Final = 10_000
-"""How many acknowledgements are repeated after a connection was lost."""
+"""Number of acknowledgements that are repeated after a lost connection."""
 
 
 class _Slot:
-    """What it knows of a partition it has announced. ``takeover`` = None: nothing more of it is delivered."""
+    """The state of an announced partition. Without a ``takeover`` it delivers nothing more."""
 
     __slots__ = ("epoch", "takeover")
 
@@ -37,11 +37,11 @@ class _Slot:
 
 
 class JetStreamMemberSource(ScriptedSource):
-    """``member`` of the broker's cohort as a source: it joins with ``open`` and leaves with ``aclose``.
+    """The source of a member of the broker's cohort. It joins with ``open`` and leaves with ``aclose``.
 
-    ``clock``: seconds, the time in which the broker is advanced. Tokens are ``Delivery`` values. After ``sever`` every
-    call but ``aclose`` raises ``SourceError``, and nothing it does reaches the broker. ``announced``: the assignments
-    so far, by their number and the epoch of the cohort. ``calls`` is what was called so far.
+    ``clock``: the time of the broker, in seconds. Tokens are ``Delivery`` values. After ``sever`` every call but
+    ``aclose`` raises ``SourceError`` and changes nothing. ``announced``: the assignments so far, by number and epoch.
+    ``calls`` lists the calls so far.
     """
 
     def __init__(self, broker: JetStreamBroker, member: str, clock: Clock) -> None:
@@ -60,7 +60,7 @@ class JetStreamMemberSource(ScriptedSource):
         return f"<JetStreamMemberSource {self.member} of {self.broker.topic.name}: {len(self._owned)} partitions>"
 
     def sever(self) -> None:
-        """Its process is gone. Idempotent."""
+        """End its process. Idempotent."""
         self._severed = True
         self.broker.unwatch(self._changed)
 
@@ -81,7 +81,7 @@ class JetStreamMemberSource(ScriptedSource):
             )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Acknowledge messages; see ``lanes.source.Source.settle``. Not those of a partition known to be lost."""
+        """Acknowledge messages, except those of a lost partition; see ``lanes.source.Source.settle``."""
         messages = [message for settlement in settlements for message in settlement.messages]
         async with self._meet(Call("settle", deliveries=tuple(map(delivery, messages)))):
             self._alive()
@@ -92,7 +92,7 @@ class JetStreamMemberSource(ScriptedSource):
                     self.broker.consumer(number).ack(message.position, self.clock())
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Start their ``ack_wait`` anew; see ``lanes.source.Source.extend``."""
+        """Restart the ``ack_wait`` of messages; see ``lanes.source.Source.extend``."""
         async with self._meet(Call("extend", deliveries=tuple(map(delivery, messages)))):
             self._alive()
             for message in messages:
@@ -128,7 +128,7 @@ class JetStreamMemberSource(ScriptedSource):
         now = self.clock()
         if not self.broker.cohort.runs(self.member):
             return []
-        # Alone, so that no message comes before the event that its partition begins with.
+        # Without messages: none may come before the Assigned of its partition.
         if events := self._noticed():
             return events
         if self._restarts != self.broker.restarts:
@@ -156,7 +156,7 @@ class JetStreamMemberSource(ScriptedSource):
         return events
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
-        """What the takeover has collected, and only then what the consumer has."""
+        """The messages of the takeover, and after them those of the consumer."""
         takeover = self._takeover_of(number)
         run: list[Delivery] = []
         if takeover.done and not takeover.taken:
@@ -174,7 +174,7 @@ class JetStreamMemberSource(ScriptedSource):
         return taken and not left and not self.broker.cohort.moving
 
     def _reconnect(self, now: float) -> None:
-        """The server was started anew: repeat what it may have forgotten, and take over from oneself."""
+        """After a restart of the server, repeat acknowledgements that it may have lost, and take over again."""
         self._restarts = self.broker.restarts
         for number, position in self._acks:
             self.broker.consumer(number).ack(position, now)

@@ -1,22 +1,21 @@
-"""A Kafka broker as data, with one topic, one group and its clients: what a real one was seen to do, the ugly parts
-included.
+"""A Kafka broker as data, with one topic, one group and its clients. It behaves as a real one was measured to.
 
-- **A commit** is checked for its member alone: neither for ownership, nor for direction, nor for the end of the log.
-  Its metadata is a ``str`` of at most 4,095 UTF-16 units beside the client's NUL; too large a one leaves the old
-  value. Of a request with several partitions the good ones are kept, and all of it is reported as failed.
-- **Loss is heard late.** A crashed or frozen process sends no heartbeats; when its session is over its partitions are
-  given to others, and it hears of that when it polls again. Without polls a classic client leaves at once; one of 848
-  keeps its partitions for another session, and its commits are accepted.
+- **A commit** is checked for its member only. The member need not own the partition, and the position may fall or lie
+  above the end of the log. Metadata is a ``str`` of at most 4,095 UTF-16 units plus the client's NUL. Larger metadata
+  leaves the old commit. A request with one bad partition commits the good ones, and fails as a whole.
+- **A loss is heard late.** A crashed or frozen process sends no heartbeats. After its session its partitions are
+  assigned to others, and it hears of that at its next poll. Without polls a classic client leaves at once. One of
+  protocol 848 keeps its partitions for another session, and its commits succeed.
 - **Heartbeats stop in close**, while its callback still drains.
 - **Pause outlives ownership**: a partition paused, revoked and assigned again is paused.
-- **A client prefetches**, and hands that out while the broker is down, or has deleted it meanwhile.
-- **A topic deleted and created anew** within a metadata refresh is read on at the old offset by a classic client; 848
-  revokes and assigns, and takes a commit of the old position for one of the new topic.
-- **A sync commit has no timeout**: with the broker down, 848 blocks; classic fails after seconds.
+- **A client prefetches**. It delivers prefetched messages also while the broker is down, or after their deletion.
+- **A topic that is deleted and created again** within a metadata refresh: a classic client reads on at the old offset.
+  Protocol 848 revokes and assigns, and accepts a commit of the old position for the new topic.
+- **A sync commit has no timeout**: with the broker down it blocks (848), or fails after seconds (classic).
 
-What differs: each partition goes back when it is drained, a real client gives back those of one callback together.
+One thing differs: each partition is released when it is drained. A real client releases those of one callback together.
 
-Nothing blocks, and time is an argument: ``advance`` acts on what is due. Times are in seconds.
+No method blocks, and time is an argument: ``advance`` acts on due timers. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _ALL: Final = 1 << 62
 
 
 class KafkaBroker(Watched, KeepsDeadLetters):
-    """``partitions`` numbered from 0 of one ``topic``; ``KafkaPersonality`` adds the sources of its members.
+    """A topic with some partitions, numbered from 0. ``KafkaPersonality`` adds the sources of its members.
 
-    ``settings``: see ``KafkaSettings``. ``hands_over``: whether its sources commit what is completed above the
-    position. ``group`` is the coordinator's view. Methods with a partition raise ``IndexError`` for one that does not
-    exist, those that name a member ``LookupError`` for one that has no source. Not thread-safe.
+    ``hands_over``: whether sources also commit the positions completed above the floor. ``group`` is the coordinator's
+    view. Methods raise ``IndexError`` for an unknown partition, and ``LookupError`` for a member without a source. Not
+    thread-safe.
     """
 
     name: PersonalityName = "kafka"
@@ -87,7 +86,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> Record:
-        """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` while there is no topic."""
+        """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` without a topic."""
         if not self.coordinator.exists:
             raise LookupError(f"topic {self.topic} was deleted: create_topic first")
         return self.group.publish(value, key=key, headers=headers, partition=partition)
@@ -103,17 +102,17 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def records(self) -> list[Record]:
-        """Everything that is in the topic, by partition and position."""
+        """All messages of the topic, by partition and position."""
         return [record for log in self.group.topic.logs for record in log.records.values()]
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """Which assignments were taken from which members; see ``memsource.personality.Personality.taken``."""
+        """The assignments that were taken from members; see ``memsource.personality.Personality.taken``."""
         return list(self.coordinator.taken)
 
     @property
     def unfinished(self) -> list[Record]:
-        """What is neither below the committed position of its partition nor completed above it."""
+        """The messages that are neither below the committed position nor completed above it."""
         found: list[Record] = []
         for partition, log in enumerate(self.group.topic.logs):
             offset, completed = self.group.committed(partition)
@@ -122,42 +121,42 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return found
 
     def crash(self, member: str, now: float) -> None:
-        """The newest process of this name is gone. Its session ends by itself. Idempotent."""
+        """End the newest process of this name. Its session ends by itself. Idempotent."""
         self._at(now)
         self.coordinator.crash(self._client(member))
         self._changed()
 
     def freeze(self, member: str, until: float) -> None:
-        """The newest process of this name does not run until then, by its own clock: no calls, no heartbeats."""
+        """Stop the newest process of this name until a time of its clock: no calls, no heartbeats."""
         client = self._client(member)
         self._at(client.clock())
         self.coordinator.freeze(client, until)
 
     def rebalance(self, now: float) -> bool:
-        """Plan as if somebody had come and gone; whether anything is asked back."""
+        """Plan again, as if a member had joined and left. Returns whether a partition was revoked."""
         self._at(now)
         return self.coordinator.rebalance()
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner, who goes on until its next heartbeat; False when nobody owns it.
+        """Take a partition from its owner, which continues until its next heartbeat; False = it is free.
 
-        Without another member it is assigned again when a session timeout has passed.
+        Without another member it is assigned again after a session timeout.
         """
         self._at(now)
         return self.coordinator.lose(partition)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """False: Kafka delivers again only from where a new owner begins."""
+        """Return False: Kafka redelivers to a new owner only."""
         self._at(now)
         return False
 
     def restart(self, now: float) -> bool:
-        """False: what a Kafka cluster has confirmed is on more than one server."""
+        """Return False: confirmed writes of a Kafka cluster are on several servers."""
         self._at(now)
         return False
 
     def advance(self, now: float) -> None:
-        """Act on every timer that is due by ``now``, in the order of their times."""
+        """Act on every due timer, in the order of their times."""
         acted = False
         while True:
             at, act = min(self.coordinator.timers(), key=lambda timer: timer[0])
@@ -172,25 +171,25 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             self._changed()
 
     def next_at(self) -> float:
-        """When the next timer is due; infinity = there is none."""
+        """The time of the next timer; infinity = there is none."""
         return min(min(at for at, _ in self.coordinator.timers()), min(self._waits, default=NEVER))
 
-    # --- what else may happen to a broker
+    # --- further faults of a broker
 
     def stop_broker(self, now: float) -> None:
-        """It answers no more: no fetch, no commit, no rebalance; clients live on what they have fetched. Idempotent."""
+        """Stop the broker: no fetch, no commit, no rebalance. Clients deliver prefetched messages. Idempotent."""
         self._at(now)
         self.coordinator.stop()
         self._changed()
 
     def start_broker(self, now: float) -> None:
-        """It does again, and all sessions begin anew. Idempotent."""
+        """Start the broker. All sessions restart. Idempotent."""
         self._at(now)
         self.coordinator.start()
         self._changed()
 
     def delete_records(self, partition: int, before: int, now: float) -> None:
-        """Retention: the log begins at ``before`` (0 … its end). Idempotent."""
+        """Delete the records below ``before`` (0 … the end of the log), as retention does. Idempotent."""
         self._at(now)
         log = self.group.topic.log(partition)
         if not 0 <= before <= log.end:
@@ -199,7 +198,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         log.trim(before)
 
     def delete_topic(self, now: float) -> None:
-        """Its messages and commits are gone. Raises ``LookupError`` when it is already."""
+        """Delete the topic with its messages and commits. Raises ``LookupError`` if it is deleted."""
         if not self.coordinator.exists:
             raise LookupError(f"topic {self.topic} was deleted already: create_topic first")
         self._at(now)
@@ -209,7 +208,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.coordinator.delete_topic()
 
     def create_topic(self, now: float) -> None:
-        """A new, empty one of the same name. Idempotent."""
+        """Create the topic again, empty. Idempotent."""
         self._at(now)
         if not self.coordinator.exists:
             self.coordinator.create_topic()
@@ -218,16 +217,16 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def group(self) -> Group:
-        """Who owns what in the eyes of the coordinator; its members are named by the coordinator."""
+        """The group as the coordinator knows it. The coordinator names its members."""
         return self.coordinator.group
 
     def owner(self, partition: int) -> str | None:
-        """The name of the member that owns a partition in the eyes of the coordinator."""
+        """The name of the owner of a partition, as the coordinator knows it; None = free."""
         owner = self.group.owner(partition)
         return next((client.name for client in self.coordinator.clients if client.id == owner), None)
 
     def committed(self, partition: int) -> Commit | None:
-        """What was committed last; None before the first commit."""
+        """The last commit of a partition; None before the first one."""
         self.group.topic.log(partition)
         return self._commits.get(partition)
 
@@ -235,27 +234,27 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def up(self) -> bool:
-        """Whether it answers."""
+        """Whether the broker runs."""
         return self.coordinator.up
 
     @property
     def topic_id(self) -> str | None:
-        """Which topic of this name there is; None = there is none."""
+        """The id of the topic; None = it is deleted."""
         return f"{self.topic}-{self._incarnation}" if self.coordinator.exists else None
 
     def introduce(self, client: Client) -> None:
-        """A process has started: from now on its name means this one."""
+        """Add the client of a new process. Its name means this process from now on."""
         self._clients[client.name] = client
 
     def join(self, client: Client, now: float) -> None:
-        """A client subscribes. Raises ``KafkaFailure`` while the broker is down."""
+        """Subscribe a client. Raises ``KafkaFailure`` while the broker is down."""
         self._at(now)
         if not self.up:
             raise KafkaFailure("_WAIT_COORD", f"the broker of {self.topic} is down")
         self.coordinator.join(client)
 
     def poll(self, client: Client, now: float) -> list[Callback | KafkaFailure]:
-        """The client polls: what it is called back with, in order. What is assigned begins where it was committed."""
+        """Poll, and return the callbacks in order. An assigned partition begins at its commit."""
         self._at(now)
         events = self.coordinator.poll(client)
         for event in events:
@@ -265,9 +264,9 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return events
 
     def fetch(self, client: Client, partition: int, messages: int, size: int) -> list[Record]:
-        """What a client hands out next: at most ``messages``, and the last one is that which reaches ``size`` bytes.
+        """Deliver at most ``messages`` of the next ones. The one that reaches ``size`` bytes is the last.
 
-        Nothing of a partition that is paused or being revoked. Raises ``KeyError`` for one it does not believe to own.
+        A paused or revoked partition delivers none. Raises ``KeyError`` for one that the client does not own.
         """
         owned = client.partitions[partition]
         if owned.revoking or owned.silent or not client.running or messages <= 0 or size <= 0:
@@ -279,11 +278,11 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return owned.take(messages, size)
 
     def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
-        """Keep positions, whoever owns the partitions and whatever was committed before.
+        """Commit positions, for any owner and after any former commit.
 
-        Raises ``KafkaFailure`` when not all of them were kept: ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD``
-        for none, ``OFFSET_METADATA_TOO_LARGE`` when all others were. ``ValueError`` for an offset below 0 and a NUL in
-        metadata, ``UnicodeEncodeError`` for a lone surrogate, ``TypeError`` for what is no ``str``: nothing was sent.
+        Raises ``KafkaFailure`` if a commit failed. ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD`` mean that all
+        failed. ``OFFSET_METADATA_TOO_LARGE`` means that all others succeeded. Raises the errors of ``Commit.units``
+        before it sends anything.
         """
         self._at(now)
         if client.fatal is not None:
@@ -308,30 +307,30 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             )
 
     def release(self, client: Client, partition: int, now: float) -> None:
-        """A client drops a partition; what it was asked for goes back. Idempotent."""
+        """Release a partition of a client. Only a revoked one is free then. Idempotent."""
         self._at(now)
         self.coordinator.release(client, partition)
 
     def begin_close(self, client: Client, now: float) -> list[Callback]:
-        """The client closes: heartbeats stop, and its last callback runs. Idempotent."""
+        """Begin the close of a client: heartbeats stop, and its last callback runs. Idempotent."""
         self._at(now)
         return self.coordinator.begin_close(client)
 
     def end_close(self, client: Client, now: float) -> None:
-        """The client has closed: it leaves, unless it is a static member. Idempotent."""
+        """End the close of a client: it leaves, unless it is a static member. Idempotent."""
         self._at(now)
         if not client.crashed:
             self.coordinator.end_close(client)
             self._changed()
 
     def polling(self, client: Client, now: float, *, on: bool) -> None:
-        """From now on the client polls all the time, or does not poll."""
+        """Note whether the client polls from now on."""
         self._at(now)
         client.polling = on and not client.crashed
         client.last_poll = self.coordinator.now
 
     def wait_until(self, at: float) -> None:
-        """Somebody waits for this moment: ``watch``ers are called then."""
+        """Call the watchers at a time."""
         self._waits.append(at)
 
     # --- inside
@@ -370,7 +369,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             )
 
     def _fill(self, client: Client, partition: int, owned: ClientPartition, messages: int) -> None:
-        """Fetch until so many messages are in the client."""
+        """Fetch until the client holds this number of messages."""
         log = self.group.topic.log(partition)
         if not self._reachable(partition, owned.fetched):
             self._reset(client, partition, owned)
@@ -381,7 +380,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         if records:
             owned.fetched = records[-1].position + 1
         if not log.read(owned.fetched, 1, 1):
-            # Only a gap is left, which is read as well.
+            # Only a gap is left: it is read too.
             owned.fetched = log.end
 
     def _keep(self, client: Client, partition: int, commit: Commit) -> None:

@@ -1,6 +1,6 @@
-"""One Kafka client and the process it is in, as data: what it believes to own, has fetched, and was told.
+"""One Kafka client and its process as data: its partitions, its prefetched messages, and its notices.
 
-Nothing here knows the broker; ``memsource.kafka.coordinator`` and ``memsource.kafka.broker`` change it. Times are in
+It does not know the broker: ``memsource.kafka.coordinator`` and ``memsource.kafka.broker`` change it. Times are in
 seconds.
 """
 
@@ -31,7 +31,7 @@ RebalanceProtocol = Literal["eager", "cooperative", "848"]
 """``eager`` and ``cooperative`` are the classic protocol; ``848`` is ``group.protocol=consumer`` (KIP-848)."""
 
 OffsetReset = Literal["earliest", "latest", "error"]
-"""Where to read when there is no committed position, or one that the log does not reach (``auto.offset.reset``)."""
+"""Where to read without a committed position, or with one outside the log (``auto.offset.reset``)."""
 
 Code = Literal[
     "OFFSET_METADATA_TOO_LARGE",
@@ -45,7 +45,7 @@ Code = Literal[
 
 
 class KafkaFailure(Exception):
-    """What a client is told of an error: raised by a call, or among the events of a poll. ``code`` is Kafka's."""
+    """An error of a client, raised by a call or returned by a poll. ``code`` is Kafka's."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -53,7 +53,7 @@ class KafkaFailure(Exception):
 
 
 class Commit(NamedTuple):
-    """What is committed of a partition: ``offset`` is next to read; ``metadata`` is the client's."""
+    """The commit of a partition: ``offset`` is the next to read; ``metadata`` is the client's."""
 
     offset: int
     metadata: str = ""
@@ -61,8 +61,8 @@ class Commit(NamedTuple):
     def units(self) -> int:
         """UTF-16 units of the metadata as a client sends it, with its NUL.
 
-        Raises for what it cannot send: ``ValueError`` for an offset below 0 or a NUL in metadata, ``TypeError`` for
-        metadata that is no ``str``, ``UnicodeEncodeError`` for a lone surrogate.
+        Raises ``ValueError`` for an offset below 0 or a NUL in metadata, ``TypeError`` for metadata that is no ``str``,
+        and ``UnicodeEncodeError`` for a lone surrogate.
         """
         if self.offset < 0:
             raise ValueError(f"offset={self.offset}: a position to read next is 0 or more")
@@ -74,18 +74,18 @@ class Commit(NamedTuple):
 
 
 class Callback(NamedTuple):
-    """A rebalance callback; ``lost`` may name nothing when all was about to be revoked already."""
+    """A rebalance callback. ``lost`` names no partition if all were being revoked."""
 
     kind: Literal["assign", "revoke", "lost"]
     partitions: tuple[int, ...]
 
 
 class ClientPartition:
-    """A partition in the eyes of a client.
+    """A partition that a client believes to own.
 
-    ``position``: next to hand out. ``fetched``: next to fetch; in between is the ``queue``. ``revoking``: asked for.
-    ``silent``: it had nowhere to read, and reads nothing any more. ``partition``: what a source made of it,
-    None once it was taken.
+    ``position`` is the next to deliver, ``fetched`` the next to fetch; between them is the ``queue``. ``revoking``: it
+    is revoked. ``silent``: it has no position to read, and delivers nothing. ``partition``: the source's object; None
+    after it was taken.
     """
 
     __slots__ = ("fetched", "partition", "position", "queue", "revoking", "silent")
@@ -98,12 +98,12 @@ class ClientPartition:
         self.partition: Partition | None = None
 
     def purge(self) -> None:
-        """Forget what was fetched and not handed out. Idempotent."""
+        """Forget the prefetched messages. Idempotent."""
         self.queue.clear()
         self.fetched = self.position
 
     def take(self, messages: int, size: int) -> list[Record]:
-        """At most ``messages`` that were fetched; the last one is that which reaches ``size`` bytes."""
+        """Take at most ``messages`` prefetched ones. The one that reaches ``size`` bytes is the last."""
         run: list[Record] = []
         while self.queue and len(run) < messages and size > 0:
             record = self.queue.popleft()
@@ -111,21 +111,40 @@ class ClientPartition:
             size -= record.size
             self.position = record.position + 1
         if not self.queue:
-            # Behind the last one only a gap was read, or the position was reset.
+            # After the last one only a gap was read, or the position was reset.
             self.position = self.fetched
         return run
 
 
 @dataclass(eq=False, slots=True, repr=False)
 class Client:
-    """``name`` is the user's; ``id`` the coordinator's, "" before the first join. ``instance``: a static member's.
+    """One client.
 
-    ``polling``: somebody waits in a poll, so the process serves its client. ``silent_since``: no heartbeat since then.
-    ``exceeded``: it has left, or fallen silent, because nobody polled. ``rejoining``: it is to join with its next poll.
-    ``hears_at``: when its next heartbeat brings what the coordinator has decided; ``informed``: it has come;
-    ``notices``: what came and was not called back yet. ``releases``: what it could not give back yet.
-    ``cut_off``: the broker was down for a session.
-    ``paused`` belongs to the client, not to an assignment: it outlives ownership.
+    Attributes:
+        name: The user's name of the member.
+        clock: Clock of the process, in seconds.
+        instance: Id of a static member; None = dynamic.
+        id: The coordinator's name of the member; empty before the first join.
+        joined: Time of the last join.
+        partitions: The partitions that it believes to own, by number.
+        paused: Paused partitions. They stay paused when the ownership ends.
+        polling: Whether a poll waits.
+        last_poll: Time of the last poll.
+        silent_since: Time of the last heartbeat; None = it sends heartbeats.
+        frozen_until: Time when its process runs again; None = it runs.
+        revoking_since: Time of the oldest revocation; None = nothing is revoked.
+        hears_at: Time of the next heartbeat that brings a decision of the coordinator.
+        informed: Whether that heartbeat has come.
+        crashed: Whether its process has ended.
+        closing: Whether the close has begun.
+        closed: Whether the close has ended.
+        exceeded: Whether it left or fell silent because it did not poll.
+        cut_off: Whether the broker was down for a session.
+        rejoining: Whether its next poll joins.
+        fatal: The error that ended the client for good.
+        failures: Errors for the next polls.
+        notices: Notices without a callback yet.
+        releases: Partitions whose release waits for the broker.
     """
 
     name: str
@@ -158,21 +177,21 @@ class Client:
 
     @property
     def running(self) -> bool:
-        """Whether its process takes steps."""
+        """Whether its process runs."""
         return not self.crashed and self.frozen_until is None
 
     def fail(self, failure: KafkaFailure) -> None:
-        """It can never go on: it owns nothing, and no callback says so."""
+        """End the client for good: it owns nothing, without a callback."""
         self.fatal = failure
         self.failures.append(failure)
         self.partitions.clear()
 
     def pause(self, partition: int) -> None:
-        """Hand nothing of it out, and drop what was fetched. Whoever owns it, and until ``resume``. Idempotent."""
+        """Pause a partition until ``resume``, and drop its prefetched messages. Idempotent."""
         self.paused.add(partition)
         if partition in self.partitions:
             self.partitions[partition].purge()
 
     def resume(self, partition: int) -> None:
-        """Hand it out again. Idempotent."""
+        """Resume a partition. Idempotent."""
         self.paused.discard(partition)

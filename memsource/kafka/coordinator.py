@@ -1,8 +1,8 @@
-"""The coordinator of a Kafka group as data: sessions, who is told what and when, and who is taken for dead.
+"""The coordinator of a Kafka group as data: sessions, heartbeats, and the end of silent members.
 
-It builds on ``Group``, which knows who owns what, and adds time: a client hears of a decision with its next
-heartbeat, a silent one is expelled when its session is over, and one that does not poll falls silent by itself.
-What each protocol does was measured on a real broker.
+It adds time to ``Group``, which knows the owners. A client hears of a decision at its next heartbeat. A silent one is
+expelled at the end of its session, and one that does not poll falls silent. The rules of each protocol were measured on
+a real broker.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ from memsource.memory.group import Group, Notice, plan
 
 __all__ = ["Coordinator", "KafkaSettings"]
 
-_GHOST: Final = "a member that comes and goes"
+_GHOST: Final = "a member that joins and leaves"
 _METADATA_REFRESH: Final = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaSettings:
-    """How a broker and its clients are set. Times in seconds, above 0; ``heartbeat_interval`` may be 0 = at once.
+    """Settings of a broker and its clients. Times are in seconds, above 0.
 
-    ``session_timeout``: without a heartbeat. ``max_poll_interval``: between two polls, and to give partitions back.
-    ``commit_timeout``: after which a commit of the classic protocol fails while the broker is down.
-    ``metadata_limit``: UTF-16 units of commit metadata, the client's NUL included. ``prefetch``: messages of a
-    partition that a client fetches ahead.
+    Attributes:
+        protocol: The rebalance protocol.
+        session_timeout: Seconds without a heartbeat that end a session.
+        heartbeat_interval: Seconds between heartbeats, below ``session_timeout``; 0 = decisions are heard at once.
+        max_poll_interval: Maximum seconds between two polls, and for the release of partitions.
+        commit_timeout: Seconds after which a classic commit fails while the broker is down.
+        metadata_limit: Maximum UTF-16 units of commit metadata, the client's NUL included.
+        offset_reset: Where to read without a valid position.
+        prefetch: Messages of a partition that a client prefetches.
     """
 
     protocol: RebalanceProtocol = "cooperative"
@@ -58,9 +63,10 @@ class KafkaSettings:
 
 
 class Coordinator:
-    """The members of one group and their timers. ``now`` never falls; ``up``: whether the broker answers.
+    """The members of one group and their timers.
 
-    ``exists``: whether there is the topic. Nothing blocks. Not thread-safe.
+    ``up``: whether the broker runs. ``exists``: whether the topic exists. ``now`` never falls. No method blocks. Not
+    thread-safe.
     """
 
     def __init__(self, partitions: int, topic: str, settings: KafkaSettings) -> None:
@@ -82,13 +88,13 @@ class Coordinator:
     def __repr__(self) -> str:
         return f"<Coordinator of {self.group.name}: {len(self.clients)} clients, {'up' if self.up else 'down'}>"
 
-    # --- what a client does
+    # --- calls of clients
 
     def join(self, client: Client) -> None:
-        """A client comes, for the first time or again. A static member of a known name takes that one's place.
+        """Join a client, for the first time or again. A static member replaces the former one of its id.
 
-        Where the process of the same static name lives, the classic protocol makes the old one ``fatal``, and 848 the
-        new one, even after a crash of the old one, until its session is over.
+        If that one has not left, the classic protocol ends the old one with ``_FATAL``. Protocol 848 ends the new one,
+        also after a crash of the old one, until its session is over.
         """
         former = next((each for each in self.clients if each is not client and self._same(each, client)), None)
         if former is not None and not self.classic and not former.closed:
@@ -114,7 +120,7 @@ class Coordinator:
             self.group.join(client.id)
 
     def poll(self, client: Client) -> list[Callback | KafkaFailure]:
-        """The next thing that the client is called back with; the partitions of an ``assign`` begin nowhere yet."""
+        """Return the next callback of a client. The partitions of an ``assign`` have no position yet."""
         if not client.running or client.closing:
             return []
         client.last_poll = self.now
@@ -139,8 +145,11 @@ class Coordinator:
         return events
 
     def release(self, client: Client, partition: int) -> None:
-        """The client drops a partition. One that it was asked for goes back; another one stays its own until it
-        leaves, as no client of Kafka can give back what nobody wants. Idempotent."""
+        """Release a partition of a client. Idempotent.
+
+        Only a revoked one is free then. A client of Kafka cannot release another one, which stays its own until it
+        leaves.
+        """
         owned = client.partitions.pop(partition, None)
         if owned is None or not owned.revoking:
             return
@@ -150,7 +159,7 @@ class Coordinator:
         self._flush(client)
 
     def begin_close(self, client: Client) -> list[Callback]:
-        """Heartbeats stop, while the last callback runs. Idempotent."""
+        """Stop the heartbeats of a client, while its last callback runs. Idempotent."""
         if client.closing or client not in self.clients:
             client.closing = True
             return []
@@ -159,7 +168,7 @@ class Coordinator:
         return [Callback("revoke", tuple(client.partitions))] if client.partitions else []
 
     def end_close(self, client: Client) -> None:
-        """Leave, unless the member is static: its partitions wait for it until its session is over. Idempotent."""
+        """Leave. The partitions of a static member wait for it until its session is over. Idempotent."""
         client.closing = client.closed = True
         client.partitions.clear()
         if client in self.clients and (client.instance is None or not self.knows(client)):
@@ -167,13 +176,13 @@ class Coordinator:
             self.group.leave(client.id)
 
     def knows(self, client: Client) -> bool:
-        """Whether the coordinator takes the client for a member, whatever the client believes."""
+        """Whether the coordinator has the client as a member. The client itself may believe otherwise."""
         return client.id in self.group.members
 
-    # --- what happens to clients and brokers
+    # --- faults of clients and brokers
 
     def crash(self, client: Client) -> None:
-        """Its process is gone. Idempotent."""
+        """End the process of a client. Idempotent."""
         client.crashed = True
         client.polling = False
         client.frozen_until = None
@@ -182,13 +191,13 @@ class Coordinator:
             self.clients.remove(client)
 
     def freeze(self, client: Client, until: float) -> None:
-        """Its process does not run until then."""
+        """Stop the process of a client until a time."""
         if until > self.now and not client.crashed:
             client.frozen_until = max(until, client.frozen_until or 0.0)
             self._fall_silent(client)
 
     def rebalance(self) -> bool:
-        """Plan as if somebody had come and gone; whether anything is asked back."""
+        """Plan again, as if a member had joined and left. Returns whether a partition was revoked."""
         self.group.join(_GHOST)
         self.group.leave(_GHOST)
         owned = [number for number in self.group.topic.partitions if self.group.owner(number) is not None]
@@ -198,7 +207,7 @@ class Coordinator:
         return self.group.rebalancing
 
     def lose(self, partition: int) -> bool:
-        """Take a partition from its owner, who hears of it with its next heartbeat; False without an owner."""
+        """Take a partition from its owner, which hears of it at its next heartbeat; False = it is free."""
         owner = self.group.owner(partition)
         if owner is None:
             return False
@@ -209,12 +218,12 @@ class Coordinator:
         return True
 
     def stop(self) -> None:
-        """The broker answers no more. Idempotent."""
+        """Stop the broker. Idempotent."""
         if self.up:
             self.up, self._down_since = False, self.now
 
     def start(self) -> None:
-        """It does again: sessions begin anew. Idempotent."""
+        """Start the broker: sessions restart. Idempotent."""
         if not self.up:
             self.up = True
             for client in self.clients:
@@ -223,7 +232,7 @@ class Coordinator:
                 self._flush(client)
 
     def delete_topic(self) -> None:
-        """The topic is gone, with what was committed. Classic clients hear of it when they refresh their metadata."""
+        """Delete the topic with its commits. Classic clients hear of it when they refresh their metadata."""
         self.exists = False
         self.group.recreate()
         if self.classic:
@@ -232,7 +241,7 @@ class Coordinator:
             self.group.rebalance()
 
     def create_topic(self) -> None:
-        """A new topic of the same name. Classic clients that have not heard of the deletion never do."""
+        """Create the topic again. Classic clients that have not heard of the deletion never do."""
         self.exists = True
         self._unnoticed_until = NEVER
         if any(self.group.owner(number) is None for number in self.group.topic.partitions):
@@ -241,7 +250,7 @@ class Coordinator:
     # --- time
 
     def timers(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        """What is to happen, and when. Each ends its own timer."""
+        """The timers: the time and the action of each. An action ends its own timer."""
         settings = self.settings
         yield self._retake_at, self._retake
         yield self._unnoticed_until, self._notice_deletion
@@ -309,12 +318,12 @@ class Coordinator:
         return plan(owners, members) if self.exists else [None] * len(owners)
 
     def _take(self, member: str, numbers: Iterable[int] | None = None) -> None:
-        """These partitions of a member, or all it owns, are about to be taken from it."""
+        """Note that partitions of a member, by default all, are taken from it."""
         for client in self.clients:
             if client.id == member:
                 for number in self.group.topic.partitions if numbers is None else numbers:
                     owned = client.partitions.get(number)
-                    # What it has not heard of yet it never had.
+                    # A partition of which the member has not heard was never taken from it.
                     if self.group.owner(number) == member and owned is not None and owned.partition is not None:
                         self.taken.append((client.name, owned.partition))
                         owned.partition = None
@@ -334,7 +343,7 @@ class Coordinator:
                     self.group.release(client.id, partition)
 
     def _lost(self, client: Client) -> Callback:
-        # Kafka calls nothing back for what it is revoking already.
+        # Kafka has no callback for partitions that are being revoked.
         lost = tuple(number for number, owned in client.partitions.items() if not owned.revoking)
         client.partitions.clear()
         client.releases.clear()
@@ -347,7 +356,7 @@ class Coordinator:
         return Callback("lost", lost)
 
     def _heard(self, client: Client) -> list[Callback | KafkaFailure]:
-        """Notices of one kind at a time: the next callback runs when this one has returned."""
+        """The callbacks of the next notices, of one kind: the next callback runs after this one has returned."""
         kind = client.notices[0].kind
         numbers = []
         while client.notices and client.notices[0].kind == kind:
@@ -360,7 +369,7 @@ class Coordinator:
             return [lost, *self._deleted()]
         for number in numbers:
             if number not in client.partitions:
-                # Dropped before anybody asked.
+                # Released before its revocation.
                 self.group.release(client.id, number)
                 continue
             client.partitions[number].revoking = True
@@ -373,13 +382,13 @@ class Coordinator:
         return [Callback("revoke", asked), *(self._deleted() if self.settings.protocol == "eager" else ())]
 
     def _deleted(self) -> list[KafkaFailure]:
-        """The error that a classic client is told of a topic that is gone."""
+        """The error of a classic client about a deleted topic."""
         if self.exists:
             return []
         return [KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.group.name} was deleted")]
 
     def _note(self) -> None:
-        """There may be something that a client has not heard: its next heartbeat brings it."""
+        """Schedule the heartbeats that bring new notices."""
         for client in self.clients:
             if client.informed or not self.knows(client):
                 continue
@@ -395,7 +404,7 @@ class Coordinator:
 
 
 def _current(notices: Sequence[Notice]) -> deque[Notice]:
-    """Without assignments that were lost again before anybody was called back."""
+    """The notices without assignments that were lost again before their callback."""
     kept: list[Notice] = []
     for notice in notices:
         assigned = Notice("assigned", notice.partition)

@@ -1,7 +1,7 @@
-"""A source over one client of a ``KafkaBroker``, on a real event loop: what an adapter for Kafka does, by itself.
+"""A source over one client of a ``KafkaBroker``, in the role of the adapter for Kafka.
 
-It keeps the contract of ``lanes.source`` on asyncio and on trio. It never sleeps: ``broker.advance`` wakes it when a
-timer of the broker has acted, and whoever owns the broker calls that.
+It keeps the contract of ``lanes.source`` on asyncio and on trio. It never sleeps: ``broker.advance``, which the owner
+of the broker calls, wakes it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from memsource.memory.topic import Record
 __all__ = ["KafkaMemberSource", "KafkaPersonality"]
 
 _OF_POLL_INTERVAL: Final = 0.8
-"""What a drain may take of ``max_poll_interval``, with its last commit and its release; the rest is a margin."""
+"""Share of ``max_poll_interval`` for a drain with its last commit and its release; the rest is a margin."""
 
 
 class KafkaMemberSource(CommittingSource):
-    """``member`` of the group of ``broker`` as a source: it joins with ``open`` and leaves with ``aclose``.
+    """The source of a member of the broker's group. It joins with ``open`` and leaves with ``aclose``.
 
-    ``batch``: messages of one partition delivered at once, at most. ``instance``: makes it a static member of this id.
-    A commit carries what is completed above its position in its metadata, within what the broker takes: what does not
-    fit loses its highest completions, which ``degraded`` counts. A commit for a partition that is somebody else's is
-    sent as long as it has not heard of that; once it has released a partition, or reported it lost, nothing of it is. A
-    receive that waits polls all the time; between two of them nobody polls.
+    ``batch``: maximum number of messages of one partition in a delivery. ``instance`` makes it a static member.
 
-    What is not released within the ``timeout`` of its ``Revoking`` is given back all the same, and reported as lost.
+    Commit metadata holds the positions completed above the floor. If it is too large for the broker, it loses the
+    highest ones, and ``degraded`` counts that. It commits a partition of another member until it hears of the loss.
+    After a release or ``Lost`` it commits nothing more of the partition.
 
-    While its process is frozen its calls wait; after a crash they raise ``SourceError`` and change nothing. ``calls``
-    is what was called so far. Every method but those of the contract is plain and does not block.
+    A waiting ``receive`` polls all the time; without one the client does not poll. A partition that is not released
+    within the ``timeout`` of its ``Revoking`` is released all the same, and reported as lost.
+
+    While its process is frozen its calls wait. After a crash they raise ``SourceError`` and change nothing. ``calls``
+    lists the calls so far. Methods outside the contract do not block.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class KafkaMemberSource(CommittingSource):
         self.client = Client(member, clock, instance)
         self.degraded = 0
         self._limit = LIMIT
-        self._deadlines: dict[int, float] = {}  # of what is being revoked
+        self._deadlines: dict[int, float] = {}  # of revoked partitions
         self._failed: SourceError | None = None
         broker.introduce(self.client)
 
@@ -82,17 +83,18 @@ class KafkaMemberSource(CommittingSource):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for events; see ``lanes.source.Source.receive``.
 
-        Raises ``SourceError`` for good when the client has failed for good, when a partition has nowhere to begin, and
-        when the topic was deleted and created anew under the partitions it owns.
+        Raises a final ``SourceError`` in three cases. The client failed for good, a partition has no position to begin
+        at, or its topic was deleted and created again.
         """
         with self._polling():
             return await super().receive(room)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Commit; see ``lanes.source.Source.settle``. Raises ``ContractError`` for a settlement without a floor, and
-        ``SourceError`` for one of a partition that was released or reported lost, also while this call waited.
+        """Commit; see ``lanes.source.Source.settle``.
 
-        While the broker is down it waits (848), or fails after ``commit_timeout`` (classic).
+        Raises ``ContractError`` for a settlement without a floor, and ``SourceError`` for a partition that was released
+        or lost, also during this call. While the broker is down it waits (848), or fails after ``commit_timeout``
+        (classic).
         """
         async with self._meet(Call("settle", commits=tuple(settlements))):
             await self._reach()
@@ -101,10 +103,10 @@ class KafkaMemberSource(CommittingSource):
                 self._commit(settlements)
 
     async def release(self, partition: Partition) -> None:
-        """Give a partition back; see ``lanes.source.Source.release``.
+        """Release a partition; see ``lanes.source.Source.release``.
 
-        Does not wait: a release that the broker cannot take now is sent as soon as it can. A partition that nobody
-        asked for is left aside until ``aclose``.
+        Does not wait: a release that the broker cannot take now is sent as soon as it can. A partition that is not
+        revoked stays assigned until ``aclose``, and delivers nothing.
         """
         number = partition.id.number
         async with self._meet(Call("release", partition=number)):
@@ -145,7 +147,7 @@ class KafkaMemberSource(CommittingSource):
         if overdue:
             return [self._given_up(number, "it was not released in time") for number in overdue]
         while callbacks := self.broker.poll(self.client, self.client.clock()):
-            # Alone, so that no message comes before the event that its partition begins with.
+            # Without messages: none may come before the Assigned of its partition.
             events = [event for callback in callbacks for event in self._told(callback)]
             if events:
                 return events
@@ -162,13 +164,13 @@ class KafkaMemberSource(CommittingSource):
         elif callback.kind == "assign":
             for number in callback.partitions:
                 if number in self._owned:
-                    # Its release was cancelled on its way, and what took it away came and went meanwhile.
+                    # Its release was cancelled, and meanwhile the partition was taken and assigned again.
                     yield Lost(self._forget(number), "it is assigned anew")
                 yield self._assigned(number)
         elif callback.kind == "lost":
-            # Once the membership is gone nothing is called back for what was being revoked.
+            # After the loss of the membership no callback comes for revoked partitions.
             for number in list(self._owned) if self.client.rejoining else callback.partitions:
-                yield Lost(self._forget(number), "the group gave it up, or gave it to another member")
+                yield Lost(self._forget(number), "the group took it, or gave it to another member")
         else:
             yield from self._revoking(callback.partitions)
 
@@ -187,7 +189,7 @@ class KafkaMemberSource(CommittingSource):
         broker, floor = self.broker, self.client.partitions[number].position
         commit = broker.committed(number)
         end = broker.group.topic.log(number).end
-        # Foreign metadata is normal, and says nothing; so does that of another floor, after a reset.
+        # Foreign metadata is normal and ignored, and so is that of another floor after a reset.
         completed = None if commit is None else decode(commit.metadata, floor, max(0, end - floor))
         owned = Partition(
             PartitionId(broker.topic, number), READER, broker.topic_id or "", floor=floor, completed=completed or ()
@@ -209,13 +211,13 @@ class KafkaMemberSource(CommittingSource):
                 yield Revoking(self._owned[number], timeout)
 
     def _given_up(self, number: int, reason: str) -> Lost:
-        """Give a partition back by itself."""
+        """Release a partition without a call."""
         lost = Lost(self._forget(number), reason)
         self.broker.release(self.client, number, self.client.clock())
         return lost
 
     def _same_topic(self, numbers: Sequence[int] | dict[int, Partition]) -> None:
-        """Fail for good when the positions of one of these mean other messages than they did."""
+        """Fail for good if the positions of a partition mean other messages now."""
         now = self.broker.topic_id
         for number in numbers:
             before = self._owned[number].incarnation
@@ -224,8 +226,8 @@ class KafkaMemberSource(CommittingSource):
 
     def _recreated(self, before: str, now: str) -> SourceError:
         return SourceError(
-            f"{self._name}: topic {self.broker.topic} was deleted and created anew, {before} is {now} now: its "
-            "positions mean other messages. Nothing more is committed; start again when it is decided where to begin"
+            f"{self._name}: topic {self.broker.topic} was deleted and created again as {now}, it was {before}; its "
+            "positions mean other messages. It commits nothing more; decide where to begin, and start again"
         )
 
     @property
@@ -239,7 +241,7 @@ class KafkaMemberSource(CommittingSource):
         return self.broker.fetch(self.client, number, messages, size)
 
     def _pause(self, room: Room) -> None:
-        """Pause exactly what is to be paused. A partition may come paused: its former assignment was."""
+        """Pause exactly the partitions of the room. A new partition may be paused from its former assignment."""
         for number, partition in self._owned.items():
             if (partition in room.paused) != (number in self.client.paused):
                 if partition in room.paused:
@@ -250,7 +252,7 @@ class KafkaMemberSource(CommittingSource):
     # --- out
 
     async def _reach(self) -> None:
-        """Until the process runs and the broker answers. Raises ``SourceError`` when it does not answer in time."""
+        """Wait until process and broker run. Raises ``SourceError`` if the broker does not answer in time."""
         broker, client, deadline = self.broker, self.client, None
         while True:
             self._alive()
@@ -262,7 +264,7 @@ class KafkaMemberSource(CommittingSource):
                     deadline = now + broker.settings.commit_timeout
                     broker.wait_until(deadline)
                 if deadline is not None and now >= deadline:
-                    raise SourceError(f"{self._name}: nothing was committed: the broker is down", retryable=True)
+                    raise SourceError(f"{self._name}: nothing was committed, the broker is down", retryable=True)
             await self._change()
 
     def _commit(self, settlements: Sequence[Settlement]) -> None:
@@ -273,7 +275,7 @@ class KafkaMemberSource(CommittingSource):
             if now is not None and now != before:
                 raise self._recreated(before, now)
             if self._owned.get(number) is not settlement.partition:
-                # The loss may have been heard while this call waited, and its cancellation may not have come yet.
+                # The loss may have come while this call waited, and its cancellation is not here yet.
                 gone = f"{self._name}: partition {number} was given up: nothing of it is committed any more"
                 raise self._failed or SourceError(gone, retryable=True)
             commits[number] = Commit(floor, self._metadata(settlement, floor))
@@ -281,10 +283,10 @@ class KafkaMemberSource(CommittingSource):
             self.broker.commit(self.client, commits, self.client.clock())
         except KafkaFailure as failure:
             if failure.code == "OFFSET_METADATA_TOO_LARGE" and self._limit:
-                # The broker takes less than one with default settings: less is handed over from now on.
+                # The broker accepts less than the default: commits hand over less from now on.
                 self._limit //= 2
                 return self._commit(settlements)
-            self._changed()  # receive is to look whether the membership is lost
+            self._changed()  # receive has to look whether the membership is lost
             raise SourceError(
                 f"{self._name}: partitions {sorted(commits)} were not committed: {failure}",
                 retryable=failure.code != "_FATAL",
@@ -308,7 +310,7 @@ class KafkaMemberSource(CommittingSource):
 
     def _alive(self) -> None:
         if self.client.crashed:
-            raise SourceError(f"{self._name}: its process is gone, and nothing it does counts")
+            raise SourceError(f"{self._name}: its process has crashed; make a new source")
 
     def _forget(self, number: int) -> Partition:
         self._deadlines.pop(number, None)

@@ -134,7 +134,7 @@ class _Cohort:
         said = [f"owners of partitions: {wrong}"] if wrong else []
         return "; ".join([*said, f"durables: {durables}"] if durables else said)
 
-    # --- what goes wrong on the way to the servers
+    # --- faults of the links to the servers
 
     async def before(self, member: str, writes: bool) -> LinkFault | None:
         world = self.world

@@ -168,7 +168,7 @@ def test_a_deleted_durable_answers_nothing() -> None:
     assert made.server_ms(10.0) == made.server_ms(15.0) - 5000
 
 
-# --- the way
+# --- the link
 
 
 def store(now: Callable[[], float], later: list[tuple[float, Callable[[float], None]]]) -> MemoryLeaseStore:

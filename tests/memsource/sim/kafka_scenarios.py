@@ -376,7 +376,7 @@ def a_topic_is_deleted(cluster: Cluster) -> Seen:
 
 
 def _read_again(cluster: Cluster, member: Member) -> list[int]:
-    """What is read of a topic that is created anew, once the member has heard of that, if it ever does."""
+    """The reads of a topic that was created again, after the member has heard of that, if it ever does."""
     # Meanwhile nothing is fetched: whether that would find enough in the new log to go on is a matter of chance.
     member.pause(0)
     cluster.recreate_topic()
