@@ -21,10 +21,10 @@ _Assignment = tuple[str, int]
 class _Flight:
     """The messages that one member has in flight."""
 
-    __slots__ = ("above", "bytes", "draining", "held", "latest", "peak", "receiving", "size", "tentative")
+    __slots__ = ("above", "bytes", "draining", "latest", "messages", "peak", "receiving", "size", "tentative")
 
     def __init__(self) -> None:
-        self.held: dict[_Assignment, dict[int, float]] = defaultdict(dict)  # position -> its bytes
+        self.messages: dict[_Assignment, dict[int, float]] = defaultdict(dict)  # position -> its bytes
         self.size = 0
         self.bytes = 0.0
         # Nothing else has happened since the latest delivery, so the batch may go on.
@@ -74,10 +74,10 @@ class _Bound(PromiseChecker):
             self._begin_batch(segment, row, flight)
             flight.receiving = True
         flight.latest = row
-        held = flight.held[row.partition, row.assignment]
+        messages = flight.messages[row.partition, row.assignment]
         name = (row.partition, row.assignment, row.position)
-        if row.position not in held:
-            held[row.position] = row.number
+        if row.position not in messages:
+            messages[row.position] = row.number
             flight.size += 1
             flight.bytes += row.number
             flight.tentative[name] = 1
@@ -135,7 +135,7 @@ class _Bound(PromiseChecker):
     def _given_up(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
         self._measure(segment, flight)
-        left = flight.held.pop((row.partition, row.assignment), {})
+        left = flight.messages.pop((row.partition, row.assignment), {})
         flight.size -= len(left)
         flight.bytes -= sum(left.values())
 
@@ -144,7 +144,7 @@ class _Bound(PromiseChecker):
         flight = self._flights[segment]
         self._measure_certain(segment, flight)
         # All messages may have left in the gap, so the count is a lower bound from here on.
-        flight.held.clear()
+        flight.messages.clear()
         flight.size = 0
         flight.bytes = 0.0
 
@@ -161,7 +161,7 @@ class _Bound(PromiseChecker):
     def _measure_certain(self, segment: Segment, flight: _Flight) -> None:
         """Measure where the rows that tell the repeats of the last run may be missing."""
         for partition, assignment, position in flight.tentative:
-            flight.bytes -= flight.held[partition, assignment].pop(position, 0.0)
+            flight.bytes -= flight.messages[partition, assignment].pop(position, 0.0)
         flight.size -= len(flight.tentative)
         self._measure(segment, flight)
 
@@ -171,7 +171,7 @@ class _Bound(PromiseChecker):
 
     @staticmethod
     def _remove(flight: _Flight, row: Row) -> None:
-        size = flight.held[row.partition, row.assignment].pop(row.position, None)
+        size = flight.messages[row.partition, row.assignment].pop(row.position, None)
         if size is not None:
             flight.size -= 1
             flight.bytes -= size

@@ -19,7 +19,7 @@ _BEGUN: Final = 1
 _FINISHED: Final = 2
 
 
-class _Held:
+class _Outcomes:
     """The messages that one assignment holds: position -> its state."""
 
     __slots__ = ("latest", "states")
@@ -29,14 +29,14 @@ class _Held:
         self.latest = LatestRun()
 
 
-class OneTerminalOutcome(AssignmentChecker[_Held]):
+class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
     """Each message has one outcome in an assignment (61): it finishes once, or it is given up.
 
     It finishes when its handler returns or its dead letter is confirmed. It is given up when it is abandoned,
     interrupted or fenced, and only if it has not finished. A message that never started is abandoned when its partition
     is handed over, unless it was in a batch. A later delivery may have another outcome."""
 
-    _state_class = _Held
+    _state_class = _Outcomes
 
     @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:

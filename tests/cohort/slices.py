@@ -15,7 +15,7 @@ from memsource.checkers import BoundedRepeats
 from memsource.sim.plans.faults import faults
 from memsource.sim.plans.token import encode
 from memsource.sim.runs.campaign import Campaign
-from memsource.sim.runs.run import Conditions, Run, collect_garbage
+from memsource.sim.runs.run import Conditions, Run
 from tests.cohort.app import app
 from tests.cohort.cases import broker, case_of
 
@@ -97,10 +97,10 @@ def slice_of(job: tuple[int, int]) -> Tally:
     """Run the seeds from the first to before the last; the last run of each slice twice."""
     result = Tally()
     # Freeze the imported modules, so that a collection does not visit them.
-    collect_garbage()
+    gc.collect()
     gc.freeze()
     for seed in range(*job):
-        collect_garbage()
+        gc.collect()
         made = campaign(seed)
         for run in made.each():
             result.add(run)

@@ -98,9 +98,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._mark = 0
         self._stepping: asyncio.Handle | None = None
         self._frozen: dict[str, float] = {}
-        self._held: list[tuple[str, int, asyncio.Handle]] = []
+        self._frozen_steps: list[tuple[str, int, asyncio.Handle]] = []
         self._wrapped: list[Coroutine[Any, Any, Any]] = []
-        self._held_callbacks: list[tuple[str, asyncio.Handle]] = []
+        self._frozen_callbacks: list[tuple[str, asyncio.Handle]] = []
         # Retries of anyio's cancellation, each with the number of steps to take before it. They come as often as on a
         # loop that takes a step of every ready task in each turn.
         self._retries: deque[tuple[int, asyncio.Handle]] = deque()
@@ -124,13 +124,13 @@ class SimLoop(asyncio.BaseEventLoop):
             number = owner.number if type(owner) is SimTask else self._number_of(owner)
             group = self._group_of(owner, handle) if self._frozen else None
             if group is not None and group in self._frozen:
-                self._held.append((group, number, handle))
+                self._frozen_steps.append((group, number, handle))
             else:
                 self._tasks.append(number)
                 self._steps.append(handle)
         elif self._frozen and (group := self._group_of(None, handle)) in self._frozen:
             assert group is not None
-            self._held_callbacks.append((group, handle))
+            self._frozen_callbacks.append((group, handle))
         elif name == _CANCELLATION:
             self._retries.append((self.steps + len(self._tasks), handle))
         else:
@@ -189,7 +189,14 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def close(self) -> None:
         super().close()
-        for queue in (self._callbacks, self._tasks, self._steps, self._held, self._held_callbacks, self._retries):
+        for queue in (
+            self._callbacks,
+            self._tasks,
+            self._steps,
+            self._frozen_steps,
+            self._frozen_callbacks,
+            self._retries,
+        ):
             queue.clear()
         self._timers.clear()
 
@@ -282,7 +289,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._steps.clear()
         for index, (number, step) in enumerate(queue):
             if self._group_of(owner_of(step), step) == group:
-                self._held.append((group, number, step))
+                self._frozen_steps.append((group, number, step))
                 self._mark -= index < ranked
             else:
                 self._tasks.append(number)
@@ -294,19 +301,19 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._frozen.get(group, math.inf) > self._now:
             return
         del self._frozen[group]
-        held, self._held = self._held, []
-        for one in held:
+        steps, self._frozen_steps = self._frozen_steps, []
+        for one in steps:
             if one[0] == group:
                 self._tasks.append(one[1])
                 self._steps.append(one[2])
             else:
-                self._held.append(one)
-        waiting, self._held_callbacks = self._held_callbacks, []
+                self._frozen_steps.append(one)
+        waiting, self._frozen_callbacks = self._frozen_callbacks, []
         for of, handle in waiting:
             if of == group:
                 self._callbacks.append(handle)
             else:
-                self._held_callbacks.append((of, handle))
+                self._frozen_callbacks.append((of, handle))
 
     # --- tasks
 

@@ -19,7 +19,7 @@ from memsource.sim.loop.watch import watching
 
 __all__ = ["LoopResult", "run", "until"]
 
-POLL: Final = (0.2, 5.0)
+_POLL: Final = (0.2, 5.0)
 
 T = TypeVar("T")
 
@@ -91,8 +91,8 @@ def run(
 async def until(condition: Callable[[], bool], timeout: float) -> bool:
     """Wait for a condition for at most ``timeout`` virtual seconds; returns whether it came true."""
     with anyio.move_on_after(timeout):
-        pause = POLL[0]
+        pause = _POLL[0]
         while not condition():
             await anyio.sleep(pause)
-            pause = min(pause * 1.5, POLL[1])
+            pause = min(pause * 1.5, _POLL[1])
     return condition()

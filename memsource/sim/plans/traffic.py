@@ -13,7 +13,7 @@ from typing import Final
 from lanes.core.types import PartitionKey, key_bytes
 from memsource.sim.errors import ImpossiblePlan
 
-__all__ = ["Item", "Traffic", "traffic"]
+__all__ = ["Item", "Traffic"]
 
 _GAPS: Final = (1, 1, 1, 2, 2, 3, 10, 1_000)
 """Positions of a gap: mostly the one of a transaction marker, at times what compaction leaves."""
@@ -117,18 +117,3 @@ class Traffic:
             return weights
         rest = sum(weights[1:])
         return [self.hot, *((1 - self.hot) * weight / rest for weight in weights[1:])]
-
-
-def traffic(
-    seed: int,
-    n: int,
-    keys: int | Sequence[PartitionKey],
-    *,
-    hot: float = 0.0,
-    keyless: float = 0.0,
-    gaps: float = 0.0,
-    skew: float = 1.0,
-    partitions: int = 1,
-) -> list[Item]:
-    """``Traffic(...).items(seed, partitions)``: see there."""
-    return Traffic(n=n, keys=keys, skew=skew, hot=hot, keyless=keyless, gaps=gaps).items(seed, partitions)

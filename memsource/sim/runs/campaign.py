@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from memsource.sim.plans.faults import FaultBudget, draw
 from memsource.sim.plans.plan import FAULT_KINDS, NUMBERS_END, Plan, Schedule
 from memsource.sim.plans.shrink import ATTEMPTS, shrink
 from memsource.sim.plans.token import encode
-from memsource.sim.runs.run import Conditions, Run, collect_garbage, run_plan
+from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.state import apart
 
 __all__ = ["Campaign", "CampaignReport", "Failure"]
@@ -31,7 +32,9 @@ FEW_ATTEMPTS: Final = 30
 """Where each takes a day of virtual time, which is some seconds."""
 
 DEVIATIONS: Final = 4
+
 GARBAGE: Final = 50
+"""Garbage is collected between so many runs, at a known point, and never during one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ class Campaign:
         """
         for number in range(self._runs):
             if number % GARBAGE == 0:
-                collect_garbage()
+                gc.collect()
             run = self._run(number)
             self.report.add(run)
             if run.findings:

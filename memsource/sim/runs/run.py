@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import logging
 import math
@@ -34,7 +33,7 @@ from memsource.sim.plans.plan import Plan
 from memsource.sim.world.injection import Moment
 from memsource.sim.world.world import World
 
-__all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "broker_of", "collect_garbage", "judged", "run_plan"]
+__all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "broker_of", "judged", "run_plan"]
 
 Test = Callable[[World], Awaitable[None]]
 """A simulated test: it gets a new world for every run."""
@@ -291,8 +290,3 @@ def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
         world.find(
             "NothingLost", f"{len(lost)} messages count as finished, and were neither handled nor parked: {shown}"
         )
-
-
-def collect_garbage() -> None:
-    """Collect garbage between runs, at a known point. Nothing is collected during a run."""
-    gc.collect()

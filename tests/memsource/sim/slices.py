@@ -17,7 +17,7 @@ from memsource.sim.plans.faults import crash_sweep, faults
 from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Plan
 from memsource.sim.plans.token import encode
 from memsource.sim.runs.campaign import RECHECKED, Campaign
-from memsource.sim.runs.run import Conditions, Run, collect_garbage
+from memsource.sim.runs.run import Conditions, Run
 from tests.memsource.sim.app import app, broker, case_of
 from tests.memsource.sim.watched import Watching
 
@@ -140,10 +140,10 @@ def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
     kind, personality, begin, end, runs = job
     result = Tally()
     # What is here by now stays, and need not be gone through at every collection.
-    collect_garbage()
+    gc.collect()
     gc.freeze()
     for seed in range(begin, end):
-        collect_garbage()
+        gc.collect()
         brokers: list[Watching] = []
         made = campaign(personality, seed, runs=runs, made=partial(_kept, brokers))
         if kind == "schedules":

@@ -13,10 +13,14 @@ from lanes.core.types import PartitionKey
 from memsource.memory.topic import Topic
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.strategies import traffics
-from memsource.sim.plans.traffic import Item, Traffic, traffic
+from memsource.sim.plans.traffic import Item, Traffic
 
 SEEDS = st.integers(0, 2**64 - 1)
 PARTITIONS = st.integers(1, 5)
+
+
+def drawn(seed: int, n: int, keys: Any, *, partitions: int = 1, **shares: float) -> list[Item]:
+    return Traffic(n=n, keys=keys, **shares).items(seed, partitions)
 
 
 def counted(items: list[Item]) -> Counter[PartitionKey | None]:
@@ -34,7 +38,7 @@ def test_a_seed_is_a_traffic(wanted: Traffic, seed: int, partitions: int) -> Non
 
 
 def test_another_seed_is_another_traffic() -> None:
-    assert len({tuple(traffic(seed, 20, 5)) for seed in range(200)}) == 200
+    assert len({tuple(drawn(seed, 20, 5)) for seed in range(200)}) == 200
 
 
 @given(traffics(), SEEDS, PARTITIONS, st.integers(0, 50))
@@ -54,7 +58,7 @@ def test_less_is_the_beginning_of_more(wanted: Traffic, seed: int, partitions: i
 def test_a_key_goes_where_a_topic_puts_it(keys: list[PartitionKey], partitions: int) -> None:
     topic = Topic(partitions, "orders")
     try:
-        items = traffic(7, 50, keys, partitions=partitions)
+        items = drawn(7, 50, keys, partitions=partitions)
     except ImpossiblePlan:
         # Two of them are the same bytes.
         assert len({key.encode() if isinstance(key, str) else key for key in keys}) < len(keys)
@@ -64,19 +68,19 @@ def test_a_key_goes_where_a_topic_puts_it(keys: list[PartitionKey], partitions: 
 
 
 def test_the_first_keys_have_the_most_messages() -> None:
-    found = counted(traffic(1, 20_000, 4))
+    found = counted(drawn(1, 20_000, 4))
     shares = [found[f"key-{number}".encode()] / 20_000 for number in range(4)]
     # 1, 1/2, 1/3 and 1/4 of 25/12.
     assert shares == pytest.approx([0.48, 0.24, 0.16, 0.12], abs=0.02)
 
 
 def test_without_a_skew_all_keys_are_alike() -> None:
-    found = counted(traffic(1, 20_000, 4, skew=0.0))
+    found = counted(drawn(1, 20_000, 4, skew=0.0))
     assert [count / 20_000 for count in found.values()] == pytest.approx([0.25] * 4, abs=0.02)
 
 
 def test_one_hot_key_and_messages_without_one() -> None:
-    items = traffic(1, 20_000, 10, hot=0.6, keyless=0.25, partitions=3)
+    items = drawn(1, 20_000, 10, hot=0.6, keyless=0.25, partitions=3)
     found = counted(items)
     assert found[None] / 20_000 == pytest.approx(0.25, abs=0.02)
     assert found[b"key-0"] / 20_000 == pytest.approx(0.6 * 0.75, abs=0.02)
@@ -85,17 +89,17 @@ def test_one_hot_key_and_messages_without_one() -> None:
 
 
 def test_every_message_may_be_of_the_hot_key() -> None:
-    assert counted(traffic(1, 500, 10, hot=1.0)) == {b"key-0": 500}
+    assert counted(drawn(1, 500, 10, hot=1.0)) == {b"key-0": 500}
 
 
 def test_gaps_are_in_front_of_their_share_of_the_messages() -> None:
-    items = traffic(1, 20_000, 10, gaps=0.3)
+    items = drawn(1, 20_000, 10, gaps=0.3)
     assert sum(item.gap > 0 for item in items) / 20_000 == pytest.approx(0.3, abs=0.02)
-    assert not any(item.gap for item in traffic(1, 1_000, 10))
+    assert not any(item.gap for item in drawn(1, 1_000, 10))
 
 
 def test_no_messages_are_a_traffic_too() -> None:
-    assert traffic(1, 0, 10) == []
+    assert drawn(1, 0, 10) == []
 
 
 def any_value(value: object) -> Any:
@@ -129,4 +133,4 @@ def test_impossible_traffic_is_refused_by_name(wrong: dict[str, object], said: s
 
 def test_traffic_to_no_partition_is_refused() -> None:
     with pytest.raises(ImpossiblePlan, match="partitions=0: there is 1 or more"):
-        traffic(1, 10, 10, partitions=0)
+        drawn(1, 10, 10, partitions=0)
