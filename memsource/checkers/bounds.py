@@ -321,13 +321,12 @@ class StallNamed(AssignmentChecker[_Above]):
         if len(state.delivered) >= bound and not state.ahead and state.crossed is None:
             state.crossed = row
 
-    @on("redelivered")
+    @on("redelivered settled")
     def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "settled":
-            # It belongs to the run that was just delivered, and the next report may name it.
-            state = self._assignments.known(segment, row)
-            if state is not None:
-                state.unfinished.discard(row.position)
+        # It belongs to the run that was just delivered, and the next report may name it.
+        state = self._assignments.known(segment, row)
+        if state is not None:
+            state.unfinished.discard(row.position)
 
     @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
@@ -335,12 +334,7 @@ class StallNamed(AssignmentChecker[_Above]):
         if state is not None and state.crossed is not None:
             self._told(segment, state)
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._finished(segment, row)
-
-    @on("dlq_confirmed")
+    @on("ended ok", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.known(segment, row)
         if state is not None:
@@ -396,10 +390,9 @@ class PauseAtBounds(PromiseChecker):
         self._completed: dict[Segment, int] = {}
         self._gaps: set[Segment] = set()
 
-    @on("redelivered")
+    @on("redelivered settled")
     def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "settled":
-            self._completed[segment] = row.n
+        self._completed[segment] = row.n
 
     @on("paused")
     def _pause(self, segment: Segment, row: Row) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol, TypeVar
 
 from memsource.checkers.verdict import Findings, Verdict
@@ -31,7 +32,10 @@ class Checker(Protocol):
 
 
 def on(*events: str) -> Callable[[Method], Method]:
-    """Let a method of a ``PromiseChecker`` take the rows of these events."""
+    """Let a method of a ``PromiseChecker`` take the rows of these events.
+
+    ``"ended ok"`` takes only the rows of ``ended`` with the text ``ok``.
+    """
 
     def mark(method: Method) -> Method:
         method.__dict__[_EVENTS] = events
@@ -60,12 +64,13 @@ class PromiseChecker:
 
     def handlers(self) -> Mapping[str, Handler]:
         """The method that takes the rows of each event."""
-        return {
-            event: getattr(self, name)
-            for kind in reversed(type(self).__mro__)
-            for name, method in vars(kind).items()
-            for event in getattr(method, _EVENTS, ())
-        }
+        found: dict[str, Handler] = {}
+        for kind in reversed(type(self).__mro__):
+            for name, method in vars(kind).items():
+                for asked in getattr(method, _EVENTS, ()):
+                    event, _, text = asked.partition(" ")
+                    found[event] = partial(_only, text, getattr(self, name)) if text else getattr(self, name)
+        return found
 
     def verdict(self) -> Verdict:
         """The judgement after the last row. Changes nothing."""
@@ -78,3 +83,8 @@ class PromiseChecker:
     def _doubts(self) -> dict[str, int]:
         """Reasons that show only at the end, with their counts."""
         return {}
+
+
+def _only(text: str, method: Handler, segment: Segment, row: Row) -> None:
+    if row.text == text:
+        method(segment, row)

@@ -44,17 +44,7 @@ class NoCommitPastUnfinished(PromiseChecker):
         if assignment in self._committing:
             self._unfinished[assignment].add(row.position)
 
-    @on("redelivered")
-    def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "settled":
-            self._finished(segment, row)
-
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._finished(segment, row)
-
-    @on("dlq_confirmed")
+    @on("ended ok", "redelivered settled", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         unfinished = self._unfinished.get((segment, row.partition, row.assignment))
         if unfinished is not None:
@@ -199,17 +189,7 @@ class CommitsInTime(TimedChecker[_Waiting]):
         interval = segment.rules.commit_interval
         begin_committing(self._assignments, self._findings, segment, row, "commit_interval", interval)
 
-    @on("redelivered")
-    def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "settled":
-            self._finished(segment, row)
-
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._finished(segment, row)
-
-    @on("dlq_confirmed")
+    @on("ended ok", "redelivered settled", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.known(segment, row)
         if state is not None and state.since is None:

@@ -177,12 +177,7 @@ class PerKeyOrder(PromiseChecker):
             return f"started before position {first} of its key had ended for good"
         return ""
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._finished(segment, row)
-
-    @on("dlq_confirmed")
+    @on("ended ok", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         if row.key is not None:
             self._lane(segment, row, row.key).finish(row.position)

@@ -61,11 +61,6 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
         if state is not None and state.states.get(row.position) == _WAITS:
             state.states[row.position] = _BEGUN
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._finish(segment, row)
-
     @on("dlq_confirmed")
     def _confirmed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
@@ -73,6 +68,7 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
         if state is not None and row.position in state.states:
             self._finish(segment, row)
 
+    @on("ended ok")
     def _finish(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is None:
@@ -245,12 +241,7 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
             return "keyless"
         return None
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._finished(segment, row)
-
-    @on("dlq_confirmed", "abandoned")
+    @on("ended ok", "dlq_confirmed", "abandoned")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:

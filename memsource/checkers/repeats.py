@@ -260,11 +260,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
             what = f"started again after it had finished and was handed over cleanly ({at(done.segment, done.row)})"
             self._findings.violation(segment, row, what)
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._finished(segment, row)
-
+    @on("ended ok")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
@@ -272,7 +268,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
             state.finished[row.position] = row.n
 
     @on("dlq_confirmed")
-    def _letter(self, segment: Segment, row: Row) -> None:
+    def _dead_letter_confirmed(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         # A dead letter that is confirmed after its message was given up changes nothing: the message runs again.
         if state is not None and row.position not in state.abandoned:
@@ -443,17 +439,13 @@ class BoundedRepeats(PromiseChecker):
     def _assigned(self, segment: Segment, row: Row) -> None:
         self._findings.checked += bool(self._finished[row.partition])
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._done(segment, row)
-
     @on("dlq_confirmed")
-    def _letter(self, segment: Segment, row: Row) -> None:
+    def _dead_letter_confirmed(self, segment: Segment, row: Row) -> None:
         # A dead letter that is confirmed after its message was given up changes nothing: the message runs again.
         if row.position not in self._abandoned[segment, row.partition, row.assignment]:
             self._done(segment, row)
 
+    @on("ended ok")
     def _done(self, segment: Segment, row: Row) -> None:
         assignment = segment, row.partition, row.assignment
         if assignment in self._leased:

@@ -79,7 +79,7 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
         elif row.text == "cancelled":
             state.latest[row.position] = -row.attempt
 
-    @on("dlq_confirmed")
+    @on("redelivered late", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         state = self._assignments.of(segment, row)
         if state is not None:
@@ -91,11 +91,6 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
         state = self._assignments.of(segment, row)
         if state is not None:
             state.unlimited.add(row.position)
-
-    @on("redelivered")
-    def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "late":
-            self._finished(segment, row)
 
     @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
@@ -149,10 +144,9 @@ class RetryHoldsLane(PromiseChecker):
         elif row.mono < head.due - _ROUNDING:
             self._findings.violation(segment, row, f"started {head.due - row.mono:.6f} s before its backoff was over")
 
-    @on("ended")
+    @on("ended error")
     def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "error":
-            self._failed[segment, row.partition, row.assignment][row.position] = row.mono
+        self._failed[segment, row.partition, row.assignment][row.position] = row.mono
 
     @on("retry")
     def _retry(self, segment: Segment, row: Row) -> None:

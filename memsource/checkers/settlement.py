@@ -77,13 +77,8 @@ class AtLeastOnce(PromiseChecker):
     def _seen(self, segment: Segment, row: Row) -> None:
         self._mark(_KNOWN, row)
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._mark(_FINAL, row)
-
-    @on("dlq_confirmed")
-    def _confirmed(self, segment: Segment, row: Row) -> None:
+    @on("ended ok", "dlq_confirmed")
+    def _finished(self, segment: Segment, row: Row) -> None:
         self._mark(_FINAL, row)
 
     @on("ack", "passed")
@@ -191,13 +186,8 @@ class NoSettleBeforeEnd(PromiseChecker):
             # It is held, but perhaps only because it was not settled yet: it may have ended in the gap.
             self._certain[segment].discard(_delivery(row))
 
-    @on("ended")
+    @on("ended ok", "dlq_sent", "dlq_confirmed")
     def _ended(self, segment: Segment, row: Row) -> None:
-        if row.text == "ok":
-            self._may_settle[segment].add(_delivery(row))
-
-    @on("dlq_sent", "dlq_confirmed")
-    def _given_up(self, segment: Segment, row: Row) -> None:
         self._may_settle[segment].add(_delivery(row))
 
     @on("archived")
