@@ -53,17 +53,11 @@ class Halted(Failed):
 
     __slots__ = ()
 
-    def __init__(self, message: Message, failure: Failure) -> None:
-        super().__init__(message, failure, "halt")
-
 
 class Blocked(Failed):
     """The poison policy blocks the lane until ``Engine.unblock`` or ``Engine.park``."""
 
     __slots__ = ()
-
-    def __init__(self, message: Message, failure: Failure) -> None:
-        super().__init__(message, failure, "block")
 
 
 class Interrupted(Failed):

@@ -257,7 +257,7 @@ class Engine(Ownership):
             stopped.stop(message, "block", failure)
             self.halted |= follows == "halt"
             effect = fx.Halted if follows == "halt" else fx.Blocked
-            self.effects.append(effect(message, failure))
+            self.effects.append(effect(message, failure, follows))
 
     def kept(self, message: Message) -> None:
         """The store has the failed attempt, so the hold may end. Idempotent; ignored for a message that is not held."""
@@ -270,7 +270,7 @@ class Engine(Ownership):
         blocked = message.state == DEAD_LETTERING_BLOCKED
         step(message, "dead_lettered")
         if blocked:
-            self.effects.append(fx.Blocked(message, self.stopped.by_head[message].failure))
+            self.effects.append(fx.Blocked(message, self.stopped.by_head[message].failure, "block"))
             return
         del self.stopped.by_head[message]
         self._finished(message)

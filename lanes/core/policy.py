@@ -6,7 +6,7 @@ n + 1 the lane waits a random time between 0 and min(``max_backoff``, ``backoff`
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from lanes.core.types import Failure
 
@@ -17,15 +17,12 @@ _DOUBLINGS_LIMIT: Final = 60
 """Enough for any backoff to exceed any ``max_backoff``; bounds 2ⁿ."""
 
 
-class RetryPolicy:
+class RetryPolicy(NamedTuple):
     """The number of ``attempts``, the first one included, and the backoff between them in seconds."""
 
-    __slots__ = ("attempts", "backoff", "max_backoff")
-
-    def __init__(self, attempts: int, backoff: float, max_backoff: float) -> None:
-        self.attempts = attempts
-        self.backoff = backoff
-        self.max_backoff = max_backoff
+    attempts: int
+    backoff: float
+    max_backoff: float
 
     def delay(self, attempt: int, failure: Failure) -> float:
         """Seconds to hold the lane after the failed ``attempt`` (1, 2, …), or ``EXHAUSTED``."""
@@ -66,7 +63,7 @@ _GIVEN_UP: Final[dict[Poison, Follows]] = {
 }
 
 
-class Policy:
+class Policy(NamedTuple):
     """The rules of one engine; ``lanes.config.Settings`` documents and checks most of them for users.
 
     ``lanes`` is the number of lanes of a partition that keys share; 0 = a lane for each key. ``knows_settled``: the
@@ -76,52 +73,19 @@ class Policy:
     ``commit_interval`` seconds or ``commit_count`` finished messages.
     """
 
-    __slots__ = (
-        "commit_count",
-        "commit_interval",
-        "concurrency",
-        "keeps_attempts",
-        "keyless",
-        "knows_settled",
-        "lanes",
-        "max_ahead",
-        "max_bytes",
-        "max_in_flight",
-        "order",
-        "poison",
-        "retry",
-    )
-
-    def __init__(
-        self,
-        *,
-        concurrency: int,
-        max_in_flight: int,
-        max_bytes: int,
-        retry: RetryPolicy,
-        poison: Poison,
-        order: Order,
-        keyless: Keyless,
-        lanes: int,
-        max_ahead: int,
-        commit_interval: float,
-        commit_count: int,
-        knows_settled: bool,
-        keeps_attempts: bool,
-    ) -> None:
-        self.concurrency = concurrency
-        self.max_in_flight = max_in_flight
-        self.max_bytes = max_bytes
-        self.retry = retry
-        self.poison = poison
-        self.order = order
-        self.keyless = keyless
-        self.lanes = lanes
-        self.max_ahead = max_ahead
-        self.commit_interval = commit_interval
-        self.commit_count = commit_count
-        self.knows_settled = knows_settled
-        self.keeps_attempts = keeps_attempts
+    concurrency: int
+    max_in_flight: int
+    max_bytes: int
+    retry: RetryPolicy
+    poison: Poison
+    order: Order
+    keyless: Keyless
+    lanes: int
+    max_ahead: int
+    commit_interval: float
+    commit_count: int
+    knows_settled: bool
+    keeps_attempts: bool
 
     def follows(self, attempt: int, failure: Failure) -> Follows:
         """The next step after the failed ``attempt`` (1, 2, …)."""

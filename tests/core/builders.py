@@ -56,6 +56,7 @@ def new_engine(
     keyless: Keyless = "any",
     lanes: int = 0,
     max_ahead: int = 1_000,
+    knows_settled: bool = True,
 ) -> Engine:
     """An engine with wide bounds. ``dead_letters`` chooses between the poison policies ``skip`` and ``exit``."""
     policy = new_policy(
@@ -70,6 +71,7 @@ def new_engine(
         max_ahead=max_ahead,
         commit_interval=COMMIT_INTERVAL,
         commit_count=COMMIT_COUNT,
+        knows_settled=knows_settled,
     )
     return Engine(policy)
 
@@ -87,6 +89,7 @@ def new_policy(
     max_ahead: int = 10_000,
     commit_interval: float = 1.0,
     commit_count: int = 5_000,
+    knows_settled: bool = True,
     keeps_attempts: bool = False,
 ) -> Policy:
     """The rules of an engine, with defaults."""
@@ -102,7 +105,7 @@ def new_policy(
         max_ahead=max_ahead,
         commit_interval=commit_interval,
         commit_count=commit_count,
-        knows_settled=True,
+        knows_settled=knows_settled,
         keeps_attempts=keeps_attempts,
     )
 

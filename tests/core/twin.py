@@ -162,7 +162,7 @@ def seen(value: Any) -> Any:
         case StoppedLane():
             return seen(value.head), value.failure, value.until, value.kept
         case Effect():
-            names: tuple[str, ...] = type(value).__slots__
+            names = [name for base in type(value).__mro__[:-1] for name in base.__slots__]  # type: ignore[attr-defined]
             return type(value), [seen(getattr(value, name)) for name in names]
         case list():
             return [seen(one) for one in value]

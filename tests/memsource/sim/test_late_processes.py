@@ -27,9 +27,7 @@ def late(monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> Run:
     policy = Consumer._policy
 
     def slower(consumer: Consumer, max_in_flight: int, *, knows_settled: bool = True) -> Policy:
-        made = policy(consumer, max_in_flight, knows_settled=knows_settled)
-        made.commit_interval = 60.0
-        return made
+        return policy(consumer, max_in_flight, knows_settled=knows_settled)._replace(commit_interval=60.0)
 
     with monkeypatch.context() as patched:
         patched.setattr(Consumer, "_policy", slower)
