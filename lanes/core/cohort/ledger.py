@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["NOTHING", "DeliveryLedger", "Done", "decode_done", "encode_done"]
+__all__ = ["NOTHING", "SHOWN", "DeliveryLedger", "Done", "decode_done", "encode_done", "shown"]
 
 HIGHEST_SEQUENCE: Final = 2**63 - 1
 """No stream reaches it, so ``lanes`` never writes a higher number."""
 
-_SHOWN: Final = 40
+SHOWN: Final = 60
 
 
 class Done(NamedTuple):
@@ -180,20 +180,21 @@ def encode_done(done: Done) -> list[int]:
 def decode_done(encoded: object) -> Done:
     """The inverse of ``encode_done``. ``ValueError`` for any value that it does not return."""
     if not isinstance(encoded, list) or not encoded:
-        raise ValueError(f"a ledger is a list of whole numbers, got {_short(encoded)}")
+        raise ValueError(f"a ledger is a list of whole numbers, got {shown(encoded)}")
     for number in encoded:
         if type(number) is not int or not 0 <= number <= HIGHEST_SEQUENCE:
-            raise ValueError(f"a ledger holds whole numbers of 0 to {HIGHEST_SEQUENCE}, got {_short(number)}")
+            raise ValueError(f"a ledger holds whole numbers of 0 to {HIGHEST_SEQUENCE}, got {shown(number)}")
     highest = above = encoded[0]
     falling = []
     for number, distance in enumerate(encoded[1:]):
         above -= distance
         if above < 1 or (distance == 0 and number > 0):
-            raise ValueError(f"a ledger's outstanding sequences fall from {highest} to 1, got {_short(encoded)}")
+            raise ValueError(f"a ledger's outstanding sequences fall from {highest} to 1, got {shown(encoded)}")
         falling.append(above)
     return Done(highest, tuple(reversed(falling)))
 
 
-def _short(value: object) -> str:
-    shown = repr(value[:_SHOWN] if isinstance(value, list | str) else value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+def shown(value: object) -> str:
+    """A value as text for an error, cut at 60 characters."""
+    text = repr(value[: SHOWN + 1] if isinstance(value, str | bytes | list) else value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

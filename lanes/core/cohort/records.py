@@ -19,7 +19,7 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, TypeVar
 
-from lanes.core.cohort.ledger import Done, decode_done, encode_done
+from lanes.core.cohort.ledger import SHOWN, Done, decode_done, encode_done, shown
 
 __all__ = [
     "CONFIG_KEY",
@@ -59,7 +59,6 @@ HIGHEST: Final = 2**53
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_=-]+(\.[A-Za-z0-9_=-]+)*")
 _NAME_LIMIT: Final = 128
-_SHOWN: Final = 60
 _BEFORE: Final = 20
 """Number of characters shown before the first difference of two long texts."""
 
@@ -168,7 +167,7 @@ def check_name(what: str, name: str) -> str:
     """Return a name that may be part of a key. ``ValueError`` for an invalid one."""
     if len(name) > _NAME_LIMIT or _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"the {what} name {_short(name)} cannot be part of a key; use letters, digits, '_', '-' and '=', with "
+            f"the {what} name {shown(name)} cannot be part of a key; use letters, digits, '_', '-' and '=', with "
             f"single dots between them, at most {_NAME_LIMIT} characters"
         )
     return name
@@ -197,7 +196,7 @@ def decode(kind: type[_R], key: str, value: bytes) -> _R:
         raise _not_ours(key, value, "it is not an object")
     version = content.get("version")
     if version != VERSION:
-        raise _not_ours(key, value, f"its version is {_short(version)}, and this program knows {VERSION}")
+        raise _not_ours(key, value, f"its version is {shown(version)}, and this program knows {VERSION}")
     found: dict[str, Any] = {}
     for field in fields(kind):
         try:
@@ -245,7 +244,7 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
 
 def _not_ours(key: str, value: bytes, why: str) -> ValueError:
     return ValueError(
-        f"the key {key!r} of the cohort's bucket holds {_short(value)}: {why}. Run the same version of lanes on every "
+        f"the key {key!r} of the cohort's bucket holds {shown(value)}: {why}. Run the same version of lanes on every "
         "member, and let no other program write to the bucket; restore a damaged record by hand"
     )
 
@@ -253,42 +252,37 @@ def _not_ours(key: str, value: bytes, why: str) -> ValueError:
 def _apart(one: object, other: object) -> tuple[str, str]:
     """Two differing values, cut so that the difference shows."""
     begin = 0
-    if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) > _SHOWN:
+    if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) > SHOWN:
         pairs = enumerate(zip(one, other, strict=False))
         same = next((index for index, (here, there) in pairs if here != there), min(len(one), len(other)))
         begin = max(0, same - _BEFORE)
         one, other = one[begin:], other[begin:]
     more = "…" if begin else ""
-    return more + _short(one), more + _short(other)
-
-
-def _short(value: object) -> str:
-    shown = repr(value[: _SHOWN + 1] if isinstance(value, str | bytes) else value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+    return more + shown(one), more + shown(other)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected text, got {_short(value)}")
+        raise ValueError(f"expected text, got {shown(value)}")
     return value
 
 
 def _whole(value: object) -> int:
     # A bool is an int to isinstance.
     if type(value) is not int or not 0 <= value <= HIGHEST:
-        raise ValueError(f"expected a whole number from 0 to {HIGHEST}, got {_short(value)}")
+        raise ValueError(f"expected a whole number from 0 to {HIGHEST}, got {shown(value)}")
     return value
 
 
 def _truth(value: object) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {_short(value)}")
+        raise ValueError(f"expected true or false, got {shown(value)}")
     return value
 
 
 def _items(value: object) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"expected a list, got {_short(value)}")
+        raise ValueError(f"expected a list, got {shown(value)}")
     return value
 
 
