@@ -1,4 +1,4 @@
-"""PostgreSQL for ``lanes``: effects that happen exactly once, and attempts that outlive their process.
+"""Stores effects that happen exactly once, and attempts that outlive their process, in PostgreSQL.
 
 Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``transactions``, ``steps``,
 ``migrations``, ``errors``, ``names``.

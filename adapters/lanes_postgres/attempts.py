@@ -1,4 +1,4 @@
-"""Attempts that outlive their process: how often a message has failed, and whether its key stands still for it."""
+"""Attempts that outlive their process: how often a message has failed, and whether it blocks its key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg.types.numeric import Int4, Int8
 from lanes.attempts import Attempt, AttemptState
 from lanes.core.types import Message, Partition
 from lanes.errors import ConfigError
-from lanes_postgres.errors import mapped
+from lanes_postgres.errors import lanes_error
 from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
 from lanes_postgres.steps import Result, Statement, Steps, compose
 from lanes_postgres.topics import Topics
@@ -25,7 +25,7 @@ Connect = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
 
 _ERROR_TYPE_LIMIT: Final = 200
 
-# One value with all of them, for a partition has many rows or none.
+# One row with arrays, because a partition has many rows or none.
 _LOAD: Final[LiteralString] = (
     "SELECT array_agg(position), array_agg(attempts), array_agg(state), array_agg(error_type) "
     "FROM {schema}.lanes_attempts WHERE topic = %s AND partition = %s"
@@ -46,19 +46,25 @@ _DROP: Final[LiteralString] = (
 class PostgresAttempts:
     """The failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
 
-    Each failure is written in a transaction of its own, beside the handler's; what is settled goes many at a time.
+    Each failure is written in a separate transaction beside the handler's. Settled messages are deleted many at a time.
 
-    ``connect``: gives a connection for a while, such as ``pool.connection`` of an ``AsyncConnectionPool``. The tables
-    are those of ``migrate``. Every write is fenced by the fencing token of the partition, where it has one: that of a
-    former owner changes nothing. Every call may be repeated, and cancelled: then it has happened or not. Raises what
-    ``Positions`` raises.
+    The fencing token of the partition, if it has one, fences every write: a former owner changes nothing. Every call is
+    idempotent. A cancelled call has happened completely or not at all. The methods raise the errors of ``Positions``.
+
+    Args:
+        connect: Returns a context manager with a connection, such as ``pool.connection`` of an ``AsyncConnectionPool``.
+        subscription: Name of the subscription, 1 to 200 characters.
+        schema: Schema in which ``migrate`` created the tables.
+
+    Raises:
+        ConfigError: An argument is invalid.
     """
 
     def __init__(self, connect: Connect, subscription: str, *, schema: str = SCHEMA) -> None:
         check_subscription(subscription)
         check_schema_name(schema)
         if not callable(connect):
-            raise ConfigError(f"connect is a {type(connect).__name__}: pass a function, such as pool.connection")
+            raise ConfigError(f"connect is a {type(connect).__name__}; pass a function, such as pool.connection")
         self._connect = connect
         self._subscription = subscription
         self._schema = schema
@@ -71,18 +77,47 @@ class PostgresAttempts:
         return f"<PostgresAttempts of {self._subscription!r} in the schema {self._schema!r}>"
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        """What former owners have kept of a partition, by position; for the moment it is assigned."""
+        """Return the kept attempts of a partition, for the moment of its assignment.
+
+        Args:
+            partition: The assigned partition.
+
+        Returns:
+            The attempts of earlier owners, by position.
+
+        Raises:
+            ConfigError: The setup must be changed, for example tables or permissions are missing.
+            SourceError: The database did not answer; retryable if a later call may succeed.
+        """
         return await self._perform(self._loading(partition))
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Keep that a message has failed so often, unless a newer owner or attempt has been kept."""
+        """Keep the failures of a message, unless a newer owner or a newer attempt is kept.
+
+        Args:
+            message: The failed message.
+            attempt: Its number of attempts, its state, and the name of its error.
+
+        Raises:
+            ConfigError: The state is unknown, or the setup must be changed.
+            SourceError: The database did not answer; retryable if a later call may succeed.
+        """
         states = get_args(AttemptState)
         if attempt.state not in states:
-            raise ConfigError(f"state={attempt.state!r} is unknown: use {', '.join(map(repr, states))}")
+            raise ConfigError(f"state={attempt.state!r} is unknown; use {', '.join(map(repr, states))}")
         await self._perform(self._keeping(message, attempt))
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Forget messages of a partition that are finished: handled after all, or parked."""
+        """Delete the attempts of messages that are handled or dead-lettered.
+
+        Args:
+            partition: The partition of the messages.
+            positions: Positions of the messages.
+
+        Raises:
+            ConfigError: The setup must be changed.
+            SourceError: The database did not answer; retryable if a later call may succeed.
+        """
         if positions:
             await self._perform(self._dropping(partition, positions))
 
@@ -92,7 +127,7 @@ class PostgresAttempts:
             async with self._connect() as connection:
                 return await alone_async(connection, steps, where)
         except psycopg.Error as error:
-            raise mapped(where, error) from error
+            raise lanes_error(where, error) from error
 
     def _loading(self, partition: Partition) -> Steps[Mapping[int, Attempt]]:
         topic = yield from self._topic_of(partition)
@@ -107,7 +142,7 @@ class PostgresAttempts:
     def _keeping(self, message: Message, attempt: Attempt) -> Steps[None]:
         partition = message.partition
         topic = yield from self._topic_of(partition)
-        # A name is the user's, and may hold what a text cannot.
+        # The user chooses the name, which may contain characters that PostgreSQL cannot store.
         name = attempt.error_type.replace("\0", "").encode(errors="backslashreplace").decode()[:_ERROR_TYPE_LIMIT]
         place = (topic, Int8(partition.id.number), Int8(message.position))
         values = (Int4(attempt.attempts), attempt.state, name, _epoch(partition))

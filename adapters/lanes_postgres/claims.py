@@ -1,8 +1,8 @@
-"""Claims: whether a message is to have its effect, decided by one statement that also says that it had it.
+"""Claims: one statement decides whether a message may have its effect, and records that it had it.
 
-The statement is a compare-and-set: it writes the position of a message into the row of its key where that is lower,
-and tells by the row that comes back. It locks the row until the end of the transaction, so whoever claims the same key
-meanwhile waits, and sees the outcome. Everything else here is for the rare case that no row comes back.
+The statement is a compare-and-set: it writes the message's position into the row of its key if the stored one is lower,
+and returns the row then. It locks the row until the end of the transaction, so a concurrent claim of the same key waits
+and sees the outcome. The other code here handles the rare case that no row is returned.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lanes_postgres.rows import Row
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.topics import TRIES, Topics, being_changed
 
-_PLACE: Final = 5
-"""Fields of a ``Row`` that say where it is; the others do not compare."""
+_IDENTITY: Final = 5
+"""Number of ``Row`` fields that identify the row; the others do not compare."""
 
 _OF_TOPIC: Final[LiteralString] = (
     "FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s AND (%s = '' OR incarnation = %s)"
@@ -40,19 +40,19 @@ _ADVANCE_ALL: Final[LiteralString] = (
     "ORDER BY each.partition, each.key" + _UNLESS_DONE + "RETURNING partition, key) "
     "SELECT array_agg(partition), array_agg(key) FROM advanced"
 )
-_LOOK: Final[LiteralString] = (
+_SELECT: Final[LiteralString] = (
     "SELECT of.incarnation, kept.position, kept.epoch FROM {schema}.lanes_topics AS of "
     "LEFT JOIN {schema}.lanes_positions AS kept ON kept.topic = of.id AND kept.partition = %s AND kept.key = %b "
     "WHERE of.subscription = %s AND of.topic = %s"
 )
-_LETTER: Final[LiteralString] = (
+_DEAD_LETTER: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_letters (topic, partition, position) "
     "SELECT id, %s, %s " + _OF_TOPIC + " ON CONFLICT DO NOTHING RETURNING 1"
 )
 
 
-class Kept(NamedTuple):
-    """What the tables have of a row. ``position``: None = nothing yet."""
+class StoredRow(NamedTuple):
+    """The stored values of a row. ``position`` is None if there is none yet."""
 
     incarnation: str
     position: int | None
@@ -60,41 +60,41 @@ class Kept(NamedTuple):
 
 
 class Claims:
-    """The claims of one subscription in one schema. Frozen; performs nothing by itself."""
+    """The claims of one subscription in one schema. Immutable; performs no I/O."""
 
     def __init__(self, subscription: str, schema: str) -> None:
         self._subscription = subscription
         self._topics = Topics(subscription, schema)
         self._advance = compose(_ADVANCE, schema)
         self._advance_all = compose(_ADVANCE_ALL, schema)
-        self._look = compose(_LOOK, schema)
-        self._letter = compose(_LETTER, schema)
+        self._select = compose(_SELECT, schema)
+        self._dead_letter = compose(_DEAD_LETTER, schema)
 
     def one(self, message: Message, row: Row) -> Steps[bool]:
-        """Whether it is to have its effect now. Returns False for one that had it."""
-        if row.letter and not (yield from self._first_time(row)):
+        """Whether a message may have its effect now; False = it had its effect."""
+        if row.dead_letter and not (yield from self._first_time(row)):
             return False
         if (yield self._advancing(row)) is not None:
             return True
-        return (yield from self._examine(message, row))
+        return (yield from self._explain(message, row))
 
     def all(self, messages: Sequence[Message], rows: Sequence[Row]) -> Steps[list[Message]]:
-        """Those that are to have their effect now, in the order given."""
-        # All claim in one order, so no two transactions wait for each other; and a key's in that of their positions.
-        order = sorted(range(len(rows)), key=lambda index: rows[index][:_PLACE])
+        """The messages that may have their effect now, in the given order."""
+        # One claim order for all transactions prevents deadlocks; within a key it is the order of the positions.
+        order = sorted(range(len(rows)), key=lambda index: rows[index][:_IDENTITY])
         fresh = set()
         for of_topic in _grouped(order, rows):
-            if any(rows[index].letter for index in of_topic):
+            if any(rows[index].dead_letter for index in of_topic):
                 for index in of_topic:
                     if (yield from self.one(messages[index], rows[index])):
                         fresh.add(index)
                 continue
-            # The first round locks every row, so the later ones wait for nobody.
+            # The first round locks every row, so the later rounds never wait.
             for each in _rounds(of_topic, rows):
                 advanced = yield from self._advance_rows([rows[index] for index in each])
                 for index in each:
                     row = rows[index]
-                    if (row.partition, row.key) in advanced or (yield from self._examine(messages[index], row)):
+                    if (row.partition, row.key) in advanced or (yield from self._explain(messages[index], row)):
                         fresh.add(index)
         return [messages[index] for index in sorted(fresh)]
 
@@ -104,7 +104,7 @@ class Claims:
         return Statement(self._advance, (*place, *self._topic_of(row)))
 
     def _advance_rows(self, rows: Sequence[Row]) -> Steps[set[tuple[int, bytes]]]:
-        """Advance rows of one topic, no two of which are the same; returns which of them did."""
+        """Advance different rows of one topic; returns the rows that advanced."""
         columns = tuple([getattr(row, name) for row in rows] for name in ("partition", "key", "position", "epoch"))
         found = yield Statement(self._advance_all, (*self._topic_of(rows[0]), *columns))
         return set() if found is None or found[0] is None else set(zip(*found, strict=True))
@@ -112,14 +112,14 @@ class Claims:
     def _topic_of(self, row: Row) -> tuple[str, str, str, str]:
         return self._subscription, row.topic, row.incarnation, row.incarnation
 
-    def _examine(self, message: Message, row: Row) -> Steps[bool]:
-        """Why no row came back: the message had its effect, or may not have it; or the topic is new."""
+    def _explain(self, message: Message, row: Row) -> Steps[bool]:
+        """Why no row was returned: the message had its effect, is fenced, or its topic is new."""
         for _ in range(TRIES):
-            kept = yield from self._kept(row)
+            kept = yield from self._stored_row(row)
             if kept.position is not None:
                 if kept.position >= row.position:
-                    # Of a letter: another message of its key has gone on since it was parked.
-                    return row.letter and kept.position > row.position
+                    # For a dead letter, another message of its key was handled after it was stored.
+                    return row.dead_letter and kept.position > row.position
                 if kept.epoch is not None and row.epoch is not None and row.epoch < kept.epoch:
                     raise self._fenced(message, row, kept.epoch)
             if (yield self._advancing(row)) is not None:
@@ -127,18 +127,18 @@ class Claims:
         raise being_changed(self._subscription, row.place)
 
     def _first_time(self, row: Row) -> Steps[bool]:
-        """Whether a letter has not been handled before."""
-        yield from self._kept(row)
-        found = yield Statement(self._letter, (Int8(row.partition), Int8(row.position), *self._topic_of(row)))
+        """Whether a dead letter has not been handled before."""
+        yield from self._stored_row(row)
+        found = yield Statement(self._dead_letter, (Int8(row.partition), Int8(row.position), *self._topic_of(row)))
         return found is not None
 
-    def _kept(self, row: Row) -> Steps[Kept]:
-        """What is kept of a row; the topic has one from here on. Raises for one of another incarnation."""
+    def _stored_row(self, row: Row) -> Steps[StoredRow]:
+        """The stored values of a row. Registers a new topic, and raises for a different incarnation."""
         looking = (Int8(row.partition), row.key, self._subscription, row.topic)
         for _ in range(TRIES):
-            found = yield Statement(self._look, looking)
+            found = yield Statement(self._select, looking)
             if found is not None:
-                kept = Kept(*found)
+                kept = StoredRow(*found)
                 if not row.incarnation or kept.incarnation == row.incarnation:
                     return kept
             yield from self._topics.of(row.topic, row.incarnation)
@@ -147,25 +147,25 @@ class Claims:
     def _fenced(self, message: Message, row: Row, epoch: int) -> LanesError:
         partition = message.partition
         text = (
-            f"subscription {self._subscription!r}: {row.place} comes with epoch {row.epoch}, and its key was written "
-            f"with epoch {epoch} since"
+            f"subscription {self._subscription!r}: {row.place} has epoch {row.epoch}, and its key was written with "
+            f"epoch {epoch} since"
         )
         if partition.live and monotonic() < partition.deadline:
-            # Whoever owns it is the newest owner: then epochs have begun anew, and every message would fail.
+            # The owner is the newest owner, so the epochs have restarted, and every message would fail.
             return ConfigError(
-                f"{text}, although this process owns the partition: epochs have begun anew, as after the loss of a "
-                "cohort's bucket. When no former owner is left, call Positions.unfence"
+                f"{text}, although this process owns the partition, so epochs have restarted, as after the loss of a "
+                "cohort's bucket; stop all former owners, then call Positions.unfence"
             )
-        return SourceError(f"{text}: another process owns the partition now, and handles the message: leave it to that")
+        return SourceError(f"{text}; another process owns the partition now and handles the message")
 
 
 def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """What is of one topic."""
+    """Group the indices by topic."""
     return [list(group) for _, group in groupby(order, lambda index: (rows[index].topic, rows[index].incarnation))]
 
 
 def _rounds(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """The first of each row, the second of each, and so on: one statement may change a row once."""
+    """The first message of each row, then the second of each, because one statement may change a row only once."""
     rounds: list[list[int]] = []
     times: Counter[tuple[int, bytes]] = Counter()
     for index in order:

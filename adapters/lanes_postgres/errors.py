@@ -1,4 +1,4 @@
-"""Errors of the client, as those of ``lanes``: what will pass by itself, and what somebody has to change."""
+"""Maps errors of the client to those of ``lanes``: temporary faults, and faults that a person must correct."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psycopg
 from lanes.errors import ConfigError, LanesError, SourceError
 
 _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
-"""Of SQLSTATE: connection, transaction (serialization, deadlock), resources, locks, an operator or a timeout."""
+"""SQLSTATE classes: connection, transaction (serialization, deadlock), resources, locks, operator or timeout."""
 
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
 
 _REMEDIES: Final[Mapping[str, str]] = {
     "25006": "connect to the primary (target_session_attrs=read-write), and not in a read-only transaction",
-    "25P02": "an earlier statement of this transaction failed; let its exception out of the transaction block",
+    "25P02": "an earlier statement of this transaction failed, so let its exception leave the transaction block",
     "3F000": "run lanes_postgres.migrate with the same schema=",
     "42501": "grant this user USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on its tables lanes_…",
     "42703": "run lanes_postgres.migrate of this version of lanes",
@@ -26,28 +26,28 @@ _REMEDIES: Final[Mapping[str, str]] = {
 }
 
 
-def mapped(where: str, error: psycopg.Error) -> LanesError:
-    """What is raised in place of an error of the client, from it.
+def lanes_error(where: str, error: psycopg.Error) -> LanesError:
+    """The error to raise in place of a client's error.
 
     ``SourceError(retryable=True)``: the same transaction may succeed later (no connection, serialization failure,
-    deadlock, timeout). ``ConfigError``: somebody has to change something. Shown is the primary message of the server,
+    deadlock, timeout). ``ConfigError``: a person must change the setup. The text has the server's primary message,
     never its details, which may hold values of a row.
     """
     state = error.sqlstate
-    text = f"{where}: {_said(error)}"
+    text = f"{where}: {_primary_message(error)}"
     if state is not None and state in _REMEDIES:
-        return ConfigError(f"{text}: {_REMEDIES[state]}")
+        return ConfigError(f"{text}; {_REMEDIES[state]}")
     if state is None:
-        # Without a state the server has said nothing: the connection is gone, or the client was misused.
+        # An error without a state is the client's own: the connection is lost, or the client was misused.
         return SourceError(text, retryable=isinstance(error, psycopg.OperationalError))
     return SourceError(text, retryable=state[:2] in _RETRYABLE_CLASSES)
 
 
-def _said(error: psycopg.Error) -> str:
+def _primary_message(error: psycopg.Error) -> str:
     primary = error.diag.message_primary
     if primary is None:
-        # The client's own words name host and user, and no password; but of a URL that they cannot read they quote any
-        # part, and in one with an @ too many they take the end of the password for the begin of the host.
+        # The client's own errors name host and user, but no password. For an unreadable URL they may quote any part,
+        # and with an extra @ they take the end of the password for the beginning of the host.
         words = " ".join(str(error).split())
         if isinstance(error, psycopg.ProgrammingError):
             words = _QUOTED.sub('"…"', words)

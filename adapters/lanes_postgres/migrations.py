@@ -1,4 +1,4 @@
-"""The tables, made and brought up to date by the numbered SQL files beside this one."""
+"""The tables: created and updated by the numbered SQL files beside this module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lanes_postgres.transactions import alone
 
 __all__ = ["check_schema", "migrate"]
 
-# A snapshot of the whole transaction would not see what was made while it waited for the lock.
+# A snapshot of the whole transaction would miss tables that were created while it waited for the lock.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(%s::bigint)"
 _IS_THERE: Final[LiteralString] = (
@@ -34,7 +34,7 @@ _APPLIED: Final[LiteralString] = "INSERT INTO {schema}.lanes_migrations (version
 
 
 class Migration(NamedTuple):
-    """One file: ``0001_positions.sql`` is version 1, named positions."""
+    """One file: ``0001_positions.sql`` is version 1 with the name positions."""
 
     version: int
     name: str
@@ -52,12 +52,21 @@ def migrate(connection: Connection[Any], *, schema: str = SCHEMA) -> list[str]: 
 def migrate(
     connection: AsyncConnection[Any] | Connection[Any], *, schema: str = SCHEMA
 ) -> Awaitable[list[str]] | list[str]:
-    """Make the tables, or bring them up to date; returns the names of the migrations that were applied.
+    """Create the tables, or update them to this version of ``lanes``.
 
-    ``schema`` is created where it is missing. One transaction, all of it or nothing; others that do the same at the
-    same time wait, and find nothing left to do. Idempotent. Needs the right to create there, which the users of
-    ``Positions`` do not. Raises ``ConfigError`` for tables that a newer version of ``lanes`` has made, and what
-    ``Positions`` raises.
+    Runs in one transaction, completely or not at all. Concurrent calls wait and find nothing left to do. Idempotent.
+    Needs the right to create in the database, which users of ``Positions`` do not need.
+
+    Args:
+        connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+        schema: Schema of the tables; it is created if it is missing.
+
+    Returns:
+        Names of the applied migrations; awaitable for an asynchronous connection.
+
+    Raises:
+        ConfigError: A newer version of ``lanes`` created the tables, or the setup must be changed.
+        SourceError: The database did not answer; retryable if a later call may succeed.
     """
     check_schema_name(schema)
     return alone(connection, _migrating(schema, migrations()), f"migrations of the schema {schema!r}")
@@ -72,16 +81,27 @@ def check_schema(connection: Connection[Any], *, schema: str = SCHEMA) -> None: 
 
 
 def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: str = SCHEMA) -> Awaitable[None] | None:
-    """Raise ``ConfigError`` unless the tables are there, and those of this version of ``lanes``. Changes nothing.
+    """Raise ``ConfigError`` unless the tables exist and have the version of this ``lanes``. Changes nothing.
 
-    For the start of a service whose user may not ``migrate``.
+    Meant for the start of a service whose user may not ``migrate``.
+
+    Args:
+        connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+        schema: Schema of the tables.
+
+    Returns:
+        Nothing; awaitable for an asynchronous connection.
+
+    Raises:
+        ConfigError: The tables are missing, older or newer than this version of ``lanes``.
+        SourceError: The database did not answer; retryable if a later call may succeed.
     """
     check_schema_name(schema)
     return alone(connection, _checking(schema, migrations()), f"version of the schema {schema!r}")
 
 
 def migrations() -> Sequence[Migration]:
-    """All of them, by version, which begins at 1 and has no gaps."""
+    """All migrations by version, from 1 without gaps."""
     found = []
     for file in files("lanes_postgres").joinpath("migrations").iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")
@@ -112,13 +132,13 @@ def _migrating(schema: str, known: Sequence[Migration]) -> Steps[list[str]]:
 def _checking(schema: str, known: Sequence[Migration]) -> Steps[None]:
     there = yield Statement(compose(_IS_THERE, schema), (schema, schema))
     if there is None or not there[1]:
-        raise ConfigError(f"the schema {schema!r} has no tables of lanes: run lanes_postgres.migrate with schema=")
+        raise ConfigError(f"the schema {schema!r} has no tables of lanes; run lanes_postgres.migrate with schema=")
     version = yield from _version(schema)
     _refuse_newer(schema, version, known)
     if version < len(known):
         raise ConfigError(
             f"the tables of lanes in the schema {schema!r} have version {version}, and this lanes needs "
-            f"{len(known)}: run lanes_postgres.migrate"
+            f"{len(known)}; run lanes_postgres.migrate"
         )
 
 
@@ -130,6 +150,6 @@ def _version(schema: str) -> Steps[int]:
 def _refuse_newer(schema: str, version: int, known: Sequence[Migration]) -> None:
     if version > len(known):
         raise ConfigError(
-            f"the tables of lanes in the schema {schema!r} have version {version}, made by a newer lanes; this one "
-            f"knows {len(known)}: upgrade lanes-runtime, or use another schema"
+            f"the tables of lanes in the schema {schema!r} have version {version} of a newer lanes, and this one knows "
+            f"{len(known)}; upgrade lanes-runtime, or use another schema"
         )

@@ -1,4 +1,4 @@
-"""Names that users give: of a subscription, of a schema."""
+"""Checks of the names that users choose: of a subscription and of a schema."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from typing import Final, TypeGuard
 from lanes.errors import ConfigError
 
 SCHEMA: Final = "lanes"
-"""The schema that the tables are in unless another one is named."""
+"""The default schema of the tables."""
 
 _SUBSCRIPTION_LIMIT: Final = 200
-_SCHEMA_LIMIT: Final = 63  # bytes: PostgreSQL cuts longer ones, and two would be one
+_SCHEMA_LIMIT: Final = 63  # bytes: PostgreSQL cuts longer names, and two of them could become equal
 
 
 def check_subscription(name: object) -> None:
-    """Raise ``ConfigError`` for what is no name of a subscription."""
+    """Raise ``ConfigError`` for an invalid name of a subscription."""
     if not _is_text(name) or not 0 < len(name) <= _SUBSCRIPTION_LIMIT:
         raise ConfigError(
-            f"subscription={name!r}: must be a str of 1 to {_SUBSCRIPTION_LIMIT} characters, without zero bytes; name "
-            "what the effects are for, such as 'billing'"
+            f"subscription={name!r} is no str of 1 to {_SUBSCRIPTION_LIMIT} characters without zero bytes; name the "
+            "purpose of the effects, such as 'billing'"
         )
 
 
 def check_schema_name(name: object) -> None:
-    """Raise ``ConfigError`` for what is no name of a schema."""
+    """Raise ``ConfigError`` for an invalid name of a schema."""
     if not _is_text(name) or not 0 < len(name.encode()) <= _SCHEMA_LIMIT:
         raise ConfigError(
-            f"schema={name!r}: must be a str of 1 to {_SCHEMA_LIMIT} bytes, without zero bytes; leave it out for "
-            f"{SCHEMA!r}"
+            f"schema={name!r} is no str of 1 to {_SCHEMA_LIMIT} bytes without zero bytes; omit it for {SCHEMA!r}"
         )
 
 

@@ -26,7 +26,7 @@ _SELECTED: Final[LiteralString] = (
 _FORGET: Final[LiteralString] = (
     "WITH gone AS (DELETE FROM {schema}.lanes_positions" + _SELECTED + " RETURNING 1) SELECT count(*) FROM gone"
 )
-_FORGET_LETTERS: Final[LiteralString] = "DELETE FROM {schema}.lanes_letters" + _SELECTED
+_FORGET_DEAD_LETTERS: Final[LiteralString] = "DELETE FROM {schema}.lanes_letters" + _SELECTED
 _FORGET_ATTEMPTS: Final[LiteralString] = "DELETE FROM {schema}.lanes_attempts" + _SELECTED
 _FORGET_TOPIC: Final[LiteralString] = "DELETE FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s"
 _UNFENCE: Final[LiteralString] = (
@@ -41,28 +41,33 @@ _UNFENCE_ATTEMPTS: Final[LiteralString] = (
 
 
 class Positions:
-    """Which messages have had their effect, of one subscription, in tables beside the effects themselves.
+    """Records which messages of one subscription have had their effect, in tables beside the effects.
 
-    ``subscription``: what the effects are for, 1 to 200 characters. Two of them on one topic know nothing of each
-    other; all processes, and every way to run one handler, share one. ``schema``: where ``migrate`` made the tables.
-    ``by``: ``"key"`` keeps one row a key, the position of its last message; ``"message"`` one row a message, for
-    ``order="none"``. A message without a key always has a row of its own.
+    Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
+    in its transaction. An instance keeps nothing between calls, so threads and tasks may share it, and it can be
+    pickled. A cancelled asynchronous call rolls its transaction back.
 
-    Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, which a pool may have given, and acts
-    in its transaction alone. Nothing is kept between calls: an instance may be shared by threads and tasks, and
-    pickled. With the async one everything that is awaited may be cancelled: then the transaction is rolled back.
+    Every method raises ``ConfigError`` for a fault that a person must correct, which stops a consumer in order. Such
+    faults are missing tables or permissions, a replica, and a transaction that cannot hold both. For other faults it
+    raises ``SourceError``, with ``retryable=True`` if the same transaction may succeed later: no connection, a
+    serialization failure, a deadlock, a timeout. Errors of the user's own statements pass unchanged.
 
-    All raise ``ConfigError`` where somebody has to change something (no tables, no permission, a replica, a
-    transaction that cannot hold both), which stops a consumer in order; and ``SourceError`` for the rest, with
-    ``retryable=True`` where the same transaction may succeed the next time (no connection, a serialization failure, a
-    deadlock, a timeout). Errors of the user's own statements are left as they are.
+    Args:
+        subscription: Purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are independent. All
+            processes, and every way to run one handler, share one.
+        schema: Schema in which ``migrate`` created the tables.
+        by: ``"key"`` keeps one row for each key, with the position of its last message. ``"message"`` keeps one row for
+            each message, for ``order="none"``. A message without a key always has its own row.
+
+    Raises:
+        ConfigError: An argument is invalid.
     """
 
     def __init__(self, subscription: str, *, schema: str = SCHEMA, by: By = "key") -> None:
         check_subscription(subscription)
         check_schema_name(schema)
         if by not in ("key", "message"):
-            raise ConfigError(f'by={by!r} is unknown: use "key" or "message"')
+            raise ConfigError(f'by={by!r} is unknown; use "key" or "message"')
         self._subscription = subscription
         self._schema = schema
         self._by: By = by
@@ -82,11 +87,18 @@ class Positions:
     def once(
         self, connection: AsyncConnection[Any] | Connection[Any], message: Message
     ) -> AbstractAsyncContextManager[bool] | AbstractContextManager[bool]:
-        """A transaction around the effect of one message: ``async with positions.once(connection, message) as fresh:``.
+        """Return a transaction around the effect of one message.
 
-        ``fresh``: the message is to have its effect in this block; False = it had it. The end of the block commits
-        both; an exception rolls both back and goes on. The connection must be in no transaction yet. Where the result
-        of the COMMIT is not known, the next attempt finds out.
+        ``async with positions.once(connection, message) as fresh:`` sets ``fresh`` to True if the message must have its
+        effect in this block, and to False if it had it. The end of the block commits position and effect; an exception
+        rolls both back and passes on. If the result of the COMMIT is unknown, the next attempt finds out.
+
+        Args:
+            connection: A connection that is in no transaction.
+            message: The message.
+
+        Returns:
+            A context manager; asynchronous for an asynchronous connection.
         """
         steps = self._claims.one(message, row_of(message, self._by))
         return block(connection, steps, self._where)
@@ -104,11 +116,19 @@ class Positions:
     def once_all(
         self, connection: AsyncConnection[Any] | Connection[Any], messages: Sequence[Message]
     ) -> AbstractAsyncContextManager[list[Message]] | AbstractContextManager[list[Message]]:
-        """The same for a batch: the messages that are to have their effect, in the order given; all, or none."""
+        """Return a transaction around the effects of a batch: all of them or none.
+
+        Args:
+            connection: A connection that is in no transaction.
+            messages: The batch.
+
+        Returns:
+            A context manager with the messages that must have their effect, in the given order.
+        """
         steps = self._claims.all(messages, [row_of(message, self._by) for message in messages])
         return block(connection, steps, self._where)
 
-    # --- inside a transaction of the caller's own
+    # --- inside a transaction of the caller
 
     @overload
     def claim(self, connection: AsyncConnection[Any], message: Message) -> Awaitable[bool]: ...
@@ -117,10 +137,17 @@ class Positions:
     def claim(self, connection: Connection[Any], message: Message) -> bool: ...
 
     def claim(self, connection: AsyncConnection[Any] | Connection[Any], message: Message) -> Awaitable[bool] | bool:
-        """Whether the message is to have its effect in the transaction that is open; False = it had it.
+        """Return whether a message must have its effect in the open transaction; False = it had it.
 
-        Claim a message once in a transaction, and commit that before the handler returns. A connection with autocommit
-        has to be inside ``connection.transaction()``.
+        Claim a message once in a transaction, and commit before the handler returns. A connection with autocommit must
+        be inside ``connection.transaction()``.
+
+        Args:
+            connection: A connection in the user's transaction.
+            message: The message.
+
+        Returns:
+            Whether the message must have its effect; awaitable for an asynchronous connection.
         """
         steps = self._claims.one(message, row_of(message, self._by))
         return inside(connection, steps, self._where)
@@ -134,7 +161,15 @@ class Positions:
     def claim_all(
         self, connection: AsyncConnection[Any] | Connection[Any], messages: Sequence[Message]
     ) -> Awaitable[list[Message]] | list[Message]:
-        """The same for a batch: the messages that are to have their effect, in the order given."""
+        """Return the messages of a batch that must have their effect in the open transaction.
+
+        Args:
+            connection: A connection in the user's transaction.
+            messages: The batch.
+
+        Returns:
+            The messages in the given order; awaitable for an asynchronous connection.
+        """
         steps = self._claims.all(messages, [row_of(message, self._by) for message in messages])
         return inside(connection, steps, self._where)
 
@@ -163,10 +198,19 @@ class Positions:
         partition: int | None = None,
         below: int | None = None,
     ) -> Awaitable[int] | int:
-        """Delete the rows of a topic, of one partition, or of positions ``below``; returns how many.
+        """Delete the rows of a topic, also those of dead letters and attempts.
 
-        Safe for what never comes again, dead letters included: below the position that every consumer of the
-        subscription has committed. A message whose row is gone has its effect again. Idempotent.
+        Safe for messages that never come again: below the position that every consumer of the subscription has
+        committed. A message whose row is deleted has its effect again. Idempotent.
+
+        Args:
+            connection: A connection in the user's transaction.
+            topic: Name of the topic.
+            partition: Only this partition; None = all.
+            below: Only positions below this one; None = all.
+
+        Returns:
+            Number of deleted positions; awaitable for an asynchronous connection.
         """
         return inside(connection, self._forgetting(topic, partition, below), self._where)
 
@@ -177,9 +221,16 @@ class Positions:
     def unfence(self, connection: Connection[Any], topic: str) -> int: ...
 
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
-        """Forget the epochs of a topic, those of kept attempts too, and no position; returns of how many positions.
+        """Delete the epochs of a topic, also those of attempts, but no position.
 
-        For epochs that begin anew. Effects stay exactly once: positions alone see to that. Idempotent.
+        Needed if epochs restart. Effects still happen once, because positions alone ensure that. Idempotent.
+
+        Args:
+            connection: A connection in the user's transaction.
+            topic: Name of the topic.
+
+        Returns:
+            Number of positions that had an epoch; awaitable for an asynchronous connection.
         """
         return inside(connection, self._unfencing(topic), self._where)
 
@@ -187,7 +238,7 @@ class Positions:
         of, end = (None if number is None else Int8(number) for number in (partition, below))
         selected = (self._subscription, topic, of, of, end, end)
         count = yield Statement(compose(_FORGET, self._schema), selected)
-        yield Statement(compose(_FORGET_LETTERS, self._schema), selected)
+        yield Statement(compose(_FORGET_DEAD_LETTERS, self._schema), selected)
         yield Statement(compose(_FORGET_ATTEMPTS, self._schema), selected)
         if partition is None and below is None:
             yield Statement(compose(_FORGET_TOPIC, self._schema), (self._subscription, topic))

@@ -1,6 +1,6 @@
-"""Steps: what is asked of the database, as generators without I/O, and what performs them over a connection.
+"""Database steps as generators without I/O, and the functions that perform them over a connection.
 
-A generator yields a ``Statement`` and gets the first row that came back, or None.
+A generator yields a ``Statement`` and receives the first row of the result, or None.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.rows import tuple_row
 
-from lanes_postgres.errors import mapped
+from lanes_postgres.errors import lanes_error
 
 Result = TypeVar("Result")
 
 Found = tuple[Any, ...] | None
-"""The first row that came back, or None."""
+"""The first row of a result, or None."""
 
 
 class Statement(NamedTuple):
-    """A query and what to run it with. Without parameters it is run as it is, and may be several statements."""
+    """A query and its parameters. Without parameters it may be several statements."""
 
     query: bytes
     parameters: Sequence[object] | None = None
@@ -31,15 +31,15 @@ Steps = Generator[Statement, Found, Result]
 
 
 def compose(text: LiteralString, schema: str) -> bytes:
-    """The query with the quoted name of the schema in the place of ``{schema}``; to be run with parameters."""
-    # Doubled, a sign that begins placeholders is one of the name.
+    """The query with the quoted schema name in place of ``{schema}``, to be run with parameters."""
+    # A doubled % is a literal % of the name, not a placeholder.
     return sql.SQL(text).format(schema=sql.Identifier(schema.replace("%", "%%"))).as_bytes(None)
 
 
 def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Result:
-    """Perform them in the transaction that is open. Blocks. Raises errors of ``lanes`` in the place of the client's."""
+    """Perform the steps in the open transaction. Blocks. Raises errors of ``lanes`` in place of the client's."""
     try:
-        # A cursor of its own: the user's may return other rows, or want other placeholders.
+        # A separate cursor: the user's cursor class may return other rows or need other placeholders.
         cursor = Cursor(connection, row_factory=tuple_row)
         statement = next(steps)
         while True:
@@ -49,11 +49,11 @@ def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Re
         result: Result = end.value
         return result
     except psycopg.Error as error:
-        raise mapped(where, error) from error
+        raise lanes_error(where, error) from error
 
 
 async def perform_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """The same without blocking. Cancelled, it leaves the transaction to be rolled back."""
+    """Like ``perform``, without blocking. A cancelled call leaves the transaction to be rolled back."""
     try:
         cursor = AsyncCursor(connection, row_factory=tuple_row)
         statement = next(steps)
@@ -64,9 +64,9 @@ async def perform_async(connection: AsyncConnection[Any], steps: Steps[Result], 
         result: Result = end.value
         return result
     except psycopg.Error as error:
-        raise mapped(where, error) from error
+        raise lanes_error(where, error) from error
 
 
 def _has_rows(cursor: Cursor[tuple[Any, ...]] | AsyncCursor[tuple[Any, ...]]) -> bool:
-    # `cursor.description` would say it too, and make an object of every column.
+    # `cursor.description` would create an object for every column.
     return cursor.pgresult is not None and cursor.pgresult.nfields > 0

@@ -1,4 +1,4 @@
-"""Topics: the number of each topic of a subscription, and which making of it the rows are of."""
+"""Topics: the number of each topic of a subscription, and the incarnation that its rows belong to."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lanes.errors import ConfigError, SourceError
 from lanes_postgres.steps import Statement, Steps, compose
 
 TRIES: Final = 5
-"""Looks at a row that is being made or deleted by others, before the transaction is said to be one to repeat."""
+"""Attempts to read a row that other transactions change, before the transaction is reported as retryable."""
 
-_LOOK: Final[LiteralString] = "SELECT id, incarnation FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s"
+_FIND: Final[LiteralString] = "SELECT id, incarnation FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s"
 _ADD: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_topics (subscription, topic, incarnation) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
 )
@@ -20,22 +20,22 @@ _ADOPT: Final[LiteralString] = (
 
 
 class Topics:
-    """The topics of one subscription in one schema. Frozen; performs nothing by itself."""
+    """The topics of one subscription in one schema. Immutable; performs no I/O."""
 
     def __init__(self, subscription: str, schema: str) -> None:
         self._subscription = subscription
         self._schema = schema
-        self._look = compose(_LOOK, schema)
+        self._find = compose(_FIND, schema)
         self._add = compose(_ADD, schema)
         self._adopt = compose(_ADOPT, schema)
 
     def of(self, topic: str, incarnation: str) -> Steps[int]:
-        """The number of a topic, which has one from here on.
+        """The number of a topic; registers a new one.
 
-        ``incarnation``: "" = not known, and goes with any. Raises ``ConfigError`` for another one than the rows have.
+        An ``incarnation`` of "" is unknown and matches any. Raises ``ConfigError`` if the rows have a different one.
         """
         for _ in range(TRIES):
-            found = yield Statement(self._look, (self._subscription, topic))
+            found = yield Statement(self._find, (self._subscription, topic))
             if found is None:
                 yield Statement(self._add, (self._subscription, topic, incarnation))
                 continue
@@ -44,19 +44,18 @@ class Topics:
                 return int(number)
             if kept:
                 raise ConfigError(
-                    f"subscription {self._subscription!r}: messages of {topic!r} are of the topic made as "
-                    f"{incarnation!r}, and what the schema {self._schema!r} has is of one made as {kept!r}: positions "
-                    "begin anew with a topic, so the old ones would pass new messages for done. Use another "
-                    "subscription, or Positions.forget when nothing of the old topic is left to be handled"
+                    f"subscription {self._subscription!r}: the topic {topic!r} was created again as {incarnation!r}, "
+                    f"and the schema {self._schema!r} has positions of {kept!r}, so new messages would count as done; "
+                    "use another subscription, or call Positions.forget after the old topic is handled"
                 )
             yield Statement(self._adopt, (incarnation, number))
         raise being_changed(self._subscription, topic)
 
 
 def being_changed(subscription: str, what: str) -> SourceError:
-    """What is raised when others change it again and again, or when it cannot be seen although it is there."""
+    """The error for a row that other transactions keep changing, or that the user may not see."""
     return SourceError(
-        f"subscription {subscription!r}: {what} is being changed by others, or may not be seen by this user: repeat "
-        "the transaction",
+        f"subscription {subscription!r}: other transactions change {what}, or this user may not see it; repeat the "
+        "transaction",
         retryable=True,
     )

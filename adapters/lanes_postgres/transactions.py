@@ -1,4 +1,4 @@
-"""Transactions: what may be done on a connection, and a block whose end commits, for both kinds of connections."""
+"""Checks of a connection's transaction, and a block that commits at its end, for both kinds of connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from lanes.errors import ConfigError
-from lanes_postgres.errors import mapped
+from lanes_postgres.errors import lanes_error
 from lanes_postgres.steps import Result, Steps, perform, perform_async
 
 Either: TypeAlias = AsyncConnection[Any] | Connection[Any]
@@ -21,9 +21,9 @@ _IDLE: Final = TransactionStatus.IDLE
 
 
 def inside(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
-    """Perform the steps in the transaction of the caller.
+    """Perform the steps in the caller's transaction.
 
-    Raises ``ConfigError`` where that would not be one transaction with what the caller does.
+    Raises ``ConfigError`` if the steps and the caller's statements would not be one transaction.
     """
     if isinstance(connection, AsyncConnection):
         return _inside_async(connection, steps, where)
@@ -38,9 +38,9 @@ async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], 
 
 
 def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
-    """A transaction of its own that begins with the steps, and is committed at the end of the block.
+    """A separate transaction that begins with the steps and is committed at the end of the block.
 
-    Raises ``ConfigError`` for a connection that is in one already, and where the block has left none to be committed.
+    Raises ``ConfigError`` for a connection that is in a transaction, and for a block that left none to commit.
     """
     if isinstance(connection, AsyncConnection):
         return _block_async(connection, steps, where)
@@ -48,7 +48,7 @@ def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]
 
 
 def alone(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
-    """Perform the steps in a transaction of their own. Raises what ``block`` raises."""
+    """Perform the steps in a separate transaction. Raises the errors of ``block``."""
     if isinstance(connection, AsyncConnection):
         return alone_async(connection, steps, where)
     with _block(_blocking(connection), steps, where) as result:
@@ -56,7 +56,7 @@ def alone(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Res
 
 
 async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """The same without blocking. Cancelled, it has happened or not."""
+    """Like ``alone``, without blocking. A cancelled call has happened completely or not at all."""
     async with _block_async(connection, steps, where) as result:
         return result
 
@@ -68,7 +68,7 @@ def _block(connection: Connection[Any], steps: Steps[Result], where: str) -> Ite
     try:
         transaction.__enter__()
     except psycopg.Error as error:
-        raise mapped(where, error) from error
+        raise lanes_error(where, error) from error
     try:
         yield perform(connection, steps, where)
         _check_whole(connection, where)
@@ -79,7 +79,7 @@ def _block(connection: Connection[Any], steps: Steps[Result], where: str) -> Ite
         try:
             transaction.__exit__(None, None, None)
         except psycopg.OperationalError as error:
-            raise mapped(f"{where}, at the COMMIT", error) from error
+            raise lanes_error(f"{where}, at the COMMIT", error) from error
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def _block_async(connection: AsyncConnection[Any], steps: Steps[Result], w
     try:
         await transaction.__aenter__()
     except psycopg.Error as error:
-        raise mapped(where, error) from error
+        raise lanes_error(where, error) from error
     try:
         yield await perform_async(connection, steps, where)
         _check_whole(connection, where)
@@ -100,53 +100,51 @@ async def _block_async(connection: AsyncConnection[Any], steps: Steps[Result], w
         try:
             await transaction.__aexit__(None, None, None)
         except psycopg.OperationalError as error:
-            raise mapped(f"{where}, at the COMMIT", error) from error
+            raise lanes_error(f"{where}, at the COMMIT", error) from error
 
 
 def _check_idle(connection: Either, where: str) -> None:
-    # What is done in somebody else's transaction is committed by somebody else, later or never.
+    # An existing transaction is committed by other code, later or never.
     status = TransactionStatus(connection.pgconn.transaction_status)
     if status not in (_IDLE, TransactionStatus.UNKNOWN) or _pipelined(connection):
         raise ConfigError(
-            f"{where}: the connection is in a transaction or a pipeline already ({status.name}): end that before; in "
-            "a transaction of your own, call claim()"
+            f"{where}: the connection is in a transaction or a pipeline already ({status.name}); end it first, or call "
+            "claim() in your own transaction"
         )
 
 
 def _check_open(connection: Either, where: str) -> None:
     if _pipelined(connection):
-        raise ConfigError(f"{where}: the connection is in a pipeline: leave that before")
+        raise ConfigError(f"{where}: the connection is in a pipeline; leave it first")
     if connection.autocommit and TransactionStatus(connection.pgconn.transaction_status) == _IDLE:
         raise ConfigError(
             f"{where}: the connection has autocommit and is in no transaction, so position and effect would be "
-            "committed one by one: call it inside `with connection.transaction():`, or use once()"
+            "committed separately; call it inside `with connection.transaction():`, or use once()"
         )
 
 
 def _check_whole(connection: Either, where: str) -> None:
-    # The server answers the COMMIT of a failed transaction with a ROLLBACK, and no error: the effect would be lost.
+    # The server answers the COMMIT of a failed transaction with a ROLLBACK and no error, which would lose the effect.
     status = TransactionStatus(connection.pgconn.transaction_status)
     if status == TransactionStatus.INERROR:
         raise ConfigError(
-            f"{where}: a statement of this transaction failed and its exception did not leave the block, so nothing of "
-            "it can be committed: let it out, or put what may fail into a `with connection.transaction():` of its own"
+            f"{where}: a statement failed and its exception did not leave the block, so nothing can be committed; let "
+            "it out, or put such statements into an inner `with connection.transaction():`"
         )
     if status == _IDLE:
-        raise ConfigError(
-            f"{where}: the transaction was ended inside its block, by a COMMIT or a ROLLBACK: leave that to the block"
-        )
+        raise ConfigError(f"{where}: a COMMIT or ROLLBACK ended the transaction inside its block; let the block end it")
 
 
 def _pipelined(connection: Either) -> bool:
-    # By value: what the client returns is no member of the enumeration.
+    # Compare by value: the client returns a plain number.
     return connection.pgconn.pipeline_status != PipelineStatus.OFF
 
 
 def _blocking(connection: object) -> Connection[Any]:
     if isinstance(connection, Connection):
         return connection
-    # Its value is not shown: it may hold a password.
+    # The value is not shown, because it may hold a password.
     raise ConfigError(
-        f"a {type(connection).__name__} is no connection: pass a psycopg.Connection or AsyncConnection, which a pool "
-        "gives by `with pool.connection() as connection:`"
+        f"a {type(connection).__name__} is no connection; pass a psycopg.Connection or AsyncConnection, for example "
+        "from `with pool.connection() as connection:`"
     )

@@ -111,9 +111,9 @@ async def test_names_progress_independently_and_any_error_has_a_name(effects: Ef
 
 
 async def test_what_cannot_be_kept_is_refused(store: PostgresAttempts, effects: Effects) -> None:
-    with pytest.raises(ConfigError, match="state='lost' is unknown: use 'held', 'blocked', 'parking'"):
+    with pytest.raises(ConfigError, match="state='lost' is unknown; use 'held', 'blocked', 'parking'"):
         await store.keep(message(1), Attempt(1, "lost", "E"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="connect is a str: pass a function") as refused:
+    with pytest.raises(ConfigError, match="connect is a str; pass a function") as refused:
         PostgresAttempts("postgresql://me:canary@db/x", "books")  # type: ignore[arg-type]
     assert "canary" not in str(refused.value)
     await store.keep(*failed(1, 1, partition(incarnation="made-1"), "held", "E"))

@@ -43,7 +43,7 @@ def test_without_tables_the_remedy_is_named(connection: Connection, schema: str)
     positions = Positions("books", schema=schema)
     with pytest.raises(ConfigError, match=rf"the schema '{schema}': 42P01 .*run lanes_postgres\.migrate"):
         once(positions, connection)
-    with pytest.raises(ConfigError, match=r"no tables of lanes: run lanes_postgres\.migrate"):
+    with pytest.raises(ConfigError, match=r"no tables of lanes; run lanes_postgres\.migrate"):
         check_schema(connection, schema=schema)
     migrate(connection, schema=schema)
     check_schema(connection, schema=schema)
@@ -256,6 +256,6 @@ def test_rows_that_a_policy_hides_are_no_endless_loop(
             owner.execute(command)
     with (
         psycopg.connect(postgres.url_of("postgres", stranger), password=PASSWORD) as connection,
-        pytest.raises(SourceError, match="may not be seen by this user"),
+        pytest.raises(SourceError, match="this user may not see it"),
     ):
         once(Positions("books", schema=effects.schema), connection)

@@ -79,7 +79,7 @@ def test_tables_of_before_are_brought_up_to_date(
     with Positions("books", schema=schema).once(connection, message(5)) as fresh:
         assert fresh
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"have version 1, and this lanes needs 2: run lanes_postgres\.migrate"):
+    with pytest.raises(ConfigError, match=r"have version 1, and this lanes needs 2; run lanes_postgres\.migrate"):
         check_schema(connection, schema=schema)
     assert migrate(connection, schema=schema) == ["attempts"]
     check_schema(connection, schema=schema)
@@ -94,7 +94,7 @@ def test_an_older_program_on_newer_tables_is_refused_by_name(
     monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
     refusing: list[Any] = [migrate, check_schema]
     for refused in refusing:
-        with pytest.raises(ConfigError, match=r"have version 2, made by a newer lanes; this one knows 1: upgrade"):
+        with pytest.raises(ConfigError, match=r"have version 2 of a newer lanes, and this one knows 1; upgrade"):
             refused(connection, schema=effects.schema)
     monkeypatch.undo()
     check_schema(connection, schema=effects.schema)

@@ -135,7 +135,7 @@ def test_a_lower_epoch_is_refused_and_an_equal_or_higher_one_passes(connection: 
     positions = Positions("books", schema=effects.schema)
     assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7))) == [True]
     zombie = partition(epoch=6)
-    with pytest.raises(SourceError, match=r"orders/0 position 2 comes with epoch 6.*with epoch 7") as refused:
+    with pytest.raises(SourceError, match=r"orders/0 position 2 has epoch 6.*with epoch 7") as refused:
         handle(positions, connection, effects, message(2, b"k", zombie))
     assert not refused.value.retryable
     assert handle(positions, connection, effects, message(1, b"k", zombie)) == [False], "it had its effect"
@@ -199,7 +199,7 @@ def test_what_never_comes_again_is_forgotten(connection: Connection, effects: Ef
     assert effects.kept()["lanes_topics"] == 1
 
 
-def letter(position: int, key: bytes | None = b"k") -> Message:
+def dead_letter(position: int, key: bytes | None = b"k") -> Message:
     return message_of(
         DeadLetter(
             id="i",
@@ -227,29 +227,33 @@ def test_a_dead_letter_has_its_effect_once_although_its_key_went_on(
     live = [message(number, b"k", partition(epoch=9)) for number in (4, 6)]
     assert handle(positions, connection, effects, *live) == [True, True]
     # 5 was parked meanwhile, and 6 was not: what a letter says of it is not true.
-    assert handle(positions, connection, effects, letter(5), letter(5), letter(6)) == [True, False, False]
+    assert handle(positions, connection, effects, dead_letter(5), dead_letter(5), dead_letter(6)) == [
+        True,
+        False,
+        False,
+    ]
     assert effects.all() == [4, 6, 5]
     # Its epoch is that of the assignment in which it was given up.
-    assert handle(positions, connection, effects, letter(8), letter(8)) == [True, False]
-    with pytest.raises(ZeroDivisionError), positions.once(connection, letter(3)):
+    assert handle(positions, connection, effects, dead_letter(8), dead_letter(8)) == [True, False]
+    with pytest.raises(ZeroDivisionError), positions.once(connection, dead_letter(3)):
         raise ZeroDivisionError
-    assert handle(positions, connection, effects, letter(3), letter(3)) == [True, False]
+    assert handle(positions, connection, effects, dead_letter(3), dead_letter(3)) == [True, False]
 
 
 def test_a_dead_letter_that_nothing_has_followed_is_not_handled_again_when_it_is_delivered_again(
     connection: Connection, effects: Effects
 ) -> None:
     positions = Positions("books", schema=effects.schema)
-    assert handle(positions, connection, effects, letter(5), message(5), message(6), letter(5)) == [
+    assert handle(positions, connection, effects, dead_letter(5), message(5), message(6), dead_letter(5)) == [
         *(True, False, True, False)
     ]
-    assert handle(positions, connection, effects, letter(2, None), message(2, None), letter(2, None)) == [
+    assert handle(positions, connection, effects, dead_letter(2, None), message(2, None), dead_letter(2, None)) == [
         *(True, False, False)
     ]
-    batch = [letter(1), message(7), letter(5), letter(9, b"other")]
+    batch = [dead_letter(1), message(7), dead_letter(5), dead_letter(9, b"other")]
     with positions.once_all(connection, batch) as fresh:
         assert fresh == [batch[0], batch[1], batch[3]]
-    assert handle(positions, connection, effects, message(10, b"other"), letter(9, b"other")) == [True, False]
+    assert handle(positions, connection, effects, message(10, b"other"), dead_letter(9, b"other")) == [True, False]
 
 
 def test_a_batch_has_its_effects_once(connection: Connection, effects: Effects) -> None:

@@ -121,7 +121,7 @@ def test_a_transaction_ended_inside_its_block_is_noticed(end: str, connection: C
         with Positions("books", schema=effects.schema).once(connection, message(1)):
             connection.execute(end)
 
-    with pytest.raises(ConfigError, match="ended inside its block"):
+    with pytest.raises(ConfigError, match="ended the transaction inside its block"):
         ending()
 
 
@@ -250,7 +250,7 @@ def test_a_zombie_waits_for_the_new_owner_and_is_refused(
     with beside(connection, positions.claim, other, message(3, b"k", partition(epoch=1))) as zombie:
         wait_until(lambda: waits(effects, other), "the zombie to wait")
         connection.commit()
-        with pytest.raises(SourceError, match="comes with epoch 1"):
+        with pytest.raises(SourceError, match="has epoch 1"):
             zombie.result()
 
 
