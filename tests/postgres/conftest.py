@@ -1,4 +1,4 @@
-"""psycopg runs on asyncio alone; every test has a schema of its own on a real server, with the tables in it."""
+"""Fixtures of PostgreSQL tests: each test has its own schema, with tables, on a real server. psycopg needs asyncio."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def schema() -> str:
-    """A name that nobody has used; there is nothing in it yet."""
+    """An unused name of a schema that does not exist yet."""
     return f"s{os.getpid()}x{next(_numbers)}"
 
 
 @pytest.fixture
 def effects(postgres: PostgresServer, schema: str) -> Effects:
-    """The tables of `lanes` and one of effects beside them."""
+    """The tables of ``lanes`` and a table of effects."""
     return Effects.make(postgres, schema)
 
 

@@ -1,8 +1,8 @@
-"""A handler whose process is killed with -9, again and again: `python -m tests.postgres.killed URL SCHEMA KIND`.
+"""A handler whose process is killed by -9 at each statement: ``python -m tests.postgres.killed URL SCHEMA KIND``.
 
-KIND is `one` (a transaction a message) or `batch`. For each point at which the process talks to the server there is one
-process that dies just before it, and one that dies just after it; the next one begins with the first message, as after
-a crash. Each point has a name of its own. Prints one line of JSON: the names, and how many points there are.
+KIND is ``one`` (a transaction for each message) or ``batch``. For each wait for the server, one process dies just
+before it and one just after it. The next process begins with the first message, as after a crash. Each point uses its
+own subscription. Prints one line of JSON: the subscriptions and the number of points.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGES = 3
 
 
 class Doomed(psycopg.Connection[Any]):
-    """Kills its process at the so-many-th time that it waits for the server: before that, or after it."""
+    """Kills its process before or after its n-th wait for the server."""
 
     waits = 0
     at: int | None = None
@@ -39,10 +39,10 @@ class Doomed(psycopg.Connection[Any]):
 
 
 def handle(url: str, effects: Effects, kind: str, name: str, *, at: int | None, after: bool, epoch: int) -> int:
-    """Handle all messages, as the owner of this epoch; how often it has waited for the server."""
+    """Handle all messages as the owner of this epoch; returns the number of waits for the server."""
     positions = Positions(name, schema=effects.schema)
     owned = partition(epoch=epoch)
-    # One key's messages, and others between them.
+    # Messages of one key, with other keys between them.
     messages = [message(number, b"k" if number % 2 else b"%d" % number, owned) for number in range(1, MESSAGES + 1)]
     with Doomed.connect(url) as connection:
         connection.waits, connection.at, connection.after = 0, at, after

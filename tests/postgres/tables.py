@@ -1,4 +1,4 @@
-"""A table of effects beside the tables of `lanes`, messages to have effects, and what both are asked for."""
+"""A table of effects beside the tables of ``lanes``, and messages that have effects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from lanes.core.types import Message, Partition, PartitionId
-from lanes_postgres import migrate
+from lanes_postgres import Positions, migrate
 from tests.components import PostgresServer
 
 Place = tuple[str, int]
@@ -41,7 +41,7 @@ def message(position: int, key: bytes | None = b"k", of: Partition | None = None
 
 @dataclass(frozen=True)
 class Effects:
-    """One row an effect: who had which message, in the order of the commits."""
+    """One row for each effect: subscriber and position, in the order of the commits."""
 
     url: str
     schema: str
@@ -64,15 +64,28 @@ class Effects:
         await connection.execute(self.query("INSERT INTO {} (name, position) VALUES (%s, %s)"), (name, position))
 
     def all(self, name: str = "") -> list[int]:
-        """The positions of the effects of one name, in the order they were made."""
+        """Positions of the effects of one subscriber, in order."""
         found = self.fetch("SELECT position FROM {} WHERE name = %s ORDER BY id", "effects", (name,))
         return [position for (position,) in found]
 
     def kept(self) -> dict[str, int]:
-        """How many rows each of the tables has."""
+        """Number of rows of each table."""
         names = ("lanes_topics", "lanes_positions", "lanes_letters", "lanes_attempts")
         return {name: self.fetch("SELECT count(*) FROM {}", name)[0][0] for name in names}
 
     def fetch(self, text: str, table: str, parameters: Sequence[object] = ()) -> list[Any]:
         with psycopg.connect(self.url, autocommit=True) as connection:
             return connection.execute(self.query(text, table), parameters).fetchall()
+
+
+def handle(
+    positions: Positions, connection: psycopg.Connection[Any], effects: Effects, *messages: Message
+) -> list[bool]:
+    """Add the effects of messages like a handler; returns which messages were fresh."""
+    found = []
+    for each in messages:
+        with positions.once(connection, each) as fresh:
+            if fresh:
+                effects.add(connection, each.position)
+        found.append(fresh)
+    return found

@@ -1,4 +1,4 @@
-"""What is kept of failed messages, for the next owner of their partition."""
+"""Attempts of failed messages outlive their process, for the next owner of the partition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def store(effects: Effects) -> AsyncIterator[PostgresAttempts]:
 
 
 @pytest.mark.parametrize("check", ATTEMPTS_CHECKS, ids=lambda check: check.__name__)
-async def test_it_keeps_the_contract(check: AttemptsCheck, effects: Effects) -> None:
+async def test_the_store_keeps_the_contract(check: AttemptsCheck, effects: Effects) -> None:
     async with AsyncConnectionPool(effects.url, min_size=1, max_size=4) as pool:
         await check(lambda: PostgresAttempts(pool.connection, "books", schema=effects.schema))
 
@@ -39,7 +39,7 @@ def failed(position: int, attempts: int, of: Partition, state: AttemptState, err
     return message(position, b"k", of), Attempt(attempts, state, error)
 
 
-async def test_a_new_owner_finds_what_was_kept(store: PostgresAttempts) -> None:
+async def test_a_new_owner_finds_the_kept_attempts(store: PostgresAttempts) -> None:
     owned = partition()
     assert await store.load(owned) == {}
     await store.keep(*failed(5, 1, owned, "held", "ValueError"))
@@ -53,12 +53,12 @@ async def test_a_new_owner_finds_what_was_kept(store: PostgresAttempts) -> None:
     assert await store.load(owned) == {7: kept[7]}
 
 
-async def test_every_call_may_be_repeated(store: PostgresAttempts) -> None:
+async def test_every_call_is_idempotent(store: PostgresAttempts) -> None:
     owned = partition(epoch=1)
     for _ in range(2):
         await store.keep(*failed(5, 2, owned, "held", "ValueError"))
     assert await store.load(owned) == {5: Attempt(2, "held", "ValueError")}
-    # One that was on its way for long does not count down.
+    # A late write of an earlier attempt does not lower the count.
     await store.keep(*failed(5, 1, owned, "held", "ValueError"))
     assert await store.load(owned) == {5: Attempt(2, "held", "ValueError")}
     # The state may change between attempts.
@@ -80,7 +80,7 @@ async def test_a_former_owner_changes_nothing(store: PostgresAttempts) -> None:
     assert await store.load(owner) == {}
 
 
-async def test_epochs_that_begin_anew_count_once_unfenced(store: PostgresAttempts, effects: Effects) -> None:
+async def test_restarted_epochs_need_unfence(store: PostgresAttempts, effects: Effects) -> None:
     before, anew = partition(epoch=7), partition(epoch=1)
     await store.keep(*failed(5, 1, before, "held", "ValueError"))
     await store.keep(*failed(5, 2, anew, "held", "ValueError"))
@@ -93,7 +93,7 @@ async def test_epochs_that_begin_anew_count_once_unfenced(store: PostgresAttempt
     assert await store.load(anew) == {}
 
 
-async def test_names_progress_independently_and_any_error_has_a_name(effects: Effects) -> None:
+async def test_subscriptions_are_independent_and_error_names_are_cleaned(effects: Effects) -> None:
     @asynccontextmanager
     async def connect() -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         async with await psycopg.AsyncConnection.connect(effects.url, autocommit=True) as connection:
@@ -110,7 +110,7 @@ async def test_names_progress_independently_and_any_error_has_a_name(effects: Ef
     assert await books.load(partition()) == {}
 
 
-async def test_what_cannot_be_kept_is_refused(store: PostgresAttempts, effects: Effects) -> None:
+async def test_invalid_attempts_are_refused(store: PostgresAttempts, effects: Effects) -> None:
     with pytest.raises(ConfigError, match="state='lost' is unknown; use 'held', 'blocked', 'parking'"):
         await store.keep(message(1), Attempt(1, "lost", "E"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="connect is a str; pass a function") as refused:
@@ -121,7 +121,7 @@ async def test_what_cannot_be_kept_is_refused(store: PostgresAttempts, effects: 
         await store.load(partition(incarnation="made-2"))
 
 
-async def test_without_tables_or_server_it_says_so(effects: Effects) -> None:
+async def test_missing_tables_or_servers_are_reported(effects: Effects) -> None:
     async with AsyncConnectionPool(effects.url, min_size=1) as pool:
         with pytest.raises(ConfigError, match="migrate"):
             await PostgresAttempts(pool.connection, "books", schema=f"{effects.schema}none").load(partition())
@@ -149,7 +149,7 @@ async def test_no_error_shows_a_part_of_the_password(url: str, said: str) -> Non
     assert said in str(refused.value) and "canary" not in str(refused.value)
 
 
-async def test_consumers_go_on_with_the_attempts_of_those_before(store: PostgresAttempts) -> None:
+async def test_a_consumer_continues_the_attempts_of_earlier_ones(store: PostgresAttempts) -> None:
     broker = MemoryBroker()
     broker.publish(key="a")
     calls: list[int] = []

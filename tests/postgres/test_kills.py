@@ -1,4 +1,4 @@
-"""kill -9 at any statement never doubles or loses an effect."""
+"""kill -9 at any statement neither doubles nor loses an effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_kill_at_any_statement_neither_doubles_nor_loses_an_effect(kind: str, 
     out, err = process.communicate()
     assert process.returncode == 0, err
     said = json.loads(out)
-    # BEGIN, claim, effect and COMMIT, of each message or of all.
+    # BEGIN, claim, effect and COMMIT, for each message or once for all.
     assert said["points"] >= (4 * MESSAGES if kind == "one" else 3 + MESSAGES)
     wrong = {name: found for name in said["names"] if (found := effects.all(name)) != list(range(1, MESSAGES + 1))}
     assert wrong == {}

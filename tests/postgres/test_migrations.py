@@ -1,4 +1,4 @@
-"""The tables: made once, whoever asks and how often, and never by halves."""
+"""Migrations create the tables once, completely or not at all, and refuse tables of a newer version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_files_are_numbered_without_a_gap() -> None:
     assert [(each.version, each.name) for each in found] == list(enumerate(ALL, 1))
 
 
-def test_a_second_migration_finds_nothing_to_do(connection: psycopg.Connection, schema: str) -> None:
+def test_a_second_migration_does_nothing(connection: psycopg.Connection, schema: str) -> None:
     assert migrate(connection, schema=schema) == ALL
     assert migrate(connection, schema=schema) == []
     connection.isolation_level = IsolationLevel.SERIALIZABLE
@@ -32,14 +32,14 @@ def test_a_second_migration_finds_nothing_to_do(connection: psycopg.Connection, 
 
 
 @pytest.mark.anyio
-async def test_the_same_without_blocking(aconnection: psycopg.AsyncConnection, schema: str) -> None:
+async def test_an_asynchronous_connection_migrates(aconnection: psycopg.AsyncConnection, schema: str) -> None:
     await aconnection.set_autocommit(True)
     assert await migrate(aconnection, schema=schema) == ALL
     await check_schema(aconnection, schema=schema)
     assert await migrate(aconnection, schema=schema) == []
 
 
-def test_those_that_migrate_at_once_wait_for_each_other(postgres: PostgresServer, schema: str) -> None:
+def test_concurrent_migrations_wait_for_each_other(postgres: PostgresServer, schema: str) -> None:
     def start() -> list[str]:
         with psycopg.connect(postgres.url) as connection:
             connection.isolation_level = IsolationLevel.REPEATABLE_READ
@@ -50,13 +50,13 @@ def test_those_that_migrate_at_once_wait_for_each_other(postgres: PostgresServer
     assert sorted(results) == [[]] * 5 + [ALL]
 
 
-def test_a_schema_that_is_there_is_used(connection: psycopg.Connection, schema: str) -> None:
+def test_an_existing_schema_is_used(connection: psycopg.Connection, schema: str) -> None:
     connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
     connection.commit()
     assert migrate(connection, schema=schema) == ALL
 
 
-def test_a_file_that_fails_leaves_nothing(
+def test_a_failed_migration_changes_nothing(
     connection: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = migrations.migrations()
@@ -70,9 +70,7 @@ def test_a_file_that_fails_leaves_nothing(
     assert migrate(connection, schema=schema) == ALL
 
 
-def test_tables_of_before_are_brought_up_to_date(
-    connection: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_tables_are_updated(connection: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations.migrations()
     monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
     assert migrate(connection, schema=schema) == ["positions"]
@@ -87,7 +85,7 @@ def test_tables_of_before_are_brought_up_to_date(
         assert not fresh
 
 
-def test_an_older_program_on_newer_tables_is_refused_by_name(
+def test_tables_of_a_newer_version_are_refused(
     connection: psycopg.Connection, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = migrations.migrations()
@@ -100,7 +98,7 @@ def test_an_older_program_on_newer_tables_is_refused_by_name(
     check_schema(connection, schema=effects.schema)
 
 
-def test_a_transaction_of_the_caller_is_not_joined(connection: psycopg.Connection, schema: str) -> None:
+def test_a_connection_in_a_transaction_is_refused(connection: psycopg.Connection, schema: str) -> None:
     connection.execute("SELECT 1")
     with pytest.raises(ConfigError, match="in a transaction"):
         migrate(connection, schema=schema)

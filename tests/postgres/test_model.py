@@ -1,4 +1,4 @@
-"""Two subscribers of one topic against a naive model: claims, commits and rollbacks in any order, under any epochs."""
+"""Two subscribers agree with a naive model: claims, commits and rollbacks in any order, under any epochs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.components import PostgresServer
 from tests.postgres.tables import Effects, message, partition
 
 _numbers = itertools.count(1)
+
 
 Kept = dict[tuple[int, bytes | int], tuple[int, int | None]]
 
@@ -43,6 +44,8 @@ CLAIMS = st.builds(
     st.integers(0, 1),
     st.one_of(st.none(), st.integers(1, 3)),
 )
+
+
 STEPS = st.lists(
     st.builds(
         Step,
@@ -56,7 +59,7 @@ STEPS = st.lists(
 
 @dataclass
 class Model:
-    """What one subscriber has committed, and what it has claimed since."""
+    """The committed positions of one subscriber, and its claims since."""
 
     kept: Kept = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
@@ -64,7 +67,7 @@ class Model:
     doing: list[int] = field(default_factory=list)
 
     def claim(self, claim: Claim) -> bool | None:
-        """Whether it is fresh; None when it is refused."""
+        """Whether a claim is fresh; None = refused."""
         place = (claim.partition, claim.position if claim.key is None else claim.key)
         position, epoch = self.claimed.get(place, (None, None))
         if position is not None and position >= claim.position:
@@ -83,7 +86,7 @@ class Model:
 
 
 class Subscriber:
-    """The same by the tables."""
+    """The same operations on the tables."""
 
     def __init__(self, connection: psycopg.Connection[Any], effects: Effects, name: str) -> None:
         self.name = name
@@ -142,7 +145,7 @@ def test_two_subscribers_agree_with_the_model(
             if step.does == "claim":
                 assert subscriber.claim(step.claims[0]) == model.claim(step.claims[0])
             elif step.does == "batch":
-                # A batch is claimed in the order of its positions, whatever its own.
+                # A batch is claimed in the order of its positions, not in its given order.
                 claims = sorted(
                     {one._replace(epoch=None) for one in step.claims}, key=lambda one: (one.position, repr(one))
                 )

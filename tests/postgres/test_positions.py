@@ -1,4 +1,4 @@
-"""Which messages are to have their effect, in one session at a time."""
+"""Positions: a message has its effect once, by key or by message, on any kind of connection."""
 
 from __future__ import annotations
 
@@ -12,28 +12,16 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from lanes.core.types import Message
-from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.box import message_of
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_postgres import Positions, migrate
 from lanes_postgres.names import SCHEMA
 from tests.components import PostgresServer
-from tests.postgres.tables import Effects, message, partition
+from tests.postgres.tables import Effects, handle, message, partition
 
 Connection = psycopg.Connection
+
+
 AsyncConnection = psycopg.AsyncConnection
-
-
-def handle(positions: Positions, connection: Connection, effects: Effects, *messages: Message) -> list[bool]:
-    """What a handler does, message by message; which of them were fresh."""
-    found = []
-    for each in messages:
-        with positions.once(connection, each) as fresh:
-            if fresh:
-                effects.add(connection, each.position)
-        found.append(fresh)
-    return found
 
 
 def fail_after(effect: Callable[[], None], block: AbstractContextManager[object]) -> None:
@@ -55,9 +43,7 @@ def test_a_message_has_its_effect_once(connection: Connection, effects: Effects)
     assert effects.kept() == {"lanes_topics": 1, "lanes_positions": 1, "lanes_letters": 0, "lanes_attempts": 0}
 
 
-def test_keys_partitions_topics_and_subscriptions_progress_independently(
-    connection: Connection, effects: Effects
-) -> None:
+def test_keys_partitions_topics_and_subscriptions_are_independent(connection: Connection, effects: Effects) -> None:
     books, mails = Positions("books", schema=effects.schema), Positions("mails", schema=effects.schema)
     assert handle(books, connection, effects, message(7)) == [True]
     assert handle(mails, connection, effects, message(3), message(7), message(3)) == [True, True, False]
@@ -66,7 +52,7 @@ def test_keys_partitions_topics_and_subscriptions_progress_independently(
     assert handle(books, connection, effects, message(1), message(8)) == [False, True]
 
 
-def test_a_rollback_leaves_neither_effect_nor_position(connection: Connection, effects: Effects) -> None:
+def test_a_rollback_removes_effect_and_position(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     effect = partial(effects.add, connection, 5)
     fail_after(effect, positions.once(connection, message(5)))
@@ -78,7 +64,7 @@ def test_a_rollback_leaves_neither_effect_nor_position(connection: Connection, e
     assert handle(positions, connection, effects, message(5)) == [True]
 
 
-def test_first_message_failure_never_rewinds_position(connection: Connection, effects: Effects) -> None:
+def test_a_failure_never_rewinds_the_position(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     assert handle(positions, connection, effects, message(5)) == [True]
     for failing in (message(6), message(5), message(0)):
@@ -93,14 +79,14 @@ def test_first_message_failure_never_rewinds_position(connection: Connection, ef
 @pytest.mark.parametrize(
     "key", [b"", b"\x00", b"\xff\xfe", bytes(range(256)), b"'; DROP TABLE x; --%s %(a)s", b"k" * 5_000_000], ids=len
 )
-def test_keys_are_any_bytes(key: bytes, connection: Connection, effects: Effects) -> None:
+def test_a_key_may_be_any_bytes(key: bytes, connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     alike = [message(1, key), message(1, key + b"\x00"), message(1, key[:-1] + b"!")]
     assert handle(positions, connection, effects, *alike, *alike) == [True, True, True, False, False, False]
     assert effects.fetch("SELECT DISTINCT length(key) FROM {}", "lanes_positions") == [(32,)]
 
 
-def test_positions_have_64_bits(connection: Connection, effects: Effects) -> None:
+def test_a_position_has_64_bits(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     least, most = -(1 << 63), (1 << 63) - 1
     assert handle(positions, connection, effects, message(least), message(most), message(most)) == [True, True, False]
@@ -111,15 +97,15 @@ def test_positions_have_64_bits(connection: Connection, effects: Effects) -> Non
         positions.once(connection, message(1, b"k", partition(epoch=most + 1)))
 
 
-def test_a_message_without_a_key_stands_for_itself(connection: Connection, effects: Effects) -> None:
+def test_a_message_without_a_key_has_its_own_row(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     keyless = [message(9, None), message(3, None), message(3, b"k"), message(9, None), message(3, None)]
     assert handle(positions, connection, effects, *keyless) == [True, True, True, False, False]
-    # No key of eight bytes is taken for the position of such a message.
+    # A key of eight bytes is not taken for the position of such a message.
     assert handle(positions, connection, effects, message(9, (9).to_bytes(8, "big"))) == [True]
 
 
-def test_by_message_no_order_is_needed(connection: Connection, effects: Effects) -> None:
+def test_by_message_needs_no_order(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema, by="message")
     assert handle(positions, connection, effects, message(9), message(3), message(9), message(3)) == [
         *(True, True, False, False)
@@ -129,131 +115,6 @@ def test_by_message_no_order_is_needed(connection: Connection, effects: Effects)
     assert handle(positions, connection, effects, unordered, unordered) == [True, False]
     with pytest.raises(ConfigError, match=r'order="none".*by="message"'):
         Positions("books", schema=effects.schema).once(connection, unordered)
-
-
-def test_a_lower_epoch_is_refused_and_an_equal_or_higher_one_passes(connection: Connection, effects: Effects) -> None:
-    positions = Positions("books", schema=effects.schema)
-    assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7))) == [True]
-    zombie = partition(epoch=6)
-    with pytest.raises(SourceError, match=r"orders/0 position 2 has epoch 6.*with epoch 7") as refused:
-        handle(positions, connection, effects, message(2, b"k", zombie))
-    assert not refused.value.retryable
-    assert handle(positions, connection, effects, message(1, b"k", zombie)) == [False], "it had its effect"
-    assert handle(positions, connection, effects, message(1, b"other", zombie)) == [True]
-    assert handle(positions, connection, effects, message(2, b"k", partition(epoch=7))) == [True]
-    assert handle(positions, connection, effects, message(3, b"k", partition(epoch=8))) == [True]
-    with pytest.raises(SourceError, match="epoch 8"):
-        handle(positions, connection, effects, message(4, b"k", partition(epoch=7)))
-    assert effects.all() == [1, 1, 2, 3]
-
-
-def test_epochs_of_one_process_are_not_compared(connection: Connection, effects: Effects) -> None:
-    # A Kafka group and a Spark job have no token that rises across owners: positions alone see to it.
-    positions = Positions("books", schema=effects.schema)
-    assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7)), message(2)) == [True, True]
-    kafka = partition()
-    kafka.assignment = 1
-    assert handle(positions, connection, effects, message(2, b"k", kafka), message(3, b"k", kafka)) == [False, True]
-    with pytest.raises(SourceError, match="epoch 7"):
-        handle(positions, connection, effects, message(4, b"k", partition(epoch=6)))
-
-
-def test_epochs_that_begin_anew_stop_the_consumer_until_unfenced(connection: Connection, effects: Effects) -> None:
-    positions = Positions("books", schema=effects.schema)
-    assert handle(positions, connection, effects, message(1, b"k", partition(epoch=7))) == [True]
-    owned = partition(epoch=1, live=True)
-    with pytest.raises(ConfigError, match=r"this process owns the partition.*Positions\.unfence"):
-        handle(positions, connection, effects, message(2, b"k", owned))
-    with connection.transaction():
-        assert positions.unfence(connection, "orders") == 1
-        assert positions.unfence(connection, "orders") == 0
-    assert handle(positions, connection, effects, message(1, b"k", owned), message(2, b"k", owned)) == [False, True]
-
-
-def test_a_recreated_topic_is_refused_by_name(connection: Connection, effects: Effects) -> None:
-    positions = Positions("books", schema=effects.schema)
-    first, second, unknown = (partition(incarnation=name) for name in ("made-1", "made-2", ""))
-    assert handle(positions, connection, effects, message(5, b"k", unknown), message(6, b"k", first)) == [True, True]
-    with pytest.raises(ConfigError, match=r"'made-2'.*'made-1'.*Positions\.forget"):
-        handle(positions, connection, effects, message(7, b"k", second))
-    # Whoever does not know it, such as history read from a table, has the same rows.
-    assert handle(positions, connection, effects, message(6, b"k", unknown), message(7, b"k", unknown)) == [False, True]
-    with connection.transaction():
-        assert positions.forget(connection, "orders") == 1
-    assert handle(positions, connection, effects, message(1, b"k", second)) == [True]
-
-
-def test_what_never_comes_again_is_forgotten(connection: Connection, effects: Effects) -> None:
-    positions, others = Positions("books", schema=effects.schema), Positions("mails", schema=effects.schema)
-    messages = [message(position, None, partition(number)) for number in (0, 1) for position in (1, 2, 3)]
-    assert all(handle(positions, connection, effects, *messages) + handle(others, connection, effects, *messages))
-    with connection.transaction():
-        assert positions.forget(connection, "orders", partition=0, below=3) == 2
-        assert positions.forget(connection, "orders", partition=0, below=3) == 0
-        assert positions.forget(connection, "orders", below=2) == 1
-        assert positions.forget(connection, "no such topic") == 0
-    assert handle(positions, connection, effects, *messages) == [True, True, False, True, False, False]
-    with connection.transaction():
-        assert positions.forget(connection, "orders") == 6
-    assert not any(handle(others, connection, effects, *messages))
-    assert effects.kept()["lanes_topics"] == 1
-
-
-def dead_letter(position: int, key: bytes | None = b"k") -> Message:
-    return message_of(
-        DeadLetter(
-            id="i",
-            source="orders",
-            partition=0,
-            position=position,
-            subject="s",
-            key=key,
-            value=b"",
-            headers=(),
-            attempts=5,
-            error_type="E",
-            error_text="",
-            epoch=1,
-            time=0.0,
-        )
-    )
-
-
-@pytest.mark.parametrize("by", ["key", "message"])
-def test_a_dead_letter_has_its_effect_once_although_its_key_went_on(
-    by: str, connection: Connection, effects: Effects
-) -> None:
-    positions = Positions("books", schema=effects.schema, by=by)  # type: ignore[arg-type]
-    live = [message(number, b"k", partition(epoch=9)) for number in (4, 6)]
-    assert handle(positions, connection, effects, *live) == [True, True]
-    # 5 was parked meanwhile, and 6 was not: what a letter says of it is not true.
-    assert handle(positions, connection, effects, dead_letter(5), dead_letter(5), dead_letter(6)) == [
-        True,
-        False,
-        False,
-    ]
-    assert effects.all() == [4, 6, 5]
-    # Its epoch is that of the assignment in which it was given up.
-    assert handle(positions, connection, effects, dead_letter(8), dead_letter(8)) == [True, False]
-    with pytest.raises(ZeroDivisionError), positions.once(connection, dead_letter(3)):
-        raise ZeroDivisionError
-    assert handle(positions, connection, effects, dead_letter(3), dead_letter(3)) == [True, False]
-
-
-def test_a_dead_letter_that_nothing_has_followed_is_not_handled_again_when_it_is_delivered_again(
-    connection: Connection, effects: Effects
-) -> None:
-    positions = Positions("books", schema=effects.schema)
-    assert handle(positions, connection, effects, dead_letter(5), message(5), message(6), dead_letter(5)) == [
-        *(True, False, True, False)
-    ]
-    assert handle(positions, connection, effects, dead_letter(2, None), message(2, None), dead_letter(2, None)) == [
-        *(True, False, False)
-    ]
-    batch = [dead_letter(1), message(7), dead_letter(5), dead_letter(9, b"other")]
-    with positions.once_all(connection, batch) as fresh:
-        assert fresh == [batch[0], batch[1], batch[3]]
-    assert handle(positions, connection, effects, message(10, b"other"), dead_letter(9, b"other")) == [True, False]
 
 
 def test_a_batch_has_its_effects_once(connection: Connection, effects: Effects) -> None:
@@ -277,7 +138,7 @@ def test_a_batch_has_its_effects_once(connection: Connection, effects: Effects) 
     assert handle(positions, connection, effects, message(4, b"b")) == [True], "and nothing of the batch is kept"
 
 
-def test_the_connection_of_the_user_may_be_of_any_making(postgres: PostgresServer, effects: Effects) -> None:
+def test_any_connection_settings_work(postgres: PostgresServer, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     of_pool = {"row_factory": dict_row, "cursor_factory": psycopg.RawCursor, "autocommit": True, "prepare_threshold": 0}
     with psycopg.connect(postgres.url, **of_pool) as connection:  # type: ignore[arg-type]
@@ -289,7 +150,7 @@ def test_the_connection_of_the_user_may_be_of_any_making(postgres: PostgresServe
 
 
 @pytest.mark.anyio
-async def test_the_same_without_blocking(aconnection: AsyncConnection, effects: Effects) -> None:
+async def test_an_asynchronous_connection_works(aconnection: AsyncConnection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     for expected in (True, False):
         async with positions.once(aconnection, message(5)) as fresh:
@@ -317,7 +178,7 @@ async def test_the_same_without_blocking(aconnection: AsyncConnection, effects: 
 
 
 @pytest.mark.anyio
-async def test_cancelled_in_its_block_it_leaves_neither(aconnection: AsyncConnection, effects: Effects) -> None:
+async def test_a_cancelled_block_removes_effect_and_position(aconnection: AsyncConnection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     inside = asyncio.Event()
 
@@ -337,7 +198,7 @@ async def test_cancelled_in_its_block_it_leaves_neither(aconnection: AsyncConnec
         assert fresh
 
 
-def test_inside_a_transaction_of_the_caller(connection: Connection, effects: Effects) -> None:
+def test_a_claim_joins_the_callers_transaction(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     assert positions.claim(connection, message(1))
     effects.add(connection, 1)
@@ -349,7 +210,7 @@ def test_inside_a_transaction_of_the_caller(connection: Connection, effects: Eff
     assert not positions.claim(connection, message(2))
 
 
-def test_names_are_checked_when_it_is_made() -> None:
+def test_invalid_names_are_refused() -> None:
     for name in ("", "x" * 201, "a\0b", "\ud800", b"books", None):
         with pytest.raises(ConfigError, match="subscription="):
             Positions(name)  # type: ignore[arg-type]
@@ -360,7 +221,7 @@ def test_names_are_checked_when_it_is_made() -> None:
         Positions("books", by="partition")  # type: ignore[arg-type]
 
 
-def test_a_name_may_hold_what_it_likes(postgres: PostgresServer, connection: Connection) -> None:
+def test_a_name_may_have_any_characters(postgres: PostgresServer, connection: Connection) -> None:
     name = 'Odd "name" %s {schema} ; ü'
     migrate(connection, schema=name)
     try:
@@ -373,7 +234,7 @@ def test_a_name_may_hold_what_it_likes(postgres: PostgresServer, connection: Con
         connection.execute(psycopg.sql.SQL("DROP SCHEMA {} CASCADE").format(psycopg.sql.Identifier(name)))
 
 
-def test_it_is_shown_and_pickled(connection: Connection, effects: Effects) -> None:
+def test_positions_have_a_repr_and_can_be_pickled(connection: Connection, effects: Effects) -> None:
     positions = pickle.loads(pickle.dumps(Positions("books", schema=effects.schema)))
     assert repr(positions) == f"<Positions of 'books' by key in the schema {effects.schema!r}>"
     assert handle(positions, connection, effects, message(1)) == [True]

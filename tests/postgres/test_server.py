@@ -1,4 +1,4 @@
-"""The PostgreSQL server of the tests: what it keeps, what it leaves behind (nothing), and how it fails."""
+"""The PostgreSQL server of the tests: a restart after a kill, a clean end, and errors with remedies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.components import ComponentError, MissingComponent, PostgresServer, p
 from tests.conftest import PostgresFactory, is_free, is_gone
 
 
-def test_a_killed_server_keeps_its_port_and_what_was_committed(fresh_postgres: PostgresFactory) -> None:
+def test_a_killed_server_keeps_its_port_and_committed_rows(fresh_postgres: PostgresFactory) -> None:
     server = fresh_postgres(settings=("max_connections=7",))
     url, folder, port, pid = server.url, server.folder, server.port, server.pid
     with psycopg.connect(url, autocommit=True) as connection:
@@ -25,7 +25,7 @@ def test_a_killed_server_keeps_its_port_and_what_was_committed(fresh_postgres: P
     assert server.url == url
     connection = psycopg.connect(url, autocommit=True)
     assert connection.execute("SELECT number FROM kept").fetchone() == (5,)
-    # Somebody who is still connected does not hold up a stop.
+    # An open connection does not delay a stop.
     server.stop()
     connection.close()
     assert is_free(port) and not folder.exists()
@@ -34,10 +34,10 @@ def test_a_killed_server_keeps_its_port_and_what_was_committed(fresh_postgres: P
         _ = server.url
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing(
+def test_a_failed_start_names_the_reason_and_leaves_nothing(
     fresh_postgres: PostgresFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Not a folder of pytest: the user that the server runs as for root has to pass through all above it.
+    # Not a folder of pytest: under root the server runs as another user, who must be able to enter all parent folders.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -46,7 +46,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
         assert list(Path(folder).iterdir()) == []
 
 
-def test_without_programs_both_remedies_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_programs_name_both_remedies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(postgres_server, "_SYSTEM", tmp_path)
     monkeypatch.setattr(postgres_server, "_WHEEL", "no_such_package")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""What cannot hold position and effect in one transaction is refused by name, and several transactions at once."""
+"""Transactions: a connection that cannot hold position and effect together is refused, and concurrent claims wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from tests.components import PostgresServer, wait_until
 from tests.postgres.tables import Effects, message, partition
 
 Connection = psycopg.Connection
+
+
 Arguments = ParamSpec("Arguments")
+
+
 Result = TypeVar("Result")
 
 
@@ -27,7 +31,7 @@ Result = TypeVar("Result")
 def beside(
     holder: Connection, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
 ) -> Iterator[Future[Result]]:
-    """Call it in a thread, where it waits for what the holder holds; that ends with the block, whatever is found."""
+    """Call a function in a thread, where it waits for the holder's lock; the end of the block releases it."""
     with ThreadPoolExecutor(1) as threads:
         try:
             yield threads.submit(function, *arguments, **named)
@@ -41,7 +45,32 @@ def other(postgres: PostgresServer) -> Iterator[Connection]:
         yield connection
 
 
-def test_autocommit_without_a_transaction_is_refused_by_name(connection: Connection, effects: Effects) -> None:
+def enter(block: contextlib.AbstractContextManager[Any]) -> None:
+    with block:
+        pytest.fail("it should not begin")
+
+
+def claim(positions: Positions, connection: Connection, position: int = 1) -> bool:
+    return positions.claim(connection, message(position))
+
+
+def fail_quietly(positions: Positions, connection: Connection, effects: Effects) -> None:
+    with positions.once(connection, message(1)):
+        effects.add(connection, 1)
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("SELECT 1 / 0")
+
+
+def waits(effects: Effects, connection: Connection) -> bool:
+    """Whether the server reports that this connection waits for a lock."""
+    with psycopg.connect(effects.url) as asking:
+        found = asking.execute(
+            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", (connection.info.backend_pid,)
+        ).fetchone()
+    return found is not None and bool(found[0])
+
+
+def test_autocommit_without_a_transaction_is_refused(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     connection.autocommit = True
     refusing: list[Callable[[], object]] = [
@@ -59,13 +88,13 @@ def test_autocommit_without_a_transaction_is_refused_by_name(connection: Connect
 
 
 @pytest.mark.anyio
-async def test_autocommit_is_refused_without_blocking_too(aconnection: Any, effects: Effects) -> None:
+async def test_asynchronous_autocommit_is_refused(aconnection: Any, effects: Effects) -> None:
     await aconnection.set_autocommit(True)
     with pytest.raises(ConfigError, match="has autocommit"):
         await Positions("books", schema=effects.schema).claim_all(aconnection, [message(1)])
 
 
-def test_a_connection_in_the_middle_of_something_is_refused(connection: Connection, effects: Effects) -> None:
+def test_a_connection_in_a_transaction_or_pipeline_is_refused(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     connection.execute("SELECT 1")
     with pytest.raises(ConfigError, match=r"in a transaction or a pipeline already \(INTRANS\).*claim\(\)"):
@@ -77,32 +106,14 @@ def test_a_connection_in_the_middle_of_something_is_refused(connection: Connecti
                 refused()
 
 
-def enter(block: contextlib.AbstractContextManager[Any]) -> None:
-    with block:
-        pytest.fail("it should not begin")
-
-
-def claim(positions: Positions, connection: Connection, position: int = 1) -> bool:
-    return positions.claim(connection, message(position))
-
-
 @pytest.mark.parametrize("given", ["postgresql://me:canary@db/x", None, 5], ids=["url", "none", "int"])
-def test_what_is_no_connection_is_refused_and_not_shown(given: Any) -> None:
+def test_another_object_is_refused_without_its_value(given: Any) -> None:
     with pytest.raises(ConfigError, match="is no connection") as refused:
         Positions("books").claim(given, message(1))
     assert "canary" not in str(refused.value)
 
 
-def fail_quietly(positions: Positions, connection: Connection, effects: Effects) -> None:
-    with positions.once(connection, message(1)):
-        effects.add(connection, 1)
-        with contextlib.suppress(psycopg.Error):
-            connection.execute("SELECT 1 / 0")
-
-
-def test_a_failed_statement_whose_error_stays_inside_does_not_pass_for_a_commit(
-    connection: Connection, effects: Effects
-) -> None:
+def test_a_suppressed_statement_error_is_no_commit(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     with pytest.raises(ConfigError, match="its exception did not leave the block"):
         fail_quietly(positions, connection, effects)
@@ -116,7 +127,7 @@ def test_a_failed_statement_whose_error_stays_inside_does_not_pass_for_a_commit(
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_a_transaction_ended_inside_its_block_is_noticed(end: str, connection: Connection, effects: Effects) -> None:
+def test_a_transaction_ended_inside_its_block_is_detected(end: str, connection: Connection, effects: Effects) -> None:
     def ending() -> None:
         with Positions("books", schema=effects.schema).once(connection, message(1)):
             connection.execute(end)
@@ -132,7 +143,7 @@ def test_a_claim_in_a_failed_transaction_names_the_reason(connection: Connection
         claim(Positions("books", schema=effects.schema), connection)
 
 
-def test_errors_of_the_user_are_left_as_they_are(connection: Connection, effects: Effects) -> None:
+def test_errors_of_the_users_statements_pass_unchanged(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     connection.execute(effects.query("ALTER TABLE {} ADD UNIQUE (position) DEFERRABLE INITIALLY DEFERRED"))
     connection.commit()
@@ -153,7 +164,7 @@ def test_errors_of_the_user_are_left_as_they_are(connection: Connection, effects
 
 
 @pytest.mark.parametrize("first_commits", [True, False])
-def test_who_claims_the_same_message_waits_and_sees_what_became_of_it(
+def test_a_concurrent_claim_waits_for_the_outcome(
     first_commits: bool, connection: Connection, other: Connection, effects: Effects
 ) -> None:
     positions = Positions("books", schema=effects.schema)
@@ -165,15 +176,6 @@ def test_who_claims_the_same_message_waits_and_sees_what_became_of_it(
         else:
             connection.rollback()
         assert second.result() is not first_commits
-
-
-def waits(effects: Effects, connection: Connection) -> bool:
-    """Whether the server says that this connection waits for a lock."""
-    with psycopg.connect(effects.url) as asking:
-        found = asking.execute(
-            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", (connection.info.backend_pid,)
-        ).fetchone()
-    return found is not None and bool(found[0])
 
 
 @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE], ids=str)
@@ -199,9 +201,7 @@ def test_a_serialization_failure_is_retryable(
         assert fresh
 
 
-def test_a_batch_takes_its_keys_in_one_order_so_that_two_never_wait_for_each_other(
-    connection: Connection, other: Connection, effects: Effects
-) -> None:
+def test_batches_claim_their_keys_in_one_order(connection: Connection, other: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     batch = [message(2, b"%d" % number) for number in range(30)]
     lowest, *rest = sorted(batch, key=lambda each: row_of(each, "key").key)
@@ -210,18 +210,18 @@ def test_a_batch_takes_its_keys_in_one_order_so_that_two_never_wait_for_each_oth
     assert positions.claim(connection, lowest)
     with beside(connection, positions.claim_all, other, batch) as waiting:
         wait_until(lambda: waits(effects, other), "the batch to wait for the lowest key")
-        # It has none of the others yet, in whatever order it was given.
+        # It has locked none of the other keys yet, despite its given order.
         free = "SELECT count(*) FROM (SELECT 1 FROM {} FOR UPDATE SKIP LOCKED) AS free"
         assert effects.fetch(free, "lanes_positions") == [(len(rest),)]
         connection.commit()
         assert waiting.result() == [each for each in batch if each is not lowest]
 
 
-def test_a_deadlock_of_the_user_is_retryable_where_it_meets_a_claim(
+def test_a_deadlock_with_the_users_locks_is_retryable(
     connection: Connection, other: Connection, effects: Effects
 ) -> None:
     positions = Positions("books", schema=effects.schema)
-    # The second is the one that looks for it, and so the one that fails.
+    # The second connection checks for deadlocks first, so it is the one that fails.
     connection.execute("SET deadlock_timeout = '10s'")
     other.execute("SET deadlock_timeout = '10ms'")
     connection.commit()
@@ -240,7 +240,7 @@ def test_a_deadlock_of_the_user_is_retryable_where_it_meets_a_claim(
         assert waiting.result()
 
 
-def test_a_zombie_waits_for_the_new_owner_and_is_refused(
+def test_a_former_owner_waits_for_the_new_one_and_is_refused(
     connection: Connection, other: Connection, effects: Effects
 ) -> None:
     positions = Positions("books", schema=effects.schema)
@@ -254,7 +254,7 @@ def test_a_zombie_waits_for_the_new_owner_and_is_refused(
             zombie.result()
 
 
-def test_owners_that_overlap_have_each_effect_once_and_in_order(postgres: PostgresServer, effects: Effects) -> None:
+def test_overlapping_owners_have_each_effect_once_in_order(postgres: PostgresServer, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     owners, keys, count = 3, 2, 40
     barrier = threading.Barrier(owners)
