@@ -204,7 +204,7 @@ class CommitWorld:
             member.stop()
         elif trouble == "lose" and owned:
             self.group.lose(member.name, owned[0])
-            # These members hear at once: what one does while it does not know is no fault of its own.
+            # These members hear at once: an act of a member that cannot know is not its fault.
             member.poll()
         elif trouble == "revoke" and owned:
             self.group.revoke(owned[0])

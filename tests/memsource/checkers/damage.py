@@ -17,7 +17,7 @@ def lose_rows(segments: list[Rows], damage: int) -> None:
         rows = random.choice([rows for rows in segments if len(rows) > 1])
         first = random.randrange(len(rows) - 1)
         last = min(len(rows) - 1, first + random.choice([1, 1, 2, 5, 20]))
-        # Without the rest of it a segment would pass for one that crashed, which is a prefix and no gap.
+        # Without its rest a segment would look like a crash, which is a prefix and no gap.
         rows[first:last] = [] if random.random() < 0.7 else [{"no": "row"}] * (last - first)
 
 

@@ -264,7 +264,7 @@ FAULTS: dict[Fault, set[str]] = {
     # The later one starts before the former one has ended, so it is out of order as well.
     two_of_a_key_at_once: {"NoOverlap", "PerKeyOrder"},
     settled_again_without_having_been_handled: {"AtLeastOnce"},
-    # What is settled on a failure is lost, and was settled too early.
+    # A message that is settled on a failure is lost, and was settled too early.
     a_failure_settled: {"AtLeastOnce", "NoSettleBeforeEnd"},
     a_dead_letter_never_confirmed: {"AtLeastOnce", "DeadLetterBeforeSettle"},
     a_smaller_bound: {"BoundedInFlight"},

@@ -74,7 +74,7 @@ def test_a_history_without_its_settings_proves_nothing(case: Case) -> None:
     kept, broken = judged(case.make, *case.kept(said=False)), judged(case.make, *case.broken(said=False))
     assert kept.status != "violated"
     reason = f"segments whose begin row does not say {case.asks}"
-    # What it does not need to know that for, it may convict.
+    # It may convict where the setting does not matter.
     assert any(one.endswith(reason) for verdict in (kept, broken) for one in verdict.reasons)
 
 
@@ -128,7 +128,7 @@ def test_a_process_that_lost_a_partition_is_not_its_owner() -> None:
 
 def test_processes_that_share_a_partition_are_no_rivals() -> None:
     first: list[Part] = [assigned(), at(103.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
-    # None: a history that is older than this rule says nothing of it.
+    # None: a history that is older than this rule does not have it.
     for sharing in (None, {"exclusive": True}, {"exclusive": False}):
         for other in ({}, {"exclusive": False}):
             second = segment(assigned(), start=100.5, pid=2, end=None, rules=other)
@@ -170,14 +170,14 @@ def test_a_drain_without_time_to_start_a_message_leaves_the_prefix_open() -> Non
     assert status(long, at(112.0, left)) == "violated"
     assert status(long, at(120.0, left)) == "passed"
     assert status(short, at(115.0, left)) == "passed"
-    # Somebody else was in a hurry.
+    # The drain was hastened.
     assert status(long, at(111.0, owned("hastened", timeout=1.0)), at(112.0, left)) == "passed"
 
 
 @pytest.mark.parametrize(("took", "status"), [(4.0, "violated"), (4.99999, "passed"), (5.0, "passed")])
 def test_a_handover_after_a_settle_timeout_is_not_clean(took: float, status: str) -> None:
     rows: list[Part] = [assigned(None), delivered(0), ran(0), owned("revoking"), at(110.0, owned("drained"))]
-    # By the clock of the loop, which waits, it is a little less than by the one that writes the rows, or more.
+    # The wait by the clock of the loop differs a little from that by the clock of the rows.
     verdict = judged(NoDuplicateCleanly, segment(*rows, at(110.0 + took, owned("revoked")), end=None))
     assert verdict.status == status
 

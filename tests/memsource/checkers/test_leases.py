@@ -58,7 +58,7 @@ def test_a_run_beside_one_that_never_noted_its_loss_may_begin_at_its_deadline() 
 
 
 def test_a_run_beside_an_owner_may_not_begin_before_its_deadline() -> None:
-    # Although that one notes later that it has lost the partition, and whatever the broker says of it.
+    # The other member notes its loss later, and a report of the broker changes nothing.
     verdict = judged([leased(102.0), *RUNS_ON], [leased(110.0), *at(101.9, *ran(1))])
     assert (verdict.status, verdict.violations) == ("violated", 1)
     assert verdict.witnesses[0].endswith("started while position 0 of its key was running (m-1 pid 1 row 5)")
@@ -72,7 +72,7 @@ def test_nothing_starts_after_its_own_deadline() -> None:
     assert judged([leased(101.0), *at(100.9, *ran(0))]).status == "passed"
     verdict = judged([leased(101.0), *at(101.0, *ran(0))])
     assert verdict.witnesses[0].endswith("started when its own lease had run out")
-    # A lease that is renewed later does not make it good.
+    # A later renewal of the lease changes nothing.
     assert judged([leased(101.0), *at(101.5, *ran(0)), leased(105.0), *at(102.0, *ran(1))]).violations == 1
 
 

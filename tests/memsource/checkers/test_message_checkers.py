@@ -351,7 +351,7 @@ class TestAcrossSegments:
     def test_segments_of_one_boot_are_ordered_by_its_clock(self) -> None:
         first, second = self.BROKEN_ACROSS
         for row in second:
-            row["wall"] = 5.0  # somebody set the clock
+            row["wall"] = 5.0  # the clock was set
         assert violated(first, second) == violated(second, first) == {"PerKeyOrder"}
 
     @pytest.mark.parametrize("boots", [("a", "b"), ("", ""), ("a", "")])

@@ -44,7 +44,7 @@ def test_under_the_order_none_messages_of_a_key_run_at_once() -> None:
     assert "NoOverlap" in violated(segment(*rows))
     none = {"order": "none"}
     assert not violated(segment(*rows, rules=none))
-    # But none beside itself, in whichever process.
+    # A message never runs beside itself, in any process.
     one, two = segment(*rows, rules=none), segment(*rows, rules=none, member="m-2", start=100.0005)
     assert violated(one, two) == {"NoOverlap"}
     assert violated(segment(delivered(1), started(1), started(1), rules=none)) == {"NoOverlap"}

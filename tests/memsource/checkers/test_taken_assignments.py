@@ -115,7 +115,7 @@ def test_the_third_owner_goes_on_from_either_commit(floor: int) -> None:
     back = flat(assigned(), four, at(101.0, ran(0)), owned("lost"))
     third = flat(assigned(floor), [delivered(n) for n in range(floor, 4)], ran(floor))
     segments = [*two(taken, back), segment(third, rules=COMMITS, member="m-3", pid=3, start=103.0, end=None)]
-    # What neither of them had started is a hole all the same.
+    # A message that neither owner had started is still a hole.
     assert violated(OrderAcrossAssignments, segments, [("m-1", "S/0", 1)]) == (floor == 3)
 
 

@@ -57,7 +57,7 @@ class Assignment:
         self.broker = broker
         self.partition = Partition(broker.id, cast(Reader, None))
         self.partition.assignment = assignment
-        # What comes first: everything that was delivered to somebody and never acknowledged, in order.
+        # Unacknowledged deliveries come first, in order.
         self.orphans = [p for p in range(broker.cursor) if p not in broker.acked]
         self.unfinished: dict[int, Message] = {}
         self.running: dict[int, Message] = {}
@@ -140,7 +140,7 @@ class Member(Handling):
 
     def start(self) -> None:
         for assignment in self.assignments:
-            # Whatever was begun is the head of its lane, also when something lower came late.
+            # A started message is the head of its lane, also when a lower one came late.
             by_turn = sorted(assignment.unfinished.values(), key=lambda m: (not assignment.begun(m), m.position))
             self.start_heads(assignment, by_turn)
 
@@ -182,7 +182,7 @@ class Member(Handling):
 
     def crash(self) -> None:
         if self.random.random() < 0.5:
-            # Settled at the history, but the settlement did not leave any more.
+            # The history has the settlement, but it was never sent.
             self.settle(reaches_broker=False)
         elif self.random.random() < 0.5:
             self.history.flush()
@@ -234,7 +234,7 @@ class World:
             self.members.append(Member(self, f"m-{self._born}"))
         for broker in self.brokers:
             if broker.owner is None:
-                # Not back to where it still runs, if it can be helped: then two members run the same message.
+                # Prefer a member that does not still run it, or two members run the same message.
                 others = [m for m in self.members if all(z.partition.id != broker.id for z in m.zombies)]
                 self.random.choice(others or self.members).assign(broker)
 

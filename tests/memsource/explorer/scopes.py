@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from memsource.explorer import Scope
+from memsource.explorer import GroupWorld, Scope, Violation, search
 
 
 def keys(text: str) -> tuple[tuple[int, str], ...]:
     """One message of partition 0 for each letter, which is its key."""
     return tuple((0, key) for key in text)
+
+
+def violation(scope: Scope) -> Violation | None:
+    """The first violation of an exploration."""
+    return search(GroupWorld(scope)).violation
 
 
 TWO_PARTITIONS: Final = ((0, "A"), (1, "B"), (0, "A"))

@@ -248,7 +248,7 @@ class _Application:
         elif worker.consumer.ready:
             keys = [*dict.fromkeys(item.key for item in self.items)]
             with worker.acting():
-                # The first of them from there on of which anything is blocked, or held.
+                # The first partition from there on with a blocked message or one held for a retry.
                 for key in keys[number % len(keys) :] + keys[: number % len(keys)]:
                     if getattr(worker.consumer, action)(key):
                         break
@@ -308,7 +308,7 @@ class _Application:
         failed: set[object] = set()
         for message, outcome in zip(batch, outcomes, strict=True):
             lane = message if message.lane is None else (message.partition, message.lane)
-            # Behind the first of a lane that failed nothing counts.
+            # After the first failure of a lane nothing of it counts.
             if outcome is None and lane not in failed:
                 self.done(message)
             elif outcome is not None:
@@ -346,7 +346,7 @@ class _Application:
             await anyio.sleep(9.0)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                # Beyond its grace it may run beside the next owner's. In the same process its lanes wait for it.
+                # After its grace it may run beside the next owner's handler. In one process its lanes wait for it.
                 laned = all(message.lane is not None for message in call)
                 await anyio.sleep(12.0 if self.alone and laned else self.case.settings.grace / 2)
 

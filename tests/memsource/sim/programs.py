@@ -120,7 +120,7 @@ async def with_asyncio() -> list[str]:
         [asyncio.create_task(work(number)) for number in range(5)], return_when=asyncio.FIRST_COMPLETED
     )
     log.extend(f"done {task.result()}" for task in done)
-    # A set of tasks, and what happens depends on its order.
+    # The result depends on the order of a set of tasks.
     for late in pending:
         late.cancel()
         await asyncio.sleep(0)

@@ -127,9 +127,9 @@ def campaign(
     """The campaign of one seed of traffic; ``made`` makes the brokers."""
     conditions = replace(CONDITIONS, broker=made)
     if personality == "kafka" and case_of(seed).degrades:
-        # What of a completed set was not handed over is repeated.
+        # Messages of a completed set that was not handed over repeat.
         conditions = replace(conditions, checkers=[make for make in CHECKERS if make is not NoDuplicateCleanly])
-    # Where somebody stands still, less can be said about deadlines and owners: not in every other seed.
+    # A freeze leaves less to judge about deadlines and owners, so every other seed has none.
     left_out = IMPOSSIBLE_FAULTS[personality] if seed % 2 else (*IMPOSSIBLE_FAULTS[personality], "freeze", "slow")
     possible = replace(BUDGET, **dict.fromkeys(left_out, 0))
     return Campaign(conditions, runs=runs, budget=possible, personalities=(personality,), seed=seed)
@@ -139,7 +139,7 @@ def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
     """Run the seeds ``begin`` to ``end - 1``: so many schedules of all kinds for each, or every crash point."""
     kind, personality, begin, end, runs = job
     result = Tally()
-    # What is here by now stays, and need not be gone through at every collection.
+    # Objects that exist by now stay, and later collections need not walk them.
     gc.collect()
     gc.freeze()
     for seed in range(begin, end):

@@ -251,7 +251,7 @@ def test_two_members_own_a_slot_only_until_the_loser_hears_of_it(steps: list[Any
         for slot in range(3):
             assert made.epoch(slot) >= epochs[slot]
             epochs[slot] = made.epoch(slot)
-        # All that run hear what there is: then only those who do not run can be wrong.
+        # All running members hear the news, so only stopped ones can be wrong.
         for member in world.own:
             if made.runs(member):
                 world.hear(member)

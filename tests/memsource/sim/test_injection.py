@@ -58,7 +58,7 @@ def test_a_fault_counts_when_it_strikes(personality: PersonalityName, kind: Any,
     run = run_with(Fault(0, kind), io=True, poison=kind == "letter_fails", personality=personality)
     assert (run.findings, run.happened[f"fault: {kind}"]) == ({}, 1)
     (moment,) = run.moments
-    # Armed before a message was there.
+    # The fault was armed before the first message.
     assert moment.at > min(row.mono for segment in run.segments for row in segment.rows if row.event == "started")
     assert moment.whom in ("w-1", "w-2")
     if event and (personality, kind) != ("jetstream", "commit_fails"):

@@ -34,7 +34,7 @@ class Job:
 
     async def handle(self, message: Message) -> None:
         place = message.partition.id.number, message.position
-        # What has succeeded may be repeated, as ever, where that could not be settled.
+        # A success that could not be settled may repeat, as always.
         if place not in self.done:
             self.calls[place].append(message.attempt)
         await self.world.io("work", 0.05)

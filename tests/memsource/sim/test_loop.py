@@ -88,7 +88,7 @@ def test_a_chooser_outside_of_its_range_is_named() -> None:
     wrong = Wrong()
     with pytest.raises(SimulationError, match="chose task 3 of 3 in turn 2: must be 0 to 2"):
         order(wrong)
-    # What is left ends without it.
+    # The remaining tasks end without it.
     assert wrong.asked == 1
 
 

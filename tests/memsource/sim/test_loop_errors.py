@@ -85,7 +85,7 @@ def test_a_task_that_survives_its_cancellation_is_a_livelock() -> None:
         await asyncio.sleep(3)
 
     tasks: list[asyncio.Task[None]] = []
-    # Nor does it run on when the garbage collector finds it.
+    # The garbage collector does not run it on either.
     with pytest.raises(Livelock, match="the cancelled tasks have not ended in 500 turns; most steps: task 2 'stays'"):
         run(main, chooser=Fifo(), turns_limit=500)
     coroutine = tasks[0].get_coro()
@@ -146,7 +146,7 @@ def test_an_alarm_of_somebody_else_still_comes() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(Alarm):
-            # Swallows it, and is interrupted in the end: the alarm came first.
+            # It catches the error and is interrupted later: the alarm came first.
             run(swallows, chooser=Fifo(), step_limit=0.4)
         assert signal.getsignal(signal.SIGALRM) is ring
         assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -197,7 +197,7 @@ def test_a_run_leaves_everything_as_it_was() -> None:
         assert not gc.isenabled()
         return current()
 
-    # What other tests have left in cycles may be collected meanwhile.
+    # Cycles of other tests may be collected meanwhile.
     gc.collect()
     open_files = len(os.listdir("/dev/fd"))
     before = signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT), threading.active_count()

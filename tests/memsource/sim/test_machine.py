@@ -297,7 +297,7 @@ def test_a_process_may_have_a_handler_of_its_own_which_is_gone_with_it() -> None
         machine.advance(60.0)
         machine.produce(n=10, keys=5, keyless=0.0, gaps=0.0)
     assert len(machine.processes) == machine.members + 1
-    # What the new process has handled is of its own time alone.
+    # The new process has handled only messages of its own time.
     assert 0 < len(machine.processes[-1]) <= 20
 
 

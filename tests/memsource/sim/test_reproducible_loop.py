@@ -27,7 +27,7 @@ def test_a_seed_has_one_run(program: Callable[[], Any]) -> None:
     littered: list[object] = []
     runs = set()
     for number in range(200):
-        # Other addresses in every run.
+        # The addresses differ in every run.
         littered += [bytearray(number * 13), *(object() for _ in range(number % 7))]
         outcome = run(program, chooser=RandomWalk(7))
         runs.add((outcome.digest, outcome.turns, tuple(outcome.result)))

@@ -19,7 +19,7 @@ SCRIPT = f"""
 import hashlib, sys, types
 
 class blake3:
-    # What was compiled for another Python, and is not of the simulator: any other hash will do.
+    # A stub of a package that was compiled for another Python; any other hash will do.
     def __init__(self, data=b"", **options):
         self.data = data
     def hexdigest(self, length=32):

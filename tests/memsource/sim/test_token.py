@@ -125,7 +125,7 @@ def test_a_part_of_a_token_or_more_than_it_is_refused(plan: Plan, data: st.DataO
 
 @pytest.mark.parametrize("left", [2, 3])
 def test_bits_to_spare_are_zero(left: int) -> None:
-    # So many characters of four hold one byte or two; the last one has four bits more than they take, or two.
+    # A last group of two or three characters has four or two spare bits.
     tokens = (encode(Plan(seed=seed)) for seed in range(1_000))
     token = next(token for token in tokens if len(token.removeprefix("lanes1-")) % 4 == left)
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

@@ -307,7 +307,7 @@ def test_a_large_run_is_cut_to_fit() -> None:
 
 def test_the_moments_of_a_run_are_those_of_its_faults() -> None:
     assert len(faults(crash=1)) == 1
-    # Nothing of partition 2 was delivered yet.
+    # No message of partition 2 was delivered yet.
     redeliveries = Fault(9, "redeliver", 0), Fault(10, "redeliver", 2)
     run = simulated("jetstream", Fault(5, "freeze", 1, 0.5), *redeliveries, Fault(12, "clock_jump", 0, 1.0))
     assert [(moment.fault.kind, moment.whom) for moment in run.moments] == [

@@ -140,7 +140,7 @@ def test_not_one_step_is_taken_after_a_crash(personality: PersonalityName) -> No
 def test_other_faults_lose_nothing(personality: PersonalityName, kind: Any, at: int) -> None:
     run = world_of(Fault(at, kind, 1, 20.0), personality=personality)
     assert (run.findings, handled(run)) == ({}, 40)
-    # At the fifth boundary nothing was delivered that could be again.
+    # At the fifth boundary no message was delivered that could come again.
     assert run.happened[f"fault: {kind}"] == ((kind, at) != ("redeliver", 5))
 
 
@@ -203,7 +203,7 @@ def test_a_handler_that_never_ends_is_not_caught_up(personality: PersonalityName
     run = run_plan(Plan(personality), Conditions(test=test))
     said, *waits = run.findings["CaughtUp"].splitlines()
     assert said.startswith("2 messages are unfinished after 600 s without a fault: partition ")
-    # The handlers, and nothing else of the worker.
+    # It lists the handlers and no other task of the worker.
     line = handler.__code__.co_firstlineno + 1
     assert len(waits) == 2
     assert all(

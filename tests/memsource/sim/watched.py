@@ -42,7 +42,7 @@ class Watched:
         return await self._inner.open()
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        # The call that the pause came in between may have been made up before.
+        # The call that the pause interrupted may have been planned before it.
         if self.paused and self._was_paused and room.messages > 0:
             self._found.setdefault("PauseTakesNothing", f"asked for {room.messages} messages while paused by the user")
         self._was_paused = self.paused
@@ -58,7 +58,7 @@ class Watched:
         messages = [message for settlement in settlements for message in settlement.messages]
         tokens = [message.token for message in messages]
         for message in messages:
-            # What was delivered several times since it was settled may be settled by all of these tokens.
+            # A message that was redelivered since its settlement may be settled by each of its tokens.
             if self._newest[message.partition, message.position] not in tokens:
                 what = f"position {message.position} settled by the token of an old delivery"
                 self._found.setdefault("NewestToken", what)
@@ -69,7 +69,7 @@ class Watched:
             failed = error
         for settlement in settlements:
             if settlement.floor is not None and settlement.partition in self._lost:
-                # What was woken together with the loss may take one step more, and is cancelled at the next.
+                # A task that was woken together with the loss may take one more step before it is cancelled.
                 await anyio.lowlevel.checkpoint_if_cancelled()
                 what = f"{settlement.partition.id} was lost, and what was on its way to commit it went on"
                 self._found.setdefault("NoCommitAfterLoss", what)
