@@ -14,7 +14,7 @@ from lanes.core.cohort.actions import LeaseLost, LeaseOwned, LeaseReleased, Leas
 from lanes.core.cohort.ledger import Done
 from lanes.core.types import Message, Partition, PartitionId, Settlement
 from lanes.source import Assigned, Generation, Lost, Revoking
-from tests.cohort.held import Held, StubTenancy, held, taken_over
+from tests.cohort.stub_cohort import StubCohort, StubPartition, stub_cohort, taken_over
 from tests.fakes.cut_short import cut_short
 
 pytestmark = pytest.mark.anyio
@@ -30,16 +30,16 @@ class Moving:
         return self.now
 
 
-def owning(number: int = 3, **about: object) -> tuple[Held[StubTenancy], StubTenancy]:
+def owning(number: int = 3, **about: object) -> tuple[StubCohort[StubPartition], StubPartition]:
     """A member with one partition, whose assignment the consumer has received."""
-    of = held(**about)
+    of = stub_cohort(**about)
     of.tell((number, taken_over(7)))
     assert of.names() == ["Generation", "Assigned"]
     return of, of.partitions.by_number[number]
 
 
-def settlement(tenancy: StubTenancy, *positions: int) -> Settlement:
-    partition = tenancy.partition
+def settlement(owned: StubPartition, *positions: int) -> Settlement:
+    partition = owned.partition
     return Settlement(partition, [Message(partition, position, None, 1, None, position) for position in positions])
 
 
@@ -47,7 +47,7 @@ async def nothing() -> None:
     """Flush nothing."""
 
 
-async def release(of: Held[StubTenancy], partition: Partition) -> None:
+async def release(of: StubCohort[StubPartition], partition: Partition) -> None:
     await of.partitions.release(partition, nothing)
 
 
@@ -55,24 +55,24 @@ async def release(of: Held[StubTenancy], partition: Partition) -> None:
 
 
 async def test_a_partition_from_assignment_to_release() -> None:
-    of = held()
+    of = stub_cohort()
     assert of.partitions.next_events() == [Generation(1, standby=False)]
     of.tell((3, taken_over(7)))
     (assigned,) = of.partitions.next_events()
     assert isinstance(assigned, Assigned)
     partition = assigned.partition
     assert (partition.id, partition.epoch, partition.incarnation) == (PartitionId("S", 3), 7, "now")
-    tenancy = of.partitions.of(partition)
-    assert tenancy is not None
-    assert (tenancy.announced, tenancy.durable) == (True, (7, 0))
-    assert tenancy.follows(1)
+    owned = of.partitions.of(partition)
+    assert owned is not None
+    assert (owned.announced, owned.durable) == (True, (7, 0))
+    assert owned.follows(1)
     of.tell((3, taken_over(7, 1, again=True)))
     assert of.names() == []
-    assert (tenancy.durable, tenancy.expected, tenancy.rests) == ((7, 1), 1, 2), "once for each durable"
+    assert (owned.durable, owned.expected, owned.rests) == ((7, 1), 1, 2), "once for each durable"
     of.tell((3, LeaseRevoked()))
     assert of.partitions.next_events() == [Revoking(partition, 7.0)]
-    assert tenancy.durable is None
-    tenancy.ledger.delivered(5)
+    assert owned.durable is None
+    owned.ledger.delivered(5)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(release, of, partition)
         await anyio.wait_all_tasks_blocked()
@@ -91,34 +91,34 @@ async def test_a_partition_from_assignment_to_release() -> None:
 @pytest.mark.parametrize("overdue", ["keep", "force"])
 async def test_a_moving_partition_is_cancelled_only_with_force(overdue: str) -> None:
     settings = CohortSettings(drain_within=5.0, overdue=overdue)  # type: ignore[arg-type]
-    of, tenancy = owning(settings=settings)
+    of, owned = owning(settings=settings)
     of.tell((3, LeaseRevoked()))
-    assert of.partitions.next_events() == [Revoking(tenancy.partition, {"keep": math.inf, "force": 5.0}[overdue])]
+    assert of.partitions.next_events() == [Revoking(owned.partition, {"keep": math.inf, "force": 5.0}[overdue])]
 
 
 async def test_a_reported_loss_allows_a_new_acquisition() -> None:
-    of, tenancy = owning()
+    of, owned = owning()
     wakes = of.wakes
     of.tell((3, LeaseLost("why")))
-    assert (tenancy.durable, of.wakes) == (None, wakes + 1)
+    assert (owned.durable, of.wakes) == (None, wakes + 1)
     of.partitions.step()
     assert of.told() == [], "nobody has heard of it"
-    assert of.partitions.next_events() == [Lost(tenancy.partition, "why")]
+    assert of.partitions.next_events() == [Lost(owned.partition, "why")]
     assert of.told() == [], "nobody has made anything of it"
     for _ in range(2):
         of.partitions.step()
     assert of.told() == [("ended", 3)]
-    assert tenancy.over.is_set()
+    assert owned.over.is_set()
 
 
 async def test_a_deadline_is_raised_only_before_it_has_passed() -> None:
-    of = held()
+    of = stub_cohort()
     of.tell((1, taken_over(7)), deadline=60)
     of.tell((2, taken_over(7)), deadline=-0.001)
-    before = {number: tenancy.partition.deadline for number, tenancy in of.partitions.by_number.items()}
+    before = {number: owned.partition.deadline for number, owned in of.partitions.by_number.items()}
     of.stub.deadlines = {number: of.clock() + 90 for number in (1, 2)}
     of.tell()
-    raised = {number: tenancy.partition.deadline for number, tenancy in of.partitions.by_number.items()}
+    raised = {number: owned.partition.deadline for number, owned in of.partitions.by_number.items()}
     assert raised[1] == of.stub.deadlines[1] > before[1]
     assert raised[2] == before[2]
     of.stub.deadlines[1] = -math.inf
@@ -127,7 +127,7 @@ async def test_a_deadline_is_raised_only_before_it_has_passed() -> None:
 
 
 async def test_a_late_renewal_loses_the_partition_at_the_next_step() -> None:
-    of = held(clock=Moving())
+    of = stub_cohort(clock=Moving())
     numbers = range(400)
     of.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
     of.partitions.next_events()
@@ -143,8 +143,8 @@ async def test_a_late_renewal_loses_the_partition_at_the_next_step() -> None:
 
 async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
     """A partition that was renewed too late is given up at the next step."""
-    of, tenancy = owning()
-    tenancy.partition.deadline = of.clock()
+    of, owned = owning()
+    owned.partition.deadline = of.clock()
     gone, of.stub.gone = of.stub.gone, lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     with pytest.raises(ZeroDivisionError):
         of.partitions.step()
@@ -154,7 +154,7 @@ async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
 
 
 async def test_a_new_plan_is_reported_once() -> None:
-    of = held()
+    of = stub_cohort()
     of.tell()
     of.stub.generation, of.stub.standby = 2, True
     of.tell()
@@ -163,7 +163,7 @@ async def test_a_new_plan_is_reported_once() -> None:
 
 
 async def test_a_plan_is_reported_after_the_member_has_joined() -> None:
-    of = held()
+    of = stub_cohort()
     of.stub.joined = anyio.Event()
     of.stub.generation = 2
     of.tell()
@@ -171,17 +171,17 @@ async def test_a_plan_is_reported_after_the_member_has_joined() -> None:
 
 
 async def test_a_durable_that_cannot_be_followed_is_a_failure() -> None:
-    def follow(tenancy: StubTenancy, owned: LeaseOwned) -> None:
+    def follow(owned: StubPartition, lease: LeaseOwned) -> None:
         raise lanes.SourceError("the stream ends sooner")
 
-    of = Held(StubTenancy, follow)
+    of = StubCohort(StubPartition, follow)
     of.tell((3, taken_over(7)))
     assert [str(of.partitions.failure), of.names()] == ["the stream ends sooner", ["Generation"]]
     assert of.partitions.by_number == {}
 
 
 async def test_a_cohort_that_begins_after_the_end_has_read_nothing() -> None:
-    of = held(first=20)
+    of = stub_cohort(first=20)
     of.tell((1, taken_over(7, done=Done(19, ()))))
     assert of.partitions.highest == 0
     of.tell((2, taken_over(7, done=Done(7, ()))))
@@ -192,43 +192,43 @@ async def test_a_cohort_that_begins_after_the_end_has_read_nothing() -> None:
 
 
 async def test_a_missing_delivery_needs_a_takeover() -> None:
-    of, tenancy = owning()
-    assert [tenancy.follows(delivery) for delivery in (1, 2, 4, 5)] == [True, True, False, False]
-    tenancy.ledger.delivered(9)
-    of.partitions.take_over(tenancy)
-    assert (of.told(), of.stub.dones, tenancy.durable) == ([("takeover", 3)], [Done(9, (9,))], None)
+    of, owned = owning()
+    assert [owned.follows(delivery) for delivery in (1, 2, 4, 5)] == [True, True, False, False]
+    owned.ledger.delivered(9)
+    of.partitions.take_over(owned)
+    assert (of.told(), of.stub.dones, owned.durable) == ([("takeover", 3)], [Done(9, (9,))], None)
     of.tell((3, taken_over(7, 1, again=True)))
-    assert [tenancy.follows(delivery) for delivery in (1, 2)] == [True, True]
+    assert [owned.follows(delivery) for delivery in (1, 2)] == [True, True]
 
 
 async def test_settlements_count_only_while_the_lease_holds() -> None:
     """Not after the loss, not after the deadline, and not for an earlier assignment."""
     clock = Moving()
-    of, tenancy = owning(clock=clock)
-    tenancy.ledger.delivered(5)
-    tenancy.ledger.delivered(6)
-    assert of.partitions.settled(settlement(tenancy, 5)) is tenancy
-    clock.now = tenancy.partition.deadline
-    assert of.partitions.settled(settlement(tenancy, 6)) is None
-    assert of.partitions.leased(tenancy.partition) is None
-    assert of.partitions.of(tenancy.partition) is tenancy
-    assert tenancy.ledger.snapshot() == Done(6, (6,))
+    of, owned = owning(clock=clock)
+    owned.ledger.delivered(5)
+    owned.ledger.delivered(6)
+    assert of.partitions.settled(settlement(owned, 5)) is owned
+    clock.now = owned.partition.deadline
+    assert of.partitions.settled(settlement(owned, 6)) is None
+    assert of.partitions.leased(owned.partition) is None
+    assert of.partitions.of(owned.partition) is owned
+    assert owned.ledger.snapshot() == Done(6, (6,))
     of.tell((3, LeaseLost("why")), (3, taken_over(8)))
-    assert of.partitions.settled(settlement(tenancy, 6)) is None
+    assert of.partitions.settled(settlement(owned, 6)) is None
     again = of.partitions.by_number[3]
     assert of.partitions.leased(again.partition) is again
 
 
 @pytest.mark.parametrize(("retention", "written"), [("limits", True), ("interest", True), ("workqueue", False)])
 async def test_a_ledger_is_written_down_after_more_than_in_flight_settlements(retention: str, written: bool) -> None:
-    of, tenancy = owning(retention=retention)
+    of, owned = owning(retention=retention)
     of.partitions.in_flight = 3
     for position in range(1, 9):
-        tenancy.ledger.delivered(position)
-    of.partitions.settled(settlement(tenancy, 2, 3, 4))
+        owned.ledger.delivered(position)
+    of.partitions.settled(settlement(owned, 2, 3, 4))
     assert of.stub.dones == []
-    of.partitions.settled(settlement(tenancy, 5))
-    of.partitions.settled(settlement(tenancy, 6, 7, 8))
+    of.partitions.settled(settlement(owned, 5))
+    of.partitions.settled(settlement(owned, 6, 7, 8))
     assert of.stub.dones == [Done(8, (1, 6, 7, 8))] * written
 
 
@@ -236,32 +236,32 @@ async def test_a_ledger_is_written_down_after_more_than_in_flight_settlements(re
 
 
 async def test_a_release_without_a_revoke_makes_the_member_leave() -> None:
-    of, tenancy = owning()
-    await cut_short(release, of, tenancy.partition)
+    of, owned = owning()
+    await cut_short(release, of, owned.partition)
     assert of.told() == [("stop", -1), ("drained", 3)]
     of.tell((3, LeaseRevoked()))
     assert of.names() == [], "it is being given up already"
 
 
 async def test_a_release_flushes_first_and_gives_up_even_after_an_error() -> None:
-    of, tenancy = owning()
+    of, owned = owning()
 
     async def flush() -> None:
-        assert (of.told(), tenancy.durable) == ([("stop", -1)], None)
+        assert (of.told(), owned.durable) == ([("stop", -1)], None)
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        await of.partitions.release(tenancy.partition, flush)
+        await of.partitions.release(owned.partition, flush)
     assert of.told() == [("stop", -1), ("drained", 3)]
     of.tell((3, LeaseReleased()), (3, taken_over(8)))
     assert of.names() == ["Assigned"]
 
 
 async def test_a_cancelled_release_gives_up_too() -> None:
-    of, tenancy = owning()
+    of, owned = owning()
     of.tell((3, LeaseRevoked()))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(of.partitions.release, tenancy.partition, anyio.sleep_forever)
+        tasks.start_soon(of.partitions.release, owned.partition, anyio.sleep_forever)
         await anyio.wait_all_tasks_blocked()
         assert of.told() == []
         tasks.cancel_scope.cancel()
@@ -269,15 +269,15 @@ async def test_a_cancelled_release_gives_up_too() -> None:
 
 
 async def test_a_running_handler_leaves_the_lease_to_run_out() -> None:
-    of, tenancy = owning()
-    tenancy.partition.unended = 1
-    await release(of, tenancy.partition)
+    of, owned = owning()
+    owned.partition.unended = 1
+    await release(of, owned.partition)
     assert of.told() == [("stop", -1), ("drained, and it runs", 3)]
 
 
 async def test_a_release_of_an_unreported_loss_raises() -> None:
-    of, tenancy = owning()
-    partition = tenancy.partition
+    of, owned = owning()
+    partition = owned.partition
     of.tell((3, LeaseLost("why")), (3, taken_over(8)))
     with pytest.raises(lanes.SourceError, match="S/3 was lost before it was released"):
         await release(of, partition)
@@ -287,11 +287,11 @@ async def test_a_release_of_an_unreported_loss_raises() -> None:
 
 
 async def test_a_loss_during_a_release_raises_and_is_reported_after_it() -> None:
-    of, tenancy = owning()
+    of, owned = owning()
 
     async def expect_loss() -> None:
         with pytest.raises(lanes.SourceError, match="S/3 was lost before it was released"):
-            await release(of, tenancy.partition)
+            await release(of, owned.partition)
 
     async with anyio.create_task_group() as tasks:
         for _ in range(2):  # Called twice at once it is one release.
@@ -299,32 +299,32 @@ async def test_a_loss_during_a_release_raises_and_is_reported_after_it() -> None
         await anyio.wait_all_tasks_blocked()
         of.tell((3, LeaseLost("why")))
         assert of.names() == []
-    assert of.partitions.next_events() == [Lost(tenancy.partition, "why")]
+    assert of.partitions.next_events() == [Lost(owned.partition, "why")]
 
 
 async def test_a_leaving_member_gives_up_idle_partitions() -> None:
-    of, tenancy = owning()
-    tenancy.ledger.delivered(5)
-    tenancy.ledger.settled(5)
+    of, owned = owning()
+    owned.ledger.delivered(5)
+    owned.ledger.settled(5)
     # The outstanding messages of this partition belong to earlier owners, and none was delivered here.
     of.tell((4, taken_over(8, done=Done(9, (7,)))))
     assert of.partitions.leave()
     assert of.told() == [("drained", 3), ("drained", 4)]
-    assert [tenancy.durable for tenancy in of.partitions.by_number.values()] == [None, None]
+    assert [owned.durable for owned in of.partitions.by_number.values()] == [None, None]
     assert of.partitions.leave()
     assert len(of.told()) == 2
 
 
 async def test_a_leaving_member_with_unfinished_messages_does_not_leave_in_order() -> None:
-    of, tenancy = owning()
-    tenancy.ledger.delivered(5)
+    of, owned = owning()
+    owned.ledger.delivered(5)
     assert not of.partitions.leave()
     assert of.told() == []
 
 
 async def test_unread_losses_do_not_keep_a_member_from_leaving() -> None:
     """A loss was reported, another one was not, one is found by leaving, and one comes from giving up."""
-    of = held()
+    of = stub_cohort()
     of.tell(*((number, taken_over(7)) for number in (1, 2, 3, 4)))
     of.partitions.next_events()
     of.tell((1, LeaseLost("why")))

@@ -17,7 +17,7 @@ from memsource.jetstream.pull_consumer import ConsumerSettings
 from tests.components import NatsServer
 from tests.jetstream.conftest import FreshStream
 from tests.jetstream.workload import DURABLE, Stream
-from tests.memsource.sim.jetstream_scenarios import PATIENCE, SCENARIOS, Arrived, ModelCluster, Scenario
+from tests.memsource.jetstream.scenarios import PATIENCE, SCENARIOS, Arrived, ModelCluster, Scenario
 
 
 class RealCluster:

@@ -1,4 +1,4 @@
-"""A real broker and plain clients, as scripts of ``tests.memsource.sim.kafka_scenarios`` use them."""
+"""A real broker and plain clients, as scripts of ``tests.memsource.kafka.scenarios`` use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from memsource.kafka.client import RebalanceProtocol
 from tests.components import KafkaServer
 from tests.kafka.workload import QUIET, Topic, produce
-from tests.memsource.sim.kafka_stage import LIMIT, NEW_MESSAGES, Committed, Hook, Member, Settings
+from tests.memsource.kafka.stage import LIMIT, NEW_MESSAGES, Committed, Hook, Member, Settings
 
 _PROTOCOLS: Final[dict[RebalanceProtocol, dict[str, Any]]] = {
     "eager": {"partition.assignment.strategy": "range"},

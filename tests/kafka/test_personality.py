@@ -10,9 +10,9 @@ from memsource.kafka.client import RebalanceProtocol
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.real_cluster import RealCluster
-from tests.memsource.sim.kafka_scenarios import CASES
-from tests.memsource.sim.kafka_stage import Scenario
-from tests.memsource.sim.kafka_virtual import VirtualCluster
+from tests.memsource.kafka.scenarios import CASES
+from tests.memsource.kafka.stage import Scenario
+from tests.memsource.kafka.virtual import VirtualCluster
 
 
 def _cases(*, outage: bool) -> list[Any]:

@@ -19,7 +19,7 @@ from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox
 from lanes_jetstream.cohort.source import CohortSource
 from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.messages import READER
-from tests.cohort.held import Held as StubHeld
+from tests.cohort.stub_cohort import StubCohort
 
 
 class StubClient:
@@ -71,7 +71,7 @@ def positions(found: PulledPartition, **arguments: Any) -> list[int]:
     return [] if delivered is None else [message.position for message in delivered.run]
 
 
-class Held(StubHeld[PulledPartition]):
+class Held(StubCohort[PulledPartition]):
     """A source with a stub membership. ``last`` is the end of the stream."""
 
     def __init__(self, *, last: int = 1_000, first: int = 0, clock: Clock = monotonic) -> None:

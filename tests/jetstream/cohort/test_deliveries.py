@@ -21,7 +21,7 @@ from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.cohort.partitioning import KeyWatch
 from lanes_jetstream.cohort.pulls import ConsumerPulls
 from lanes_jetstream.wire.connection import ApiError, Connection
-from tests.cohort.held import taken_over
+from tests.cohort.stub_cohort import taken_over
 from tests.jetstream.cohort.stubs import Held, StubInbox, consumer_of, owned_partition, positions
 
 pytestmark = pytest.mark.anyio

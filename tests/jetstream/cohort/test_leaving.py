@@ -11,7 +11,7 @@ import pytest
 
 from lanes.core.cohort.actions import LeaseLost
 from lanes.core.cohort.ledger import Done
-from tests.cohort.held import taken_over
+from tests.cohort.stub_cohort import taken_over
 from tests.jetstream.cohort.stubs import Held, StubInbox, owned_partition, positions
 from tests.jetstream.cohort_workload import CohortStream
 

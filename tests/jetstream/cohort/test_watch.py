@@ -13,7 +13,7 @@ from lanes_jetstream.cohort import watch as cohort_watch
 from lanes_jetstream.cohort.watch import CohortWatch
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.stream import OutOfRange
-from tests.cohort.held import taken_over
+from tests.cohort.stub_cohort import taken_over
 from tests.jetstream.cohort.stubs import Held
 
 pytestmark = pytest.mark.anyio

@@ -96,7 +96,7 @@ class CohortHarness:
         bucket.write(PLAN_KEY, value, self.now, revision=entry.revision)
 
     async def lose(self, partition: Partition) -> None:
-        """An acknowledgement finds nobody."""
+        """No durable takes an acknowledgement."""
         self._newest.membership.gone(partition.id.number, "its durable is gone")
 
     async def finish(self) -> None:
@@ -126,7 +126,7 @@ async def test_the_cohort_personality_keeps_the_contract(check: Check, partition
 @pytest.mark.anyio
 @pytest.mark.parametrize("partitions", [1, 3])
 async def test_on_limits_a_crash_repeats_what_was_settled_above_the_oldest_unsettled(partitions: int) -> None:
-    """Of a partition the next owner knows where the former one stood, and nothing of what it had settled above that."""
+    """The next owner knows the floor of the former one, and no position settled above it."""
     harness = CohortHarness(partitions, "limits")
     samples = numbered(12)
     await harness.publish(samples[:8])

@@ -21,7 +21,7 @@ from lanes.core.types import Room
 from lanes.source import CONTRACT_VERSION, Source, SourceEvent, SourceTraits
 from memsource.contract.source import NOT_CHECKED, Ability, Check, ContractBroken, checks
 from memsource.memory.source import MemorySource
-from tests.memsource.contract.test_memory import EVERYTHING, MemoryHarness
+from tests.memsource.contract.test_memory_source import EVERYTHING, MemoryHarness
 
 ROOT: Final = Path(__file__).parents[3]
 

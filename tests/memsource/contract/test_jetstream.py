@@ -94,7 +94,7 @@ async def test_the_jetstream_source_keeps_the_contract(check: Check, harness: Je
 @pytest.mark.process
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_server_that_was_frozen_for_longer_than_a_flush_is_heard_again(fresh_nats: NatsFactory) -> None:
+async def test_a_source_recovers_from_a_server_frozen_longer_than_a_flush(fresh_nats: NatsFactory) -> None:
     server = fresh_nats()
     connection = Connection(server.url)
     await connection.open()

@@ -15,7 +15,7 @@ from memsource.contract.source import Ability, Check, Sample, checks
 from memsource.kafka.broker import KafkaBroker, KafkaSettings
 from memsource.kafka.client import RebalanceProtocol
 from memsource.kafka.source import KafkaMemberSource
-from tests.memsource.contract.passing_on import name_of
+from tests.memsource.contract.delegate import name_of
 
 ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits", "hands over")
 PROTOCOLS: Final = get_args(RebalanceProtocol)
@@ -88,5 +88,5 @@ async def test_the_kafka_source_keeps_the_contract(check: Check, partitions: int
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("check", checks(ABILITIES), ids=name_of)
-async def test_without_prefetch_it_keeps_it_too(check: Check) -> None:
+async def test_the_kafka_source_keeps_the_contract_without_prefetch(check: Check) -> None:
     await KafkaHarness(3, "848", prefetch=0).run(check)

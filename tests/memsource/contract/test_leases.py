@@ -62,7 +62,7 @@ async def test_the_lease_store_in_memory_keeps_the_contract(check: LeaseCheck, b
 
 @dataclass(frozen=True)
 class _Ask:
-    """What a write was called with, beside key and value."""
+    """The arguments of a write besides key and value."""
 
     revision: int | None
     ttl: float | None

@@ -104,7 +104,7 @@ async def opened(harness: SqliteHarness) -> AsyncIterator[SqliteSource]:
 
 
 async def take(source: SqliteSource, count: int = 10, size: int = BYTES) -> list[Message]:
-    """What comes at once; empty when nothing does."""
+    """The events of now; none if it would wait."""
     with anyio.move_on_after(0.2):
         return messages_of(await source.receive(Room(count, size)))
     return []
@@ -131,7 +131,7 @@ async def test_a_key_is_for_one_process_while_that_has_a_claim_on_it(harness: Sq
 
 
 @pytest.mark.anyio
-async def test_a_message_without_a_key_waits_for_nobody(harness: SqliteHarness) -> None:
+async def test_a_message_without_a_key_waits_for_no_other(harness: SqliteHarness) -> None:
     with closing(sqlite3.connect(harness.path)) as connection, connection:
         put(connection, None, b"1")
         put(connection, None, b"2")
@@ -141,7 +141,7 @@ async def test_a_message_without_a_key_waits_for_nobody(harness: SqliteHarness) 
 
 
 @pytest.mark.anyio
-async def test_who_comes_late_changes_nothing_of_the_next_claim(harness: SqliteHarness) -> None:
+async def test_a_late_settlement_does_not_change_the_next_claim(harness: SqliteHarness) -> None:
     await harness.publish([Sample(b"a", b"a1"), Sample(b"a", b"a2")])
     async with opened(harness) as one, opened(harness) as other:
         late = await take(one)
@@ -174,7 +174,7 @@ async def test_a_claim_that_ends_while_its_extension_waits_is_not_extended(harne
 
 
 @pytest.mark.anyio
-async def test_what_is_given_back_comes_at_once_to_others_alone(harness: SqliteHarness) -> None:
+async def test_a_released_message_comes_at_once_to_other_processes_only(harness: SqliteHarness) -> None:
     await harness.publish([Sample(b"a", b"a1"), Sample(b"a", b"a2")])
     async with opened(harness) as one, opened(harness) as other:
         (message, _) = await take(one)
@@ -194,7 +194,7 @@ async def test_a_batch_ends_where_the_room_for_bytes_does(harness: SqliteHarness
 
 
 @pytest.mark.anyio
-async def test_a_writer_that_stays_is_waited_for_and_told_of(harness: SqliteHarness) -> None:
+async def test_a_long_write_lock_is_waited_for_and_logged(harness: SqliteHarness) -> None:
     await harness.publish([Sample(b"a", b"a1"), Sample(b"a", b"a2")])
     async with opened(harness) as source:
         messages = await take(source, 1)
@@ -224,7 +224,7 @@ async def test_a_table_that_is_gone_ends_it(harness: SqliteHarness) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("there", [False, True])
-async def test_what_was_never_created_is_refused(there: bool, tmp_path: Path) -> None:
+async def test_a_missing_table_is_refused(there: bool, tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     if there:
         path.touch()

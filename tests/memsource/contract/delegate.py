@@ -1,4 +1,4 @@
-"""What the tests of the contract suite share: a source to be broken, and the names of checks."""
+"""A source that delegates to another one, for tests that break it, and the names of checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memsource.contract.source import Check
 _Inner = TypeVar("_Inner", bound=Source)
 
 
-class PassesOn(Generic[_Inner]):
+class Delegate(Generic[_Inner]):
     """A source that passes everything on; each subclass breaks one promise."""
 
     def __init__(self, source: _Inner) -> None:

@@ -1,4 +1,4 @@
-"""The JetStream personality and its sources: takeovers, owners who do not know that they are none, and faults."""
+"""``JetStreamMemberSource``: takeovers, owners that have not heard of their loss, and faults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Bench:
 
 
 async def came(source: JetStreamMemberSource, room: Room = ALL) -> list[SourceEvent]:
-    """What is there now; empty when it would wait."""
+    """The events of now; none if it would wait."""
     events: list[SourceEvent] = []
 
     async def receive() -> None:
@@ -81,7 +81,7 @@ async def ack(source: JetStreamMemberSource, partition: Partition, messages: Seq
 
 
 @pytest.mark.anyio
-async def test_the_next_owner_gets_all_orphans_by_sequence_before_anything_new() -> None:
+async def test_the_next_owner_gets_all_orphans_by_sequence_before_new_messages() -> None:
     bench = Bench(6)
     a, partition = await bench.owner("a")
     first = messages_of(await came(a))
@@ -107,7 +107,7 @@ async def test_the_next_owner_gets_all_orphans_by_sequence_before_anything_new()
 
 
 @pytest.mark.anyio
-async def test_every_owner_has_a_higher_epoch_than_the_one_before_it_whatever_its_process() -> None:
+async def test_every_owner_has_a_higher_epoch_than_the_former_one() -> None:
     bench = Bench()
     _, first = await bench.owner("a")
     bench.broker.crash("a", 0.0)
@@ -119,7 +119,7 @@ async def test_every_owner_has_a_higher_epoch_than_the_one_before_it_whatever_it
 
 
 @pytest.mark.anyio
-async def test_a_takeover_takes_what_was_extended_at_the_last_moment_too() -> None:
+async def test_a_takeover_includes_messages_extended_at_the_last_moment() -> None:
     bench = Bench(4)
     a, _ = await bench.owner("a")
     messages = messages_of(await came(a))
@@ -140,7 +140,7 @@ async def test_a_takeover_takes_what_was_extended_at_the_last_moment_too() -> No
 
 
 @pytest.mark.anyio
-async def test_what_expires_only_after_the_shrink_makes_it_shrink_again() -> None:
+async def test_a_takeover_shrinks_again_for_messages_that_expire_late() -> None:
     bench = Bench(3)
     a, _ = await bench.owner("a")
     messages = messages_of(await came(a))
@@ -179,7 +179,7 @@ async def test_a_revoked_takeover_leaves_no_shrunk_ack_wait() -> None:
 
 
 @pytest.mark.anyio
-async def test_who_dies_in_a_takeover_leaves_a_shrunk_ack_wait_that_the_next_one_restores() -> None:
+async def test_a_crash_in_a_takeover_leaves_a_shrunk_ack_wait_that_the_next_owner_restores() -> None:
     bench = Bench(3)
     a, partition = await bench.owner("a")
     await came(a)
@@ -201,7 +201,7 @@ async def test_who_dies_in_a_takeover_leaves_a_shrunk_ack_wait_that_the_next_one
 
 
 @pytest.mark.anyio
-async def test_a_woken_owner_may_acknowledge_until_it_hears_that_it_is_none() -> None:
+async def test_a_woken_owner_may_acknowledge_until_it_hears_of_its_loss() -> None:
     bench = Bench(3)
     a, old = await bench.owner("a")
     first = messages_of(await came(a))
@@ -232,7 +232,7 @@ async def test_a_woken_owner_may_acknowledge_until_it_hears_that_it_is_none() ->
 
 
 @pytest.mark.anyio
-async def test_a_frozen_member_is_delivered_nothing_and_wakes_by_itself() -> None:
+async def test_a_frozen_member_receives_nothing_and_wakes_by_itself() -> None:
     bench = Bench()
     a, _ = await bench.owner("a")
     bench.broker.freeze("nobody", 5.0)
@@ -252,7 +252,7 @@ async def test_a_frozen_member_is_delivered_nothing_and_wakes_by_itself() -> Non
 
 
 @pytest.mark.anyio
-async def test_a_killed_server_is_told_again_and_taken_over_by_its_own_client() -> None:
+async def test_a_client_repeats_acknowledgements_and_takes_over_after_a_kill_of_the_server() -> None:
     bench = Bench(6)
     a, partition = await bench.owner("a")
     messages = messages_of(await came(a, Room(4, 1 << 20)))
@@ -271,7 +271,7 @@ async def test_a_killed_server_is_told_again_and_taken_over_by_its_own_client() 
 
 
 @pytest.mark.anyio
-async def test_a_member_that_has_crashed_reaches_nothing() -> None:
+async def test_a_crashed_member_changes_nothing() -> None:
     bench = Bench(2)
     a, partition = await bench.owner("a")
     messages = messages_of(await came(a))
@@ -292,7 +292,7 @@ async def test_a_member_that_has_crashed_reaches_nothing() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_was_acknowledged_or_not_comes_again_when_the_broker_says_so() -> None:
+async def test_redeliver_brings_acknowledged_and_unacknowledged_messages_again() -> None:
     bench = Bench(3)
     assert not bench.broker.redeliver(0, 0.0)
     a, partition = await bench.owner("a")
@@ -359,7 +359,7 @@ async def test_partitions_share_the_sequences_of_one_stream() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_end_is_behind_everything_that_is_its_own() -> None:
+async def test_exhausted_follows_all_messages_of_the_source() -> None:
     bench = Bench(3)
     a, partition = await bench.owner("a")
     await came(a)
@@ -376,7 +376,7 @@ async def test_the_end_is_behind_everything_that_is_its_own() -> None:
     assert await came(b) == []
 
 
-def test_it_is_a_personality() -> None:
+def test_the_broker_is_a_personality() -> None:
     personality: Personality = JetStreamPersonality(2)
     assert personality.name == "jetstream"
     assert personality.next_at() == math.inf

@@ -1,4 +1,4 @@
-"""The Kafka personality in virtual time, as scripts of ``tests.memsource.sim.kafka_scenarios`` use it."""
+"""The Kafka personality in virtual time, as scripts of ``tests.memsource.kafka.scenarios`` use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from memsource.kafka.broker import KafkaBroker, KafkaSettings
 from memsource.kafka.client import Client, Commit, KafkaFailure, RebalanceProtocol
-from tests.memsource.sim.kafka_stage import LIMIT, NEW_MESSAGES, Committed, Hook, Member, Settings
+from tests.memsource.kafka.stage import LIMIT, NEW_MESSAGES, Committed, Hook, Member, Settings
 
 _STEP: Final = 0.05
 _LONG: Final = 6.0

@@ -15,7 +15,7 @@ from memsource import Group, GroupSource
 from memsource.contract.source import Ability, Check, ContractBroken, Sample, checks
 from memsource.memory.group import Committed
 from tests.fakes.cut_short import cut_short
-from tests.memsource.contract.passing_on import PassesOn, name_of
+from tests.memsource.contract.delegate import Delegate, name_of
 
 ABILITIES: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits", "hands over")
 POSITIONS_ALONE: Final[tuple[Ability, ...]] = ("revoke", "lose", "finish", "commits")
@@ -85,7 +85,7 @@ async def test_a_source_that_hands_nothing_over_keeps_the_contract(check: Check,
     await check(GroupHarness(partitions, can=POSITIONS_ALONE))
 
 
-Broken = PassesOn[GroupSource]
+Broken = Delegate[GroupSource]
 
 
 class AssignsWithoutAFloor(Broken):
@@ -253,7 +253,7 @@ async def test_gaps_at_the_end_are_progress() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_commit_whose_result_is_unknown_was_made() -> None:
+async def test_a_commit_with_a_lost_answer_was_made() -> None:
     group = published(5)
     source, partition = await opened(group, "m-1")
     source.fail("settle", SourceError("broken", retryable=True), done=True)
@@ -285,7 +285,7 @@ async def test_a_commit_may_take_its_time() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_former_owner_goes_on_until_it_hears() -> None:
+async def test_a_former_owner_continues_until_it_hears_of_the_loss() -> None:
     group = published(4)
     old, lost = await opened(group, "m-1")
     assert positions(await old.receive(Room(1, 100))) == [0]
@@ -307,7 +307,7 @@ async def test_a_former_owner_goes_on_until_it_hears() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_member_whose_session_expired_loses_everything_and_comes_back() -> None:
+async def test_a_member_with_an_expired_session_loses_all_partitions_and_joins_again() -> None:
     group = published(4, 2)
     source = GroupSource(group, "m-1")
     await source.open()

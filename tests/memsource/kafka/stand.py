@@ -45,7 +45,7 @@ class Stand:
         return [record.position for record in self.broker.fetch(client, partition, messages, 1 << 20)]
 
     def commit(self, client: Client, offset: int, metadata: str = "", partition: int = 0) -> str | None:
-        """What the commit fails with; None = it was made."""
+        """The error of a commit; None = it succeeded."""
         try:
             self.broker.commit(client, {partition: Commit(offset, metadata)}, self.now)
         except KafkaFailure as failure:

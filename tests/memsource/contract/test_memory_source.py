@@ -14,7 +14,7 @@ from memsource.contract.harness import messages_of
 from memsource.contract.source import Ability, Check, ContractBroken, Sample, checks
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.memsource.contract.passing_on import PassesOn, name_of
+from tests.memsource.contract.delegate import Delegate, name_of
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
 
@@ -80,7 +80,7 @@ async def test_partitions_take_turns_where_there_is_little_room() -> None:
     assert len(came) == 6
 
 
-Broken = PassesOn[MemorySource]
+Broken = Delegate[MemorySource]
 
 
 class IgnoresRoom(Broken):
@@ -191,6 +191,6 @@ def test_a_broken_promise_is_an_assertion_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("ability", EVERYTHING)
-def test_what_a_source_cannot_do_is_not_checked(ability: Ability) -> None:
+def test_a_missing_ability_is_not_checked(ability: Ability) -> None:
     without = tuple(each for each in EVERYTHING if each != ability)
     assert len(checks(())) < len(checks(without)) < len(checks(EVERYTHING))

@@ -1,4 +1,4 @@
-"""``KafkaMemberSource`` makes of what Kafka does what ``lanes.source`` promises."""
+"""``KafkaMemberSource`` turns the behaviour of Kafka into the contract of ``lanes.source``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revok
 from memsource.kafka.client import Commit
 from memsource.kafka.source import KafkaMemberSource
 from tests.fakes.cut_short import cut_short
-from tests.memsource.sim.kafka_stand import Stand
+from tests.memsource.kafka.stand import Stand
 
 ROOM = Room(1_000, 1 << 20)
 PROTOCOLS = ("eager", "cooperative", "848")
@@ -66,7 +66,7 @@ async def test_a_partition_that_comes_paused_is_resumed_and_only_that() -> None:
     assert source.client.paused == {1}
 
 
-async def test_what_is_completed_is_handed_over_with_its_floor() -> None:
+async def test_completed_positions_are_handed_over_with_the_floor() -> None:
     stand = Stand(1, 10)
     source, (partition,) = await opened(stand)
     await source.settle([Settlement(partition, [], 3, [(4, 6), (8, 9)])])
@@ -204,7 +204,7 @@ async def test_a_crashed_process_changes_nothing_any_more() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_what_is_not_released_in_time_goes_back_all_the_same(protocol: str) -> None:
+async def test_a_partition_that_is_not_released_in_time_is_lost(protocol: str) -> None:
     stand = Stand(1, 3, protocol=protocol, max_poll_interval=10.0)
     source, (partition,) = await opened(stand)
     stand.broker.group.revoke(0)
@@ -228,7 +228,7 @@ async def test_what_is_not_released_in_time_goes_back_all_the_same(protocol: str
     assert [type(event) for event in await source.receive(ROOM)] == [Assigned]
 
 
-async def test_who_hangs_in_a_revoke_loses_everything() -> None:
+async def test_a_member_that_hangs_in_a_revoke_loses_all_partitions() -> None:
     stand = Stand(2, 3, protocol="848", max_poll_interval=10.0)
     source, partitions = await opened(stand)
     other = KafkaMemberSource(stand.broker, "two", lambda: stand.now)
@@ -245,7 +245,7 @@ async def test_who_hangs_in_a_revoke_loses_everything() -> None:
     assert len(await other.receive(Room(0, 0))) == 2
 
 
-async def test_a_fenced_member_loses_what_was_being_revoked_too() -> None:
+async def test_a_fenced_member_loses_its_revoked_partitions_too() -> None:
     stand = Stand(2, 3)
     source, partitions = await opened(stand)
     stand.broker.group.revoke(1)
@@ -259,7 +259,7 @@ async def test_a_fenced_member_loses_what_was_being_revoked_too() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_a_topic_that_is_another_one_stops_it_loudly(protocol: str) -> None:
+async def test_a_recreated_topic_stops_the_source(protocol: str) -> None:
     stand = Stand(1, 100, protocol=protocol)
     source, (partition,) = await opened(stand)
     await source.receive(ROOM)
@@ -304,7 +304,7 @@ async def test_a_position_the_log_does_not_reach_is_an_error_that_names_the_reme
         await source.receive(ROOM)
 
 
-async def test_a_position_that_was_reset_says_nothing_of_what_was_completed() -> None:
+async def test_a_reset_position_has_no_completed_positions() -> None:
     stand = Stand(1, 10)
     source, (partition,) = await opened(stand)
     await source.settle([Settlement(partition, [], 2, [(4, 9)])])
@@ -329,7 +329,7 @@ async def test_a_static_member_that_is_fenced_loses_all_and_fails_for_good() -> 
     assert not caught.value.retryable
 
 
-async def test_gaps_at_the_end_are_progress_and_an_end_is_told_once() -> None:
+async def test_gaps_at_the_end_are_progress_and_the_end_comes_once() -> None:
     stand = Stand(1, 2)
     stand.broker.skip(3)
     source, (partition,) = await opened(stand)
@@ -341,7 +341,7 @@ async def test_gaps_at_the_end_are_progress_and_an_end_is_told_once() -> None:
     await cut_short(source.receive, ROOM)
 
 
-async def test_nobody_polls_between_two_receives() -> None:
+async def test_the_client_does_not_poll_between_two_receives() -> None:
     stand = Stand(1, 2, max_poll_interval=6.0)
     source, (partition,) = await opened(stand)
     await cut_short(source.receive, Room(0, 0))
@@ -372,7 +372,7 @@ async def test_heartbeats_stop_while_a_close_hangs() -> None:
     assert (len(source.called("aclose")), source.owned) == (1, [])
 
 
-async def test_it_cannot_join_a_broker_that_is_down() -> None:
+async def test_open_fails_while_the_broker_is_down() -> None:
     stand = Stand(1)
     stand.broker.stop_broker(0.0)
     source = KafkaMemberSource(stand.broker, "one", lambda: stand.now)

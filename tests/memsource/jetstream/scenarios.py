@@ -1,4 +1,4 @@
-"""What a pull consumer of JetStream does, as scripts that run on the personality and on the real server alike.
+"""Scripts of the behaviour of a pull consumer of JetStream, for the personality and for a real server.
 
 Everything a script observes is (sequence, how many times it was delivered), in the order of arrival.
 """

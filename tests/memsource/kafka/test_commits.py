@@ -1,4 +1,4 @@
-"""What a Kafka broker looks at in a commit, and what it does not."""
+"""``KafkaBroker`` checks the member and the metadata of a commit, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lanes.core.offset_map import encode
 from lanes.dead_letter import DeadLetter
 from memsource.kafka.broker import KafkaBroker, KafkaSettings
 from memsource.kafka.client import Commit, KafkaFailure
-from tests.memsource.sim.kafka_stand import Stand
+from tests.memsource.kafka.stand import Stand
 
 PROTOCOLS = ("eager", "cooperative", "848")
 
@@ -47,7 +47,7 @@ def test_metadata_is_limited_in_utf_16_units_with_the_nul_of_the_client() -> Non
         assert stand.broker.committed(0) == Commit(1, fits)
 
 
-def test_what_a_client_cannot_send_is_not_sent() -> None:
+def test_an_invalid_commit_is_not_sent() -> None:
     stand = Stand(2, 5)
     one = stand.client("one")
     for commit, error in (
@@ -71,7 +71,7 @@ def test_one_bad_partition_spoils_the_report_and_not_the_others() -> None:
     assert [stand.broker.committed(number) for number in range(3)] == [Commit(1), None, Commit(3)]
 
 
-def test_what_is_completed_counts_as_finished_and_foreign_metadata_says_nothing() -> None:
+def test_completed_positions_are_finished_and_foreign_metadata_is_ignored() -> None:
     stand = Stand(1, 10)
     one = stand.client("one")
     stand.commit(one, 3, encode(3, [(4, 6), (9, 10)]))
@@ -102,7 +102,7 @@ def test_settings_that_make_no_sense_are_refused(setting: str, value: float) -> 
         KafkaSettings(**{setting: value})  # type: ignore[arg-type]
 
 
-def test_who_is_not_there_is_named() -> None:
+def test_an_unknown_member_is_named() -> None:
     stand = Stand()
     stand.client("one")
     with pytest.raises(LookupError, match="member 'two' has no source of T; these have one: 'one'"):

@@ -1,21 +1,21 @@
-"""The personality does what a broker was seen to do. The broker itself: ``tests/kafka/test_personality.py``."""
+"""The Kafka personality behaves as a broker was measured. ``tests/kafka/test_personality.py`` measures a broker."""
 
 from __future__ import annotations
 
 import pytest
 
 from memsource.kafka.client import RebalanceProtocol
-from tests.memsource.sim.kafka_scenarios import CASES, SCENARIOS
-from tests.memsource.sim.kafka_stage import PROTOCOLS, Scenario
-from tests.memsource.sim.kafka_virtual import VirtualCluster
+from tests.memsource.kafka.scenarios import CASES, SCENARIOS
+from tests.memsource.kafka.stage import PROTOCOLS, Scenario
+from tests.memsource.kafka.virtual import VirtualCluster
 
 
 @pytest.mark.parametrize(("scenario", "protocol"), CASES, ids=str)
-def test_the_personality_does_what_the_broker_was_seen_to_do(scenario: Scenario, protocol: RebalanceProtocol) -> None:
+def test_the_personality_behaves_as_the_broker_was_measured(scenario: Scenario, protocol: RebalanceProtocol) -> None:
     assert scenario.play(VirtualCluster(protocol, scenario.settings)) == scenario.expected[protocol]
 
 
-def test_there_are_scenarios_for_what_the_research_has_measured() -> None:
+def test_each_measured_behaviour_has_a_scenario() -> None:
     assert len(SCENARIOS) >= 20
     for protocol in PROTOCOLS:
         assert sum(1 for _, each in CASES if each == protocol) >= 15

@@ -1,4 +1,4 @@
-"""The broker in memory: what it delivers again, which tokens count, and what it refuses."""
+"""``MemoryBroker``: redelivery, tokens, and refused calls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_key_stays_in_its_partition_and_keyless_messages_go_round() -> None:
     assert {broker.publish(key=number).partition for number in range(50)} == {0, 1, 2}
 
 
-def test_a_record_counts_its_bytes_and_shows_none() -> None:
+def test_a_record_shows_its_size_and_not_its_bytes() -> None:
     record = MemoryBroker(name="orders").publish("päyload", key="k", headers=[("name", b"value")])
     assert (record.value, record.key, record.subject) == ("päyload".encode(), b"k", "orders")
     assert record.size == 8 + 1 + 9
@@ -96,7 +96,7 @@ def test_an_acknowledgement_may_be_lost() -> None:
     assert positions(broker.deliver(0, 2, 100, 0.0)) == [1]
 
 
-def test_what_is_requeued_comes_first_and_in_the_order_of_requeuing() -> None:
+def test_requeued_messages_come_first_in_the_order_of_requeuing() -> None:
     broker = filled(6)
     broker.deliver(0, 4, 100, 0.0)
     broker.redeliver([3, 1])
@@ -224,7 +224,7 @@ async def test_the_example_in_the_docstring_runs() -> None:
 
 
 @pytest.mark.process
-def test_what_is_shipped_needs_no_test_runner() -> None:
+def test_memsource_imports_no_test_runner() -> None:
     program = (
         "import sys, memsource, memsource.contract.source; sys.exit('pytest' in sys.modules or 'trio' in sys.modules)"
     )

@@ -1,11 +1,11 @@
-"""Where clients read: prefetch, pause, positions, retention, and a topic that is another one."""
+"""Positions that clients read: prefetch, pause, resets, retention, and recreated topics."""
 
 from __future__ import annotations
 
 import pytest
 
 from memsource.kafka.client import Commit
-from tests.memsource.sim.kafka_stand import Stand
+from tests.memsource.kafka.stand import Stand
 
 PROTOCOLS = ("eager", "cooperative", "848")
 
@@ -32,7 +32,7 @@ def test_pause_outlives_ownership(protocol: str) -> None:
     assert stand.fetch(one) == [0, 1, 2, 3, 4]
 
 
-def test_what_is_fetched_ahead_is_handed_out_though_it_is_gone_and_a_pause_drops_it() -> None:
+def test_deleted_messages_are_delivered_from_the_prefetch_unless_a_pause_drops_it() -> None:
     stand = Stand(1, 10, prefetch=6)
     one = stand.client("one")
     stand.poll(one)
@@ -137,7 +137,7 @@ def recreated(stand: Stand, after: float) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["eager", "cooperative"])
-def test_a_topic_created_anew_at_once_is_silent_loss_for_classic(protocol: str) -> None:
+def test_a_topic_recreated_at_once_is_a_silent_loss_for_classic(protocol: str) -> None:
     stand = Stand(1, 100, protocol=protocol)
     one = stand.client("one")
     stand.poll(one)
@@ -149,7 +149,7 @@ def test_a_topic_created_anew_at_once_is_silent_loss_for_classic(protocol: str) 
     assert stand.fetch(one) == list(range(100, 150))
 
 
-def test_a_topic_created_anew_at_once_is_revoked_and_assigned_by_848() -> None:
+def test_a_topic_recreated_at_once_is_revoked_and_assigned_by_848() -> None:
     for commits, first in ((False, 0), (True, 100)):
         stand = Stand(1, 100, protocol="848")
         one = stand.client("one")
@@ -168,7 +168,7 @@ def test_a_topic_created_anew_at_once_is_revoked_and_assigned_by_848() -> None:
 
 
 @pytest.mark.parametrize(("protocol", "told"), [("eager", "revoke"), ("cooperative", "lost"), ("848", "revoke")])
-def test_a_deleted_topic_is_told_and_its_commits_are_gone(protocol: str, told: str) -> None:
+def test_a_deleted_topic_is_an_error_and_loses_its_commits(protocol: str, told: str) -> None:
     stand = Stand(1, 5, protocol=protocol)
     one = stand.client("one")
     stand.poll(one)

@@ -15,7 +15,7 @@ from lanes.core.cohort.ledger import Done
 from lanes.core.types import Partition
 from memsource.memory.topic import RecordReader
 
-__all__ = ["FORCED", "Held", "StubMembership", "StubTenancy", "held", "taken_over"]
+__all__ = ["FORCED", "StubCohort", "StubMembership", "StubPartition", "stub_cohort", "taken_over"]
 
 FORCED: Final = CohortSettings(drain_within=7.0, overdue="force")
 
@@ -70,7 +70,7 @@ class StubMembership:
         self.dones.append(done)
 
 
-class StubTenancy(OwnedPartition):
+class StubPartition(OwnedPartition):
     """``durable`` is the epoch and sub-number of its durable, None while it rests; ``rests`` counts the rests."""
 
     durable: tuple[int, int] | None = None
@@ -84,7 +84,7 @@ class StubTenancy(OwnedPartition):
 T = TypeVar("T", bound=OwnedPartition)
 
 
-class Held(Generic[T]):
+class StubCohort(Generic[T]):
     """``wakes`` counts the calls of ``wake``."""
 
     def __init__(
@@ -135,14 +135,14 @@ class Held(Generic[T]):
         return [(what, number) for what, number, _ in self.stub.told]
 
 
-def held(**about: Any) -> Held[StubTenancy]:
+def stub_cohort(**about: Any) -> StubCohort[StubPartition]:
     """``OwnedPartitions`` with stub partitions."""
 
-    def follow(tenancy: StubTenancy, owned: LeaseOwned) -> None:
-        tenancy.begin()
-        tenancy.durable = owned.epoch, owned.sub
+    def follow(owned: StubPartition, lease: LeaseOwned) -> None:
+        owned.begin()
+        owned.durable = lease.epoch, lease.sub
 
-    return Held(StubTenancy, follow, **about)
+    return StubCohort(StubPartition, follow, **about)
 
 
 def taken_over(epoch: int, sub: int = 0, *, again: bool = False, done: Done = Done(0, ())) -> LeaseOwned:  # noqa: B008

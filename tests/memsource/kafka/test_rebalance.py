@@ -1,17 +1,17 @@
-"""What the three protocols tell their clients when partitions move, as far as a source sees it."""
+"""Callbacks of the three rebalance protocols when partitions move."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.memsource.sim.kafka_stand import Stand
+from tests.memsource.kafka.stand import Stand
 
 
 def four(protocol: str) -> Stand:
     return Stand(4, 5, protocol=protocol)
 
 
-def test_eager_everybody_gives_up_everything() -> None:
+def test_an_eager_rebalance_revokes_everything() -> None:
     stand = four("eager")
     one = stand.client("one")
     assert stand.told(one) == [("assign", (0, 1, 2, 3))]
@@ -33,7 +33,7 @@ def test_eager_everybody_gives_up_everything() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
-def test_cooperative_and_848_only_what_moves_is_given_up(protocol: str) -> None:
+def test_cooperative_and_848_revoke_only_partitions_that_move(protocol: str) -> None:
     stand = four(protocol)
     one = stand.client("one")
     assert stand.told(one) == [("assign", (0, 1, 2, 3))]
@@ -52,7 +52,7 @@ def test_cooperative_and_848_only_what_moves_is_given_up(protocol: str) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "at_once"), [("cooperative", True), ("848", False)])
-def test_848_tells_an_assignment_with_a_heartbeat_and_classic_as_it_is_made(protocol: str, at_once: bool) -> None:
+def test_848_assigns_at_a_heartbeat_and_classic_at_once(protocol: str, at_once: bool) -> None:
     stand = Stand(2, protocol=protocol)
     one = stand.client("one")
     stand.poll(one)
@@ -89,7 +89,7 @@ def test_a_rebalance_asks_for_something(protocol: str) -> None:
         assert len(stand.broker.group.members) == 1
 
 
-def test_what_nobody_asked_for_cannot_be_given_back() -> None:
+def test_a_partition_cannot_be_released_without_a_revocation() -> None:
     stand = Stand(2)
     one = stand.client("one")
     stand.poll(one)
@@ -125,7 +125,7 @@ def test_a_revoke_that_takes_longer_than_the_poll_interval(protocol: str, fenced
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
-def test_a_loss_is_heard_with_a_heartbeat_and_until_then_the_owner_goes_on(protocol: str) -> None:
+def test_an_owner_continues_until_a_heartbeat_brings_its_loss(protocol: str) -> None:
     stand = Stand(1, 4, protocol=protocol)
     one = stand.client("one")
     stand.poll(one)
@@ -142,7 +142,7 @@ def test_a_loss_is_heard_with_a_heartbeat_and_until_then_the_owner_goes_on(proto
     assert stand.fetch(two) == [2, 3]
 
 
-def test_the_only_member_gets_back_what_it_lost_when_a_session_has_passed() -> None:
+def test_the_only_member_gets_a_lost_partition_again_after_a_session() -> None:
     stand = Stand(1, 4)
     assert not stand.broker.lose(0, 0.0)
     one = stand.client("one")

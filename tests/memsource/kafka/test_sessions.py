@@ -1,10 +1,10 @@
-"""How members are lost, and when they hear of it: sessions, polls, closing, static names, brokers that are down."""
+"""The loss of members: sessions, polls, closing, static names, and brokers that are down."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.memsource.sim.kafka_stand import Stand
+from tests.memsource.kafka.stand import Stand
 
 PROTOCOLS = ("eager", "cooperative", "848")
 
@@ -55,7 +55,7 @@ def test_a_new_process_of_the_same_name_waits_for_the_session_of_the_crashed_one
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_frozen_member_hears_lost_when_it_polls_again(protocol: str) -> None:
+def test_a_frozen_member_hears_of_its_loss_at_its_next_poll(protocol: str) -> None:
     stand = two_members(protocol)
     one, two = stand.broker.coordinator.clients
     stand.to(1.0)
@@ -171,7 +171,7 @@ def test_a_closed_client_is_given_nothing(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_static_member_that_is_back_in_time_disturbs_nobody(protocol: str) -> None:
+def test_a_static_member_that_returns_in_time_causes_no_rebalance(protocol: str) -> None:
     stand = Stand(2, 3, protocol=protocol)
     one = stand.client("one", "static")
     stand.poll(one)
@@ -252,7 +252,7 @@ def test_in_a_long_outage_classic_members_lose_all_and_848_ones_nothing(protocol
     assert stand.commit(one, 1) is None
 
 
-def test_what_is_released_while_nobody_answers_goes_back_later() -> None:
+def test_a_release_while_the_broker_is_down_is_sent_later() -> None:
     stand = Stand(2)
     one = stand.client("one")
     stand.poll(one)

@@ -1,4 +1,4 @@
-"""The consumer as data against a naive one, which keeps every state it was in and looks at everything each time."""
+"""``PullConsumer`` against a naive model, which keeps all its former states and scans everything."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ SETTINGS = st.builds(
 
 
 @given(SETTINGS, st.lists(STEPS, max_size=40))
-def test_it_delivers_what_the_naive_one_delivers(settings: ConsumerSettings, steps: list[Any]) -> None:
+def test_the_consumer_delivers_as_the_naive_model_does(settings: ConsumerSettings, steps: list[Any]) -> None:
     topic = Topic(1, "topic")
     topic.skip(1)
     consumer, naive, now = PullConsumer(topic.log(0), settings), Naive(settings), 0.0
@@ -189,7 +189,7 @@ def test_the_message_that_reaches_the_size_is_the_last() -> None:
     assert repr(consumer) == "<PullConsumer: 3 unacknowledged, 0 to come again>"
 
 
-def test_a_killed_server_forgets_what_was_younger_than_its_last_write() -> None:
+def test_a_killed_server_forgets_changes_after_its_last_write() -> None:
     consumer = filled(6)
     pulled(consumer, 0.0, 3)
     consumer.ack(1, 0.0)
@@ -205,14 +205,14 @@ def test_a_killed_server_forgets_what_was_younger_than_its_last_write() -> None:
     assert consumer.unfinished == [2, 3, 4, 5, 6]
 
 
-def test_what_is_older_than_a_write_is_known_after_a_kill() -> None:
+def test_a_killed_server_keeps_changes_before_its_last_write() -> None:
     consumer = filled(2)
     pulled(consumer, 0.85, 1)
     consumer.kill(1.0)
     assert consumer.unacknowledged == [1]
 
 
-def test_a_reset_brings_back_what_was_dropped_above_the_floor() -> None:
+def test_a_reset_redelivers_messages_dropped_above_the_floor() -> None:
     consumer = filled(3, max_deliver=1)
     pulled(consumer, 0.0)
     consumer.nak(2, 0.0)
@@ -245,7 +245,7 @@ def test_an_acknowledgement_can_be_lost_afterwards() -> None:
     assert pulled(consumer, 0.0)[:2] == [(1, 2), (2, 2)]
 
 
-def test_shrinking_is_undone_by_whoever_comes_next() -> None:
+def test_the_next_owner_restores_a_shrunk_ack_wait() -> None:
     consumer = filled(2, ack_wait=30.0, backoff=(20.0, 40.0))
     before = consumer.settings
     pulled(consumer, 0.0)

@@ -1,6 +1,6 @@
-"""What Kafka and its client do to a member of a group, as scripts that run on the personality and on a broker alike.
+"""Scripts of the behaviour of Kafka and its client towards a member, for the personality and for a real broker.
 
-Which member gets which partition is the assignor's affair: a script asks. What it observes is plain: "revoke 1" is a
+Which member gets which partition is the assignor's affair: a script asks. Observations are plain: "revoke 1" is a
 callback for one partition, and an error is its code.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from memsource.kafka.client import RebalanceProtocol
-from tests.memsource.sim.kafka_stage import NEW_MESSAGES, Cluster, Member, Scenario, Seen, Settings, differing, same
+from tests.memsource.kafka.stage import NEW_MESSAGES, Cluster, Member, Scenario, Seen, Settings, differing, same
 
 PATIENCE: Final = 0.6
 """Seconds without a message after which nothing comes any more; longer than a resumed partition takes."""
@@ -66,7 +66,7 @@ def _take(cluster: Cluster, member: Member, count: int, partition: int = 0) -> l
 
 
 def _whatever(cluster: Cluster, member: Member, partition: int = 0) -> list[int]:
-    """What comes within the patience."""
+    """The events within the patience."""
     cluster.wait(PATIENCE, member)
     return member.taken(partition)
 

@@ -1,4 +1,4 @@
-"""The group as data: who is told what, who may commit, how partitions move, and states as values."""
+"""``Group`` as data: notices, commits, moves of partitions, and states as values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fetched(group: Group, member: str, partition: int = 0, messages: int = 100, 
     return [record.position for record in group.fetch(member, partition, messages, size)]
 
 
-def test_a_member_reads_from_what_is_committed_when_it_learns_of_its_assignment() -> None:
+def test_a_member_reads_from_the_commit_at_the_time_it_learns_of_its_assignment() -> None:
     group = filled(5)
     group.join("a")
     group.commit("a", 0, 2)
@@ -76,7 +76,7 @@ def test_a_commit_is_checked_for_nothing_but_its_member() -> None:
     assert group.committed(0).offset == 0
 
 
-def test_unfinished_is_what_the_next_owner_has_to_handle() -> None:
+def test_unfinished_counts_the_messages_of_the_next_owner() -> None:
     group = filled(10)
     group.join("a")
     assert group.unfinished == 10
@@ -84,7 +84,7 @@ def test_unfinished_is_what_the_next_owner_has_to_handle() -> None:
     assert group.unfinished == 4
 
 
-def test_eager_everybody_gives_up_everything_first() -> None:
+def test_an_eager_rebalance_revokes_everything_first() -> None:
     group = filled(4, 4)
     group.join("a")
     assert group.poll("a") == [("assigned", number) for number in range(4)]
@@ -100,7 +100,7 @@ def test_eager_everybody_gives_up_everything_first() -> None:
     assert Counter(map(group.owner, range(4))) == {"a": 2, "b": 2}
 
 
-def test_cooperative_only_what_moves_is_given_up() -> None:
+def test_a_cooperative_rebalance_revokes_only_partitions_that_move() -> None:
     group = filled(4, 4, cooperative=True)
     group.join("a")
     group.poll("a")
@@ -115,7 +115,7 @@ def test_cooperative_only_what_moves_is_given_up() -> None:
     assert group.poll("b") == [("assigned", 0), ("assigned", 1)]
 
 
-def test_an_assignor_says_who_is_to_own_what() -> None:
+def test_an_assignor_decides_the_owners() -> None:
     asked = []
 
     def newest(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
@@ -146,7 +146,7 @@ def test_a_member_that_comes_during_a_rebalance_takes_part_in_it() -> None:
     assert sorted(str(group.owner(number)) for number in range(3)) == ["a", "b", "c"]
 
 
-def test_a_crash_ends_what_a_rebalance_waited_for() -> None:
+def test_a_rebalance_does_not_wait_for_a_crashed_member() -> None:
     group = filled(2, 2)
     group.join("a")
     group.poll("a")
@@ -160,7 +160,7 @@ def test_a_crash_ends_what_a_rebalance_waited_for() -> None:
         group.join("b")
 
 
-def test_who_loses_a_partition_goes_on_until_it_polls() -> None:
+def test_a_member_uses_a_lost_partition_until_it_polls() -> None:
     group = filled(6, 1, cooperative=True)
     group.join("a")
     group.poll("a")
@@ -180,7 +180,7 @@ def test_who_loses_a_partition_goes_on_until_it_polls() -> None:
         group.fetch("a", 0, 1)
 
 
-def test_the_only_member_gets_back_what_it_lost_in_the_next_rebalance() -> None:
+def test_the_only_member_gets_a_lost_partition_again_in_the_next_rebalance() -> None:
     group = filled(2)
     group.join("a")
     group.poll("a")
@@ -210,7 +210,7 @@ def test_a_release_says_nothing_about_a_later_assignment() -> None:
     assert group.poll("a") == [Notice("assigned", 0)]
 
 
-def test_who_was_asked_and_did_not_hear_may_release_all_the_same() -> None:
+def test_a_member_may_release_before_it_hears_of_the_revocation() -> None:
     group = filled(2)
     group.join("a")
     group.poll("a")
@@ -281,7 +281,7 @@ def coherent(group: Group) -> None:
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.integers(1, 3))
-def test_whatever_happens_the_views_agree_and_a_state_is_a_value(seed: int, cooperative: bool, partitions: int) -> None:
+def test_after_any_events_the_views_agree_and_a_state_is_a_value(seed: int, cooperative: bool, partitions: int) -> None:
     group, twin = (Group(partitions, cooperative=cooperative) for _ in range(2))
     random = Random(seed)
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""Random plans on a Kafka broker, against a model that knows nothing but what clients were told and what they did."""
+"""Random plans on ``KafkaBroker``, against a model of the calls and callbacks of clients alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsource.kafka.client import Callback, Client, Commit
-from tests.memsource.sim.kafka_stand import Stand
+from tests.memsource.kafka.stand import Stand
 
 SESSION: Final = 6.0
 PARTITIONS: Final = 3
@@ -214,7 +214,7 @@ class Model:
     st.sampled_from(["eager", "cooperative", "848"]),
     st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2), st.integers(0, 11)), max_size=60),
 )
-def test_whatever_happens_there_is_one_owner_and_nothing_is_read_twice_or_left_out(
+def test_after_any_events_a_partition_has_one_owner_and_each_message_is_read_once(
     protocol: str, plan: list[tuple[str, int, int]]
 ) -> None:
     model = Model(protocol)

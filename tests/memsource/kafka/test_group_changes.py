@@ -1,4 +1,4 @@
-"""What a group does for a broker that knows time: members that start anew, losses for nobody, other topics."""
+"""``Group`` for a broker with time: restarted members, losses without a new owner, recreated topics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from memsource import Group
 from memsource.memory.group import Committed, Notice
 
 
-def test_a_member_that_starts_anew_hears_of_all_it_owns_and_has_released_what_it_was_asked_for() -> None:
+def test_a_restarted_member_is_assigned_all_but_its_revoked_partitions() -> None:
     group = Group(3, cooperative=True)
     group.join("a")
     group.poll("a")
@@ -18,7 +18,7 @@ def test_a_member_that_starts_anew_hears_of_all_it_owns_and_has_released_what_it
     assert group.poll("b") == [("assigned", 2)]
 
 
-def test_what_is_lost_for_nobody_stays_free() -> None:
+def test_a_partition_lost_without_give_stays_free() -> None:
     group = Group(1, cooperative=True)
     group.join("a")
     group.join("b")
@@ -28,7 +28,7 @@ def test_what_is_lost_for_nobody_stays_free() -> None:
     assert group.owner(0) is not None
 
 
-def test_a_new_topic_is_empty_and_nothing_of_it_is_committed() -> None:
+def test_a_recreated_topic_is_empty_and_has_no_commits() -> None:
     group = Group(2)
     group.publish()
     group.join("a")

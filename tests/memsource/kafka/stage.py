@@ -1,4 +1,4 @@
-"""What a script of ``tests.memsource.sim.kafka_scenarios`` is played on: a broker with its clients, the
+"""The stage of the scripts of ``tests.memsource.kafka.scenarios``: a broker with its clients, the
 personality's or real."""
 
 from __future__ import annotations

@@ -1,0 +1,18 @@
+"""The personality behaves as the server was measured. ``tests/jetstream/test_personality.py`` measures a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.memsource.jetstream.scenarios import SCENARIOS, ModelCluster, Scenario
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+async def test_the_personality_behaves_as_the_server_was_measured(scenario: Scenario) -> None:
+    assert await scenario.play(ModelCluster(scenario.settings)) == scenario.expected
+
+
+def test_each_measured_behaviour_has_a_scenario() -> None:
+    assert len(SCENARIOS) >= 8
+    assert sum(scenario.kills for scenario in SCENARIOS) >= 1
