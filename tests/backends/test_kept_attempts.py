@@ -1,4 +1,4 @@
-"""Attempts in a store, on real brokers: what is put aside until they are known is not lost, and they go on."""
+"""Attempts in a store on real brokers: messages that wait for them are not lost, and attempts continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Make = Callable[[], Source]
 
 
 class Late(MemoryAttempts):
-    """One that answers when a source has done what it does before that."""
+    """A store that answers only after the source has done its first steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Late(MemoryAttempts):
         return await super().load(partition)
 
     def after(self, source: Source) -> Source:
-        """Not before this source has delivered something, or is told to keep back what it has."""
+        """Answer only after this source has delivered messages, or was told to keep them back."""
         self._answer = answer = anyio.Event()
         receive = source.receive
 
@@ -90,7 +90,7 @@ async def on_kafka(server: KafkaServer) -> AsyncIterator[Make]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("broker", ["jetstream", "kafka"])
-async def test_the_next_run_goes_on_with_the_attempts(broker: str, request: pytest.FixtureRequest) -> None:
+async def test_the_next_run_continues_the_attempts(broker: str, request: pytest.FixtureRequest) -> None:
     store = Late()
     calls: list[tuple[int, int]] = []
     done: list[int] = []
@@ -112,7 +112,7 @@ async def test_the_next_run_goes_on_with_the_attempts(broker: str, request: pyte
                 await until(lambda: len(done) == COUNT - COUNT // KEYS + 1)
                 assert consumer.status().blocked == (number > 1)
     assert calls == [(KEYS, 1), (KEYS, 2)]
-    # Once each, and those of its key not at all.
+    # Each once; those of its key not at all.
     assert sorted(done) == sorted({0} | {number for number in range(COUNT) if number % KEYS})
     for key in range(1, KEYS):
         of_key = [number for number in done if number % KEYS == key]

@@ -1,7 +1,7 @@
-"""No credential, key, payload or header is in anything that is shown: a canary stands in for each of them.
+"""No credential, key, payload or header is ever shown; the tests use a canary for each.
 
-Looked at are reprs, error texts with all they were caused by, log records of every logger and level, the status, and
-the history. What a handler raises is its own text, and is shown.
+The tests read reprs, error texts with their causes, log records of every logger and level, the status and
+the history. The text of a handler's own exception is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.conftest import NatsFactory
 
 PASSWORD, USER, KEY, VALUE, HEADER = (f"canary-{name}-5e1f" for name in ("password", "user", "key", "value", "header"))
 CANARIES = (PASSWORD, KEY, VALUE, HEADER)
-HERE = "127.0.0.1:9"  # where nobody listens
+HERE = "127.0.0.1:9"  # a port without a listener
 
 URLS = [
     "nats://{user}:{secret}@{here}",
@@ -66,14 +66,14 @@ def url(form: str) -> str:
 
 
 def told(error: BaseException | None) -> Iterator[str]:
-    """All that an error says, with what a traceback shows of where it came from."""
+    """The text of an error, with everything that its traceback shows."""
     while error is not None:
         yield from (str(error), repr(error), "".join(traceback.format_exception(error)))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[str]:
-    """Every record as a handler would write it, and what it carries along."""
+    """Every record as a log handler writes it, with its arguments."""
     for record in caplog.records:
         yield logging.Formatter("%(name)s %(message)s").format(record)
         yield from told(record.exc_info[1] if record.exc_info else None)
@@ -84,7 +84,7 @@ def leaks(texts: Iterator[str] | list[str], canaries: tuple[str, ...] = CANARIES
 
 
 async def handler(message: lanes.Message) -> None:
-    """Never called."""
+    """A handler that is never called."""
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_a_leak_would_be_seen(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("form", URLS)
-async def test_credentials_of_a_server_that_is_not_reached(form: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_credentials_for_an_unreachable_server_are_hidden(form: str, caplog: pytest.LogCaptureFixture) -> None:
     source = JetStreamSource(url(form), stream="S", durable="d", key=None)
     letters = JetStreamDeadLetters(url(form), "dead.s")
     with pytest.raises(lanes.SourceError) as of_source:
@@ -130,7 +130,7 @@ async def test_credentials_of_a_server_that_is_not_reached(form: str, caplog: py
     [lambda x: [x], lambda x: (x,), lambda x: {"servers": x}, str.encode],
     ids=["list", "tuple", "dict", "bytes"],
 )
-def test_credentials_in_what_is_no_connection(wrap: Callable[[str], Any]) -> None:
+def test_credentials_in_a_wrong_address_are_hidden(wrap: Callable[[str], Any]) -> None:
     where = wrap(url(URLS[0]))
     with pytest.raises(lanes.ConfigError) as of_source:
         JetStreamSource(where, stream="S", durable="d", key=None)
@@ -141,7 +141,7 @@ def test_credentials_in_what_is_no_connection(wrap: Callable[[str], Any]) -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_credentials_that_are_refused(fresh_nats: NatsFactory, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_credentials_are_hidden(fresh_nats: NatsFactory, caplog: pytest.LogCaptureFixture) -> None:
     server = fresh_nats(config="authorization { user: a, password: b }")
     where = server.url.replace("://", f"://{USER}:{PASSWORD}@")
     with pytest.raises(lanes.SourceError, match="Authorization") as refused:

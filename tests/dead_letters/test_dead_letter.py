@@ -13,7 +13,7 @@ from lanes.core.types import Failure, Message, Partition, PartitionId
 from lanes.dead_letter import ERROR_TEXT_LIMIT, dead_letter, dead_letter_id, error_text
 
 SECRET = "customer-42"
-# What tells the parts of an id apart, and digits that might pass for a length or a number.
+# The separator of the parts of an id, and digits that could look like a length or a number.
 NAMES = st.text(st.sampled_from("a:0123456789/ é"), max_size=6)
 PLACES = st.tuples(NAMES, NAMES, st.integers(0, 99), st.integers(0, 99))
 
@@ -30,7 +30,7 @@ class Reader:
 
 
 class Hostile(Exception):
-    """Cannot be rendered."""
+    """An error whose text cannot be rendered."""
 
     def __str__(self) -> str:
         raise RuntimeError(SECRET)
@@ -118,14 +118,14 @@ def test_a_text_can_be_written_in_any_dead_letter(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["cannot read report-\udcff.csv", "\ud800" * 600], ids=["file name", "nothing else"])
-def test_a_text_that_is_no_unicode_can_be_written_too(text: str) -> None:
+def test_a_text_with_lone_surrogates_can_be_written(text: str) -> None:
     # A file name that is not UTF-8 reaches error messages as lone surrogates, which no dead letter can encode.
     written = error_text(ValueError(text))
     assert len(written) <= ERROR_TEXT_LIMIT
     written.encode()
 
 
-# --- the letter
+# --- the dead letter
 
 
 def test_a_dead_letter_has_the_message_and_the_error() -> None:

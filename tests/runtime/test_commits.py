@@ -12,7 +12,7 @@ from tests.fakes.grouped import ONCE, HandClock, commits, epochs, group_of
 from tests.fakes.support import Gated, consumer_of, started, turns, until
 from tests.fakes.telemetry import Sdk
 
-# --- when
+# --- the time of a commit
 
 
 @pytest.mark.anyio

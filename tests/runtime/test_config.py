@@ -248,7 +248,7 @@ def test_a_policy_that_needs_dead_letters_is_refused_without_them(poison: Any) -
     assert str(refused.value).endswith('pass dead_letters=… or use poison="exit"')
 
 
-# --- against what the broker allows
+# --- limits of the broker
 
 
 @pytest.mark.parametrize(

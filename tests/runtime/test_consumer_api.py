@@ -295,10 +295,7 @@ async def test_a_drain_after_a_failed_start_returns() -> None:
         await consumer.drain()
 
 
-# --- unblock and park: what is refused
-
-
-# --- from another thread
+# --- calls from another thread, unblock and park
 
 
 def asked(consumer: Consumer, name: str) -> object:

@@ -15,7 +15,7 @@ from tests.fakes.grouped import commits, epochs, group_of
 from tests.fakes.support import Gated, consumer_of, living, published, started, turns, until
 from tests.fakes.threaded import assert_kept
 
-# --- handing over
+# --- drains
 
 
 @pytest.mark.anyio

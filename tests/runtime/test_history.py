@@ -53,7 +53,7 @@ async def finish_what_is_left(broker: MemoryBroker, directory: Path) -> None:
     assert_kept(directory)
 
 
-# --- the order of writing
+# --- the order of writes
 
 
 @pytest.mark.anyio
@@ -129,7 +129,7 @@ async def test_an_ack_row_is_in_the_file_before_the_source_is_called(tmp_path: P
     assert_kept(tmp_path)
 
 
-# --- what the checkers say
+# --- the verdicts of the checkers
 
 
 @pytest.mark.anyio

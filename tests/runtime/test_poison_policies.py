@@ -281,7 +281,7 @@ async def test_exit_commits_below_the_failure_and_completed_messages_above(tmp_p
     assert_kept(tmp_path, left=True)
 
 
-# --- what cannot be read
+# --- messages that cannot be read
 
 
 @pytest.mark.anyio

@@ -10,11 +10,6 @@ from lanes import ConfigError, Consumer, Settings
 from memsource import MemoryBroker, MemorySource
 from tests.fakes.support import acknowledge, consumer_of
 
-# --- several in one process
-
-
-# --- the settings reach it
-
 
 @pytest.mark.anyio
 async def test_a_batch_above_what_the_broker_allows_is_refused_before_the_first_message() -> None:

@@ -16,7 +16,7 @@ from tests.fakes.grouped import HandClock
 from tests.fakes.support import published, started, turns, until
 from tests.fakes.threaded import assert_kept
 
-# --- what is in a batch
+# --- the messages of a batch
 
 
 @pytest.mark.anyio
@@ -91,7 +91,7 @@ async def test_a_lingering_batch_starts_after_linger() -> None:
         assert await run.stop() is None
 
 
-# --- what it returns
+# --- the result of a handler
 
 
 @pytest.mark.anyio
@@ -221,7 +221,7 @@ async def test_a_plain_function_that_returns_an_awaitable_is_refused() -> None:
             await consumer.run()
 
 
-# --- what cannot be read
+# --- messages that cannot be read
 
 
 @pytest.mark.anyio

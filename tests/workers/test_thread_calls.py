@@ -21,7 +21,7 @@ from tests.fakes.support import consumer_of, published
 from tests.fakes.telemetry import Sdk
 from tests.fakes.threaded import Order
 
-# --- around the handler
+# --- decoding and the span
 
 
 @pytest.mark.anyio

@@ -48,7 +48,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> type[Late]:
     return Late
 
 
-# --- partitions that go
+# --- partitions that are given up
 
 
 @pytest.mark.anyio
@@ -120,7 +120,7 @@ async def test_a_drain_takes_back_queued_messages(late: type[Late]) -> None:
     assert handler.seen == [(1, 0), (1, 1), (1, 2)]
 
 
-# --- the end
+# --- the end of a run
 
 
 @pytest.mark.anyio

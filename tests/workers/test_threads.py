@@ -26,7 +26,7 @@ def nothing(message: Message) -> None:
     """A plain handler that succeeds at once."""
 
 
-# --- which handlers
+# --- kinds of handlers
 
 
 class Called:
@@ -241,7 +241,7 @@ def wait_without_the_loop(condition: Callable[[], object]) -> None:
     raise AssertionError("the threads did not do it")
 
 
-# --- what a handler raises
+# --- exceptions of a handler
 
 
 @pytest.mark.anyio
