@@ -77,7 +77,7 @@ def check(steps: list[Step]) -> None:
         runs = sum(p - 1 not in naive.settled for p in naive.settled)
         ledger._tidy()
         assert f" {runs} settled runs," in repr(ledger)
-        assert int(repr(few).split(" held, ")[1].split()[0]) <= FEW_RUNS
+        assert int(repr(few).split(" unsettled, ")[1].split()[0]) <= FEW_RUNS
 
 
 def _admit(

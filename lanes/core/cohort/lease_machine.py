@@ -5,7 +5,7 @@ performs the action that it returns, and passes the result to ``apply``, one act
 and during actions; after each of them the driver calls ``next`` again. After every call the driver acts on ``events``,
 empties the list, and passes ``deadline`` to the code that starts handlers.
 
-The module is long because it is one machine: every phase reads and writes the same twenty fields.
+Longer than most: it is one machine. Every phase reads and writes the same twenty fields.
 """
 
 from __future__ import annotations
