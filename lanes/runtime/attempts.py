@@ -66,7 +66,7 @@ class _Loading:
         self.scope = anyio.CancelScope()
 
 
-class _Row:
+class _Entry:
     """The entry of one message in the store.
 
     ``wanted``: the attempt to write next, if any. ``drop``: whether to delete the entry. ``busy``: whether a task
@@ -82,7 +82,7 @@ class _Row:
         self.busy = False
 
 
-class _Kept:
+class _Entries:
     """The entries of one partition by position, those to write, and the scopes of the tasks that write.
 
     ``given_up``: attempts of messages that must not be handled again. ``urgent``: failures, since a lane or a drain
@@ -91,25 +91,25 @@ class _Kept:
 
     def __init__(self) -> None:
         self.given_up: dict[int, Attempt] = {}
-        self.rows: dict[int, _Row] = {}
-        self.urgent: dict[int, _Row] = {}
-        self.waiting: dict[int, _Row] = {}
+        self.by_position: dict[int, _Entry] = {}
+        self.urgent: dict[int, _Entry] = {}
+        self.waiting: dict[int, _Entry] = {}
         self.writers: set[anyio.CancelScope] = set()
         self.written = anyio.Event()
 
-    def put(self, position: int, row: _Row) -> None:
+    def put(self, position: int, entry: _Entry) -> None:
         """Queue an entry to be written."""
-        queue, other = (self.waiting, self.urgent) if row.drop else (self.urgent, self.waiting)
+        queue, other = (self.waiting, self.urgent) if entry.drop else (self.urgent, self.waiting)
         other.pop(position, None)
-        queue[position] = row
+        queue[position] = entry
 
-    def take(self) -> dict[int, _Row]:
+    def take(self) -> dict[int, _Entry]:
         """Take the entries of the next call out of the queue: one failure, or many to drop. Empty when none waits."""
         # A full call of drops goes first, or endless failures would starve them.
         queue = self.urgent if self.urgent and len(self.waiting) < _DROPS else self.waiting
         positions = list(islice(queue, 1))
         if positions and queue[positions[0]].drop:
-            positions = list(islice((position for position, row in queue.items() if row.drop), _DROPS))
+            positions = list(islice((position for position, entry in queue.items() if entry.drop), _DROPS))
         return {position: queue.pop(position) for position in positions}
 
 
@@ -126,7 +126,7 @@ class AttemptKeeper:
         self._context = context
         self._name = context.name
         self._loading: dict[Partition, _Loading] = {}
-        self._kept: dict[Partition, _Kept] = {}
+        self._entries: dict[Partition, _Entries] = {}
 
     # --- attempts of former owners
 
@@ -144,7 +144,7 @@ class AttemptKeeper:
         """Load the attempts of a new assignment."""
         if not self.active:
             return
-        self._kept[partition] = _Kept()
+        self._entries[partition] = _Entries()
         self._loading[partition] = _Loading(now)
         self._context.start_soon(self._load, partition)
 
@@ -204,14 +204,14 @@ class AttemptKeeper:
             pause = min(pause * 2, STORE_RETRY[1])
 
     def _take_over(self, partition: Partition, known: Mapping[int, Attempt]) -> None:
-        kept = self._kept[partition]
+        entries = self._entries[partition]
         begin = {}
         for position, attempt in known.items():
-            kept.rows[position] = _Row()
+            entries.by_position[position] = _Entry()
             if partition.floor is not None and _is_done(position, partition.floor, partition.completed):
-                self._drop(partition, kept, position)
+                self._drop(partition, entries, position)
             elif self._stays_given_up(attempt.state):
-                kept.given_up[position] = attempt
+                entries.given_up[position] = attempt
                 begin[position] = attempt.attempts
             else:
                 begin[position] = attempt.attempts + 1
@@ -228,7 +228,7 @@ class AttemptKeeper:
         partition = event.partition
         if not isinstance(event, Delivered) or not partition.recalled:
             return
-        given_up = self._kept[partition].given_up if partition in self._kept else {}
+        given_up = self._entries[partition].given_up if partition in self._entries else {}
         for message in event.run:
             attempt = partition.recalled.get(message.position)
             if attempt is not None:
@@ -245,89 +245,89 @@ class AttemptKeeper:
         if failed.follows == "block" and given_up_before(message):
             # `unblock` may follow, and must call the handler.
             message.broken = None
-        kept = self._kept.get(message.partition)
-        if kept is None:
+        entries = self._entries.get(message.partition)
+        if entries is None:
             return
-        row = kept.rows.setdefault(message.position, _Row())
-        row.message = message
-        row.wanted = Attempt(message.attempt, _STATES[failed.follows], error_type(failed.failure.error))
-        row.drop = False
-        self._write_soon(message.partition, kept, message.position, row)
+        entry = entries.by_position.setdefault(message.position, _Entry())
+        entry.message = message
+        entry.wanted = Attempt(message.attempt, _STATES[failed.follows], error_type(failed.failure.error))
+        entry.drop = False
+        self._write_soon(message.partition, entries, message.position, entry)
 
     def settled(self, settlements: Iterable[Settlement]) -> None:
         """Drop the entries of settled messages."""
         for settlement in settlements:
-            kept = self._kept.get(settlement.partition)
-            if kept is None or not kept.rows:
+            entries = self._entries.get(settlement.partition)
+            if entries is None or not entries.by_position:
                 continue
             if settlement.floor is None:
-                done = [m.position for m in settlement.messages if m.position in kept.rows]
+                done = [m.position for m in settlement.messages if m.position in entries.by_position]
             else:
-                done = [p for p in kept.rows if _is_done(p, settlement.floor, settlement.completed)]
+                done = [p for p in entries.by_position if _is_done(p, settlement.floor, settlement.completed)]
             for position in done:
-                self._drop(settlement.partition, kept, position)
+                self._drop(settlement.partition, entries, position)
 
-    def _drop(self, partition: Partition, kept: _Kept, position: int) -> None:
-        row = kept.rows[position]
-        if not row.drop:
-            row.drop = True
-            row.wanted = None
-            self._write_soon(partition, kept, position, row)
+    def _drop(self, partition: Partition, entries: _Entries, position: int) -> None:
+        entry = entries.by_position[position]
+        if not entry.drop:
+            entry.drop = True
+            entry.wanted = None
+            self._write_soon(partition, entries, position, entry)
 
-    def _write_soon(self, partition: Partition, kept: _Kept, position: int, row: _Row) -> None:
-        if not row.busy:
-            kept.put(position, row)
-            if len(kept.writers) < _WRITERS:
-                kept.writers.add(scope := anyio.CancelScope())
+    def _write_soon(self, partition: Partition, entries: _Entries, position: int, entry: _Entry) -> None:
+        if not entry.busy:
+            entries.put(position, entry)
+            if len(entries.writers) < _WRITERS:
+                entries.writers.add(scope := anyio.CancelScope())
                 self._context.start_soon(self._write, partition, scope)
 
     async def _write(self, partition: Partition, scope: anyio.CancelScope) -> None:
         """Write queued entries; one task at a time writes an entry, so its newest state is written last."""
-        kept = self._kept.get(partition)
-        if kept is None:
+        entries = self._entries.get(partition)
+        if entries is None:
             return
         pause = STORE_RETRY[0]
         with scope:
-            while rows := kept.take():
-                if await self._written(partition, kept, rows, pause):
+            while taken := entries.take():
+                if await self._written(partition, entries, taken, pause):
                     pause = STORE_RETRY[0]
                     continue
                 await anyio.sleep(pause)
                 pause = min(pause * 2, STORE_RETRY[1])
-        kept.writers.discard(scope)
-        kept.written.set()
+        entries.writers.discard(scope)
+        entries.written.set()
 
-    async def _written(self, partition: Partition, kept: _Kept, rows: dict[int, _Row], pause: float) -> bool:
+    async def _written(self, partition: Partition, entries: _Entries, taken: dict[int, _Entry], pause: float) -> bool:
         assert self._store is not None, "only a consumer with a store writes attempts"
-        position, row = next(iter(rows.items()))
-        wanted, message, drop = row.wanted, row.message, row.drop
-        for each in rows.values():
+        position, entry = next(iter(taken.items()))
+        wanted, message, drop = entry.wanted, entry.message, entry.drop
+        for each in taken.values():
             each.busy = True
         try:
             if drop:
-                await self._store.drop(partition, list(rows))
+                await self._store.drop(partition, list(taken))
             elif wanted is not None and message is not None:
                 await self._store.keep(message, wanted)
         except Exception as error:
-            which = f"position {position}" if len(rows) == 1 else f"position {position} and {len(rows) - 1} more"
+            which = f"position {position}" if len(taken) == 1 else f"position {position} and {len(taken) - 1} more"
             what = f"attempts of {partition.id} {which} not {'dropped' if drop else 'kept'}"
             if not self._repeats(error, what, pause):
-                kept.urgent.clear()
-                kept.waiting.clear()
+                entries.urgent.clear()
+                entries.waiting.clear()
                 return True
             # After the others: an entry that can never be written must not delay them.
-            kept.waiting.update(rows)
+            entries.waiting.update(taken)
             return False
         finally:
-            for each in rows.values():
+            for each in taken.values():
                 each.busy = False
-        for position, row in rows.items():
-            if row.drop is not drop or row.wanted is not wanted:
-                kept.put(position, row)
+        for position, entry in taken.items():
+            if entry.drop is not drop or entry.wanted is not wanted:
+                entries.put(position, entry)
             elif drop:
-                del kept.rows[position]
+                del entries.by_position[position]
             elif message is not None:
-                row.wanted = row.message = None
+                entry.wanted = entry.message = None
                 self._engine.kept(message)
                 self._context.look_for_due()
         return True
@@ -351,24 +351,24 @@ class AttemptKeeper:
 
     async def flush(self, partition: Partition) -> None:
         """Wait until all queued entries of a partition are written, for its next owner. Cancel-safe."""
-        kept = self._kept.get(partition)
-        while kept is not None and kept.writers and partition in self._kept:
-            if kept.written.is_set():
-                kept.written = anyio.Event()
-            await kept.written.wait()
+        entries = self._entries.get(partition)
+        while entries is not None and entries.writers and partition in self._entries:
+            if entries.written.is_set():
+                entries.written = anyio.Event()
+            await entries.written.wait()
 
     def forget(self, partition: Partition) -> None:
         """Write nothing more of a partition. Idempotent."""
         self.leave(partition)
-        kept = self._kept.pop(partition, None)
-        if kept is not None:
-            kept.written.set()
-            for scope in kept.writers:
+        entries = self._entries.pop(partition, None)
+        if entries is not None:
+            entries.written.set()
+            for scope in entries.writers:
                 scope.cancel()
 
     def end(self) -> None:
         """Write nothing more at all: the run has ended."""
-        self._kept.clear()
+        self._entries.clear()
 
 
 def _is_done(position: int, floor: int, completed: Sequence[tuple[int, int]]) -> bool:

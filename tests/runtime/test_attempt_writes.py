@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from lanes import Attempt, Message, Partition
-from lanes.runtime.attempts import _DROPS, _WRITERS, _Kept, _Row
+from lanes.runtime.attempts import _DROPS, _WRITERS, _Entries, _Entry
 from memsource import GroupSource, MemoryAttempts, MemoryDeadLetters, MemorySource
 from tests.fakes.attempts import HERE, Failing, Later, keeping, place
 from tests.fakes.grouped import group_of
@@ -111,26 +111,26 @@ async def test_a_failure_that_cannot_be_written_does_not_delay_others() -> None:
 
 
 def test_a_full_call_of_drops_does_not_wait_for_failures() -> None:
-    kept, failed = _Kept(), _Row()
-    kept.put(0, failed)
+    entries, failed = _Entries(), _Entry()
+    entries.put(0, failed)
     for position in range(1, _DROPS + 2):
-        row = _Row()
-        row.drop = True
-        kept.put(position, row)
-    assert list(kept.take()) == list(range(1, _DROPS + 1))
-    assert kept.take() == {0: failed}
-    assert list(kept.take()) == [_DROPS + 1]
-    assert kept.take() == {}
+        entry = _Entry()
+        entry.drop = True
+        entries.put(position, entry)
+    assert list(entries.take()) == list(range(1, _DROPS + 1))
+    assert entries.take() == {0: failed}
+    assert list(entries.take()) == [_DROPS + 1]
+    assert entries.take() == {}
 
 
 def test_an_entry_is_queued_once() -> None:
-    kept, row = _Kept(), _Row()
+    entries, entry = _Entries(), _Entry()
     for drop in (False, True, False, True):
-        row.drop = drop
-        kept.put(0, row)
-        assert (len(kept.urgent), len(kept.waiting)) == ((0, 1) if drop else (1, 0))
-    assert kept.take() == {0: row}
-    assert kept.take() == {}
+        entry.drop = drop
+        entries.put(0, entry)
+        assert (len(entries.urgent), len(entries.waiting)) == ((0, 1) if drop else (1, 0))
+    assert entries.take() == {0: entry}
+    assert entries.take() == {}
 
 
 @pytest.mark.anyio
