@@ -217,7 +217,7 @@ class JetStreamLeaseStore:
         headers: dict[str, str] = {}
         if fence is not None:
             if revision is not None:
-                raise ValueError(f"write of {key!r}: a revision of its own and a fence exclude each other")
+                raise ValueError(f"write of {key!r}: a revision and a fence exclude each other")
             headers["Nats-Expected-Last-Subject-Sequence"] = str(fence[1])
             headers["Nats-Expected-Last-Subject-Sequence-Subject"] = self._subject(fence[0])
         elif revision is not None:

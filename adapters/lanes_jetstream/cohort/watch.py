@@ -138,7 +138,7 @@ class CohortWatch:
                 self._wake()
             log.warning("%s: %s", self._name, fault)
 
-    # --- nobody answers
+    # --- no answer
 
     async def _resolve(self, owned: PulledPartition, consumer: str) -> None:
         while self._partitions.by_number.get(owned.number) is owned:

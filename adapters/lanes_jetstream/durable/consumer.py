@@ -1,4 +1,4 @@
-"""The durable consumer behind a source: created when it is missing, checked when it exists, modified for a takeover.
+"""The durable consumer of a source: created when it is missing, checked when it exists, modified for a takeover.
 
 Configurations are kept as the JSON that the server sent. The client's own types drop the fields they do not know, and
 writing them back would erase those fields on the server.

@@ -107,7 +107,7 @@ async def test_messages_that_expired_in_batches_return_in_order(stream: Stream) 
     held = await stream.pull_raw(400)
     await anyio.sleep(ack_wait / 2)
     for message in held[:100]:
-        await message.in_progress()  # these expire half an ack_wait behind the others
+        await message.in_progress()  # these expire half an ack_wait after the others
     await anyio.sleep(ack_wait * 0.7)
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(ack_wait=ack_wait), recorder, settings=FAST)):
