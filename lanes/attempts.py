@@ -73,9 +73,11 @@ class Attempts(Protocol):
 class GivenUpBefore(MessageError):
     """A message was given up under an earlier assignment; its handler is not called again.
 
-    Attributes:
-        error_type: Type of the exception of its last attempt.
-        blocked: Whether its lane was blocked, and blocks again. Otherwise its dead letter may be unwritten.
+    ``error_type``: type of the exception of its last attempt. ``blocked``: whether its lane was blocked, and blocks
+    again; otherwise its dead letter may be unwritten.
+
+    Args:
+        attempt: Its entry in the store.
     """
 
     def __init__(self, attempt: Attempt) -> None:

@@ -31,10 +31,7 @@ class SourceError(LanesError):
 
     Args:
         message: The text of the error.
-        retryable: Whether the same call may succeed later.
-
-    Attributes:
-        retryable: Whether the same call may succeed later.
+        retryable: Whether the same call may succeed later; also an attribute of the error.
     """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
