@@ -271,14 +271,12 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
 def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
     """Check that each message that the broker holds as finished was handled well or has a dead letter."""
     left = {(record.partition, record.position) for record in world.broker.unfinished}
-    done = {
-        (row.partition, row.position)
+    handled = {
+        (int(row.partition.rpartition("/")[2]), row.position)
         for segment in segments
         for row in segment.rows
         if row.event == "ended" and row.text == "ok"
     }
-    numbers = {partition: int(partition.rpartition("/")[2]) for partition, _ in done}
-    handled = {(numbers[partition], position) for partition, position in done}
     parked = {(letter.partition, letter.position) for letter in world.broker.dead_letters}
     lost = [
         record

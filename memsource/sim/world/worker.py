@@ -327,13 +327,13 @@ class _WorkerDeadLetters:
     async def open(self) -> None:
         await self._worker.reach()
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, dead_letter: DeadLetter) -> None:
         world = self._worker.world
         await self._worker.reach()
         await anyio.lowlevel.checkpoint()
         if world.strikes("letter_fails", self._worker.name):
             raise OSError("injected: the dead letter was not confirmed")
-        world.broker.write_dead_letter(letter)
+        world.broker.write_dead_letter(dead_letter)
         await self._worker.reach()
 
     async def aclose(self) -> None:
