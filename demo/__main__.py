@@ -14,8 +14,6 @@ from lanes.cli.kit import choice, command_group, require, run_commands, stop
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["app", "main"]
-
 
 def main() -> NoReturn:
     """Run a command and exit with its status."""

@@ -7,8 +7,6 @@ from typing import Final
 
 from lanes.cli.kit import stop
 
-__all__ = ["fractions", "seconds"]
-
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(us|ms|s|m)")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 

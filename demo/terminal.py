@@ -17,8 +17,6 @@ from demo.run import run
 from demo.view import Outcome, View, best_view
 from lanes.errors import LanesError
 
-__all__ = ["EXIT_BROKEN", "EXIT_KEPT", "EXIT_SIGNAL", "EXIT_UNUSABLE", "main", "show"]
-
 EXIT_KEPT: Final = 0
 """Every promise was kept."""
 EXIT_BROKEN: Final = 1

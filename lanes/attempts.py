@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple, Protocol
 from lanes.core.types import Message, Partition
 from lanes.errors import MessageError
 
-__all__ = ["Attempt", "AttemptState", "Attempts", "GivenUpBefore", "error_type", "given_up_before"]
-
 AttemptState = Literal["held", "blocked", "parking"]
 """The next step of a failed message.
 

@@ -31,8 +31,6 @@ from lanes.runtime.run import Run
 from lanes.source import DeadLetters, Lagging, Source
 from lanes.workers.outcomes import cancellation_of
 
-__all__ = ["Consumer"]
-
 log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0

@@ -11,17 +11,6 @@ from blake3 import blake3
 from lanes.attempts import error_type
 from lanes.core.types import Failure, Message
 
-__all__ = [
-    "ERROR_TEXT_LIMIT",
-    "DeadLetter",
-    "DetailedReader",
-    "Details",
-    "dead_letter",
-    "dead_letter_id",
-    "details",
-    "error_text",
-]
-
 ERROR_TEXT_LIMIT: Final = 500
 """Maximum number of characters of an exception's text in a dead letter."""
 

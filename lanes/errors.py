@@ -5,18 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ConfigError",
-    "ContractError",
-    "HandlerHalted",
-    "LanesError",
-    "MessageError",
-    "Nak",
-    "SourceError",
-    "Term",
-    "is_retryable",
-]
-
 
 class LanesError(Exception):
     """Base class of the errors that ``lanes`` raises."""

@@ -8,8 +8,6 @@ from typing import Literal
 
 from lanes.core.types import Partition, PartitionId
 
-__all__ = ["GroupEvent", "OnEvent"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvent:

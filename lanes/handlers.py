@@ -11,21 +11,6 @@ from lanes.config import Settings
 from lanes.core.types import Message
 from lanes.errors import ConfigError, MessageError
 
-__all__ = [
-    "AsyncHandler",
-    "BatchHandler",
-    "BatchOutcomes",
-    "Decode",
-    "Handler",
-    "SyncHandler",
-    "async_handler",
-    "check_handler",
-    "fill_data",
-    "is_async",
-    "refuse_awaitable",
-    "sync_handler",
-]
-
 BatchOutcomes = Sequence[BaseException | None] | None
 """Result of a batch handler: ``None`` = every message is done; otherwise ``None`` or an exception for each message."""
 

@@ -8,8 +8,6 @@ from contextlib import suppress
 
 import anyio
 
-__all__ = ["ThreadSafeCall", "entry_of_loop"]
-
 
 def entry_of_loop() -> Callable[[Callable[[], None]], object]:
     """A function that schedules calls on the running event loop, from any thread.

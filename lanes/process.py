@@ -21,19 +21,6 @@ from lanes.history.journal import Journal
 from lanes.history.recorder import History
 from lanes.source import DeadLetters, Source
 
-__all__ = [
-    "EXIT_AT_ONCE",
-    "EXIT_DRAINED",
-    "EXIT_FAILED",
-    "EXIT_HALTED",
-    "EXIT_INTERRUPTED",
-    "EXIT_UNUSABLE",
-    "EXIT_USAGE",
-    "main",
-    "run",
-    "serve",
-]
-
 log = logging.getLogger("lanes")
 
 # Exit statuses of consumers and commands alike: each number has one meaning.

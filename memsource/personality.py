@@ -13,8 +13,6 @@ from lanes.dead_letter import DeadLetter
 from lanes.source import Source
 from memsource.memory.topic import Record
 
-__all__ = ["PERSONALITIES", "Personality", "PersonalityName"]
-
 PersonalityName = Literal["kafka", "jetstream"]
 PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 

@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from memsource.sim.runs.campaign import CampaignReport
 
-__all__: list[str] = []
+__all__ = []
 
 RUNS_MAX: Final = 10_000_000
 

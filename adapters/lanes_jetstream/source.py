@@ -21,8 +21,6 @@ from lanes_jetstream.wire.connection import Connection, Server
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.stream import OutOfRange, Start, start_fields
 
-__all__ = ["JetStreamSource"]
-
 DEFAULT_ACK_WAIT: Final = 30.0
 DEFAULT_MAX_ACK_PENDING: Final = 10_000
 DEFAULT_START_TIMEOUT: Final = 30.0

@@ -22,8 +22,6 @@ from lanes_kafka.client.records import KeyFunction, record_key
 from lanes_kafka.client.thread import ClientThread
 from lanes_kafka.config import OutOfRange, Start, client_config
 
-__all__ = ["KafkaSource"]
-
 log = logging.getLogger("lanes.kafka")
 
 _WATCH_EVERY: Final = 1.0

@@ -19,8 +19,6 @@ from lanes_postgres.steps import Result, Statement, Steps, compose
 from lanes_postgres.topics import Topics
 from lanes_postgres.transactions import alone_async
 
-__all__ = ["PostgresAttempts"]
-
 Connect = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
 
 _ERROR_TYPE_LIMIT: Final = 200

@@ -14,8 +14,6 @@ from lanes_postgres.names import SCHEMA, check_schema_name
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.transactions import alone
 
-__all__ = ["check_schema", "migrate"]
-
 # A snapshot of the whole transaction would miss tables that were created while it waited for the lock.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(%s::bigint)"

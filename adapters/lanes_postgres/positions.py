@@ -17,8 +17,6 @@ from lanes_postgres.rows import By, row_of
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.transactions import block, inside
 
-__all__ = ["Positions"]
-
 _SELECTED: Final[LiteralString] = (
     " AS each USING {schema}.lanes_topics AS of WHERE each.topic = of.id AND of.subscription = %s AND of.topic = %s "
     "AND (%s::bigint IS NULL OR each.partition = %s::bigint) AND (%s::bigint IS NULL OR each.position < %s::bigint)"

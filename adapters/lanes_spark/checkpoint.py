@@ -26,17 +26,6 @@ from lanes.errors import ConfigError, SourceError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "CheckpointLock",
-    "first_value",
-    "literal",
-    "local_folder",
-    "lock_checkpoint",
-    "qualified",
-    "query_of",
-    "without_takeover",
-]
-
 log = logging.getLogger("lanes")
 
 LOCK: Final = "lanes.lock"

@@ -10,8 +10,6 @@ from urllib.parse import quote, unquote
 
 from lanes.errors import ConfigError, ContractError, HandlerHalted, LanesError, MessageError, SourceError
 
-__all__ = ["as_ours", "crossing", "mapped_errors"]
-
 _ERRORS: Final[Mapping[str, type[LanesError]]] = {
     kind.__name__: kind for kind in (ConfigError, ContractError, HandlerHalted, LanesError, MessageError)
 }

@@ -13,21 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from lanes.errors import SourceError
 from lanes_spark.plan import Eras
 
-__all__ = [
-    "Islands",
-    "Positions",
-    "Span",
-    "check_incarnation",
-    "check_kept",
-    "check_start",
-    "clipped",
-    "islands_of",
-    "narrowed",
-    "next_positions",
-    "next_wanted",
-    "wanted_count",
-]
-
 Positions = Mapping[int, int]
 """Partition -> the next position to read."""
 

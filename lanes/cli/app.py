@@ -10,8 +10,6 @@ from lanes.cli.kit import command_group, run_commands
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["app", "main"]
-
 
 def main() -> NoReturn:
     """The console script. Raises ``SystemExit`` with the command's status."""

@@ -11,8 +11,6 @@ from lanes.process import EXIT_UNUSABLE
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Check", "conclude"]
-
 _MARKS: Final = {True: "ok", None: "look", False: "FAILED"}
 
 

@@ -19,8 +19,6 @@ from typer.core import TyperCommand
 from lanes.cli.kit import command_group, require, stop
 from lanes.errors import ConfigError
 
-__all__ = ["register"]
-
 
 class _Unparsed(TyperCommand):
     """A command that takes all words after its name as they are."""

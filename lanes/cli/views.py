@@ -11,8 +11,6 @@ from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import StoredDeadLetter
 from lanes.history.writer import key_hash
 
-__all__ = ["ROW_HEADINGS", "document", "fields", "moment", "payload", "printable", "row"]
-
 
 def printable(text: str) -> str:
     """Escape every character of a text that is not printable."""

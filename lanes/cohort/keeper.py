@@ -35,8 +35,6 @@ from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
 from lanes.errors import SourceError
 
-__all__ = ["Alarm", "LeaseKeeper"]
-
 log = logging.getLogger("lanes")
 
 _LOOKS: Final = (0.0, 0.01, 0.05)

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Conflict", "ConsumerExists", "Entry", "EpochConsumer", "EpochConsumers", "LeaseStore", "UnknownResult"]
-
 
 class Entry(NamedTuple):
     """The newest entry of a key.

@@ -30,8 +30,6 @@ from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
 from lanes.errors import ConfigError
 
-__all__ = ["CohortSettings", "Happened", "Membership"]
-
 log = logging.getLogger("lanes")
 
 TTL_LEAST: Final = 3.0

@@ -21,8 +21,6 @@ from lanes.core.types import NEVER, Partition, PartitionId, Reader, Settlement
 from lanes.errors import SourceError
 from lanes.source import Assigned, Generation, Lost, Revoking, SourceEvent
 
-__all__ = ["MakesMembership", "OwnedPartition", "OwnedPartitions"]
-
 
 class OwnedPartition(ABC):
     """One ownership of a cohort partition, from the event that begins it to the one that ends it.

@@ -37,8 +37,6 @@ from lanes.core.cohort.records import (
 )
 from lanes.errors import ConfigError, SourceError
 
-__all__ = ["GONE", "GONE_TTL", "Roster", "margin_of", "patience_of"]
-
 log = logging.getLogger("lanes")
 
 _R = TypeVar("_R", CohortConfig, PlanRecord, Heartbeat)

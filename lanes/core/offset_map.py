@@ -34,8 +34,6 @@ from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
-__all__ = ["LIMIT", "OFFSETS_END", "decode", "encode"]
-
 LIMIT: Final = 4_095
 """Number of UTF-16 units that a broker with default settings accepts besides the client's NUL."""
 

@@ -20,8 +20,6 @@ from blake3 import blake3
 
 from lanes.core.types import PartitionKey, key_bytes
 
-__all__ = ["SLOTS", "lane", "partition", "slot"]
-
 SLOTS: Final = 65_536
 """Number of slots of the ring: a slot is in 0 … 65,535."""
 

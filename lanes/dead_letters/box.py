@@ -14,8 +14,6 @@ from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letter import DeadLetter, Details
 from lanes.handlers import Decode, async_handler, check_handler, is_async, sync_handler
 
-__all__ = ["DeadLetterBox", "Disposition", "FoundDeadLetters", "StoredDeadLetter", "message_of", "replay"]
-
 Disposition = Literal["replayed", "dropped"]
 """How a dead letter was disposed of: handled or published again, or dropped for good."""
 

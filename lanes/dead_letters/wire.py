@@ -20,16 +20,6 @@ from lanes.core.types import Message
 from lanes.dead_letter import ERROR_TEXT_LIMIT, DeadLetter
 from lanes.errors import MessageError, SourceError
 
-__all__ = [
-    "REPLAYED",
-    "TRUNCATED",
-    "Parts",
-    "ReadDeadLetter",
-    "RepublishedHeaders",
-    "Wire",
-    "cut_to_fit",
-]
-
 _FIELD: Final = "Lanes-"
 """Prefix of the headers that describe a dead letter."""
 

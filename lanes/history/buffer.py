@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["DROPPED", "END", "RowBuffer", "dropped_row", "number_of"]
-
 DROPPED: Final = ',"event":"dropped",'
 END: Final = ',"event":"end",'
 """The parts of a row that name these events."""

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from lanes.errors import ConfigError
 
-__all__ = ["RUN", "SCHEMA_VERSION", "UNREADABLE", "VERSION", "RowTables", "row_tables"]
-
 SCHEMA_VERSION: Final = 2
 """Number of the schema, in every file; a reader refuses any other number."""
 

@@ -25,18 +25,6 @@ from lanes.history.parquet import JournalWriter
 from lanes.history.recorder import History, Recorder, recorder_of
 from lanes.history.writer import BUFFER_BYTES, HEAD_END, GivenUp, SegmentFile, member_name
 
-__all__ = [
-    "BUFFER_LIMIT",
-    "BUFFER_LIMIT_BYTES",
-    "ROTATE_AFTER",
-    "ROTATE_BYTES",
-    "Journal",
-    "buffer_of",
-    "close_journal",
-    "journal_of",
-    "recorder",
-]
-
 log = logging.getLogger("lanes.journal")
 
 ROTATE_AFTER: Final = 30.0

@@ -23,8 +23,6 @@ from lanes.errors import ConfigError
 from lanes.history.buffer import RowBuffer, dropped_row, number_of
 from lanes.history.columns import RowTables
 
-__all__ = ["COMPRESSION", "JournalWriter", "ParquetFile"]
-
 COMPRESSION: Final = "zstd"
 GROUP_ROWS: Final = 65_536
 """Number of rows that makes a row group; one take from the buffer may exceed it."""

@@ -35,8 +35,6 @@ from typing import Final
 from lanes.core.types import NEVER, Message, Partition, PartitionId
 from lanes.history.writer import BUFFER_BYTES, BUFFER_ROWS, THREE_DIGITS, RowWriter
 
-__all__ = ["History", "Recorder", "history_of", "recorder_of"]
-
 _ENDLESS: Final = 1e9
 """Seconds that stand for a drain without a limit, because JSON has no infinity."""
 

@@ -9,8 +9,6 @@ from dataclasses import fields as fields_of
 from lanes.config import Settings
 from lanes.source import SourceTraits
 
-__all__ = ["Rules"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:

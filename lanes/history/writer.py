@@ -24,21 +24,6 @@ from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import ConfigError
 from lanes.history.rules import Rules
 
-__all__ = [
-    "BUFFER_BYTES",
-    "BUFFER_ROWS",
-    "FORMAT",
-    "HEAD_END",
-    "KEY_DIGITS",
-    "MEMBER",
-    "THREE_DIGITS",
-    "GivenUp",
-    "RowWriter",
-    "SegmentFile",
-    "key_hash",
-    "member_name",
-]
-
 FORMAT: Final = 2
 """Number of the format, in every ``begin`` row; a reader refuses any other number."""
 

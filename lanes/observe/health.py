@@ -21,8 +21,6 @@ from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted
 from lanes.history.writer import key_hash
 
-__all__ = ["Health", "Stalls", "Unsettled", "examine", "halted", "report_blocked", "report_stall"]
-
 log = logging.getLogger("lanes")
 
 WARNED_AFTER: Final = 1.0

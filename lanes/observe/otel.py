@@ -44,8 +44,6 @@ from lanes.observe.instruments import (
 )
 from lanes.observe.status import Status
 
-__all__ = ["Handling", "Result", "Telemetry"]
-
 log = logging.getLogger("lanes")
 
 Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned"]

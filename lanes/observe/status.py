@@ -10,8 +10,6 @@ from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HEL
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.types import Message, Partition
 
-__all__ = ["Lag", "Oldest", "PartitionStatus", "Status", "snapshot"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Oldest:

@@ -12,8 +12,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["AssignmentChecker", "Assignments", "LatestRun", "State", "begin_committing", "closes_prefix", "lane_of"]
-
 State = TypeVar("State")
 
 

@@ -12,9 +12,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["BoundedBytes", "BoundedInFlight", "MaxAhead", "PauseAtBounds", "StallNamed"]
-
-
 _Assignment = tuple[str, int]
 
 

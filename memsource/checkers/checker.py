@@ -11,8 +11,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["Checker", "Handler", "PromiseChecker", "on"]
-
 Handler = Callable[[Segment, Row], None]
 Method = TypeVar("Method", bound=Callable[..., None])
 

@@ -13,15 +13,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = [
-    "CommitsInTime",
-    "CommitsRise",
-    "NoCommitAfterRevoke",
-    "NoCommitPastUnfinished",
-    "OneCommitAtATime",
-    "UnknownCommitRepeated",
-]
-
 
 class NoCommitPastUnfinished(PromiseChecker):
     """No floor is committed above an unfinished message of its assignment (8).

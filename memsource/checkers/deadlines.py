@@ -12,8 +12,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["MARGIN", "SILENT", "Deadlines", "Drain", "TimedChecker", "timeout_of", "well_nigh"]
-
 MARGIN: Final = 5.0
 """Seconds that a process may be late by default: its loop, its disk and its machine are somebody else's, too."""
 

@@ -12,8 +12,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["DrainInTime", "DrainStartsNothing", "DrainWaitsForRunning", "HandedOverAfterDrain"]
-
 _HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
 
 

@@ -10,8 +10,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["PerKeyOrder"]
-
 
 class _Lane:
     """The positions of one key in some scope: known ones, those that ended for good, and the highest started one."""

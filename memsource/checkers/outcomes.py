@@ -12,8 +12,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["DeliveredThenStarted", "OneTerminalOutcome", "ZombiesDoNotCount"]
-
 _WAITS: Final = 0
 _BEGUN: Final = 1
 _FINISHED: Final = 2

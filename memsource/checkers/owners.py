@@ -10,8 +10,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["ExclusiveOwner", "KeptWorkGoesOn"]
-
 
 class _Tenure:
     """The time of an owner.

@@ -10,8 +10,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["LaneProgress"]
-
 
 class _Ready:
     """The unfinished messages of each lane of one assignment, and the number of starts when a head became ready."""

@@ -12,8 +12,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["KeptAlive", "RedeliveryNotRun"]
-
 
 class _Run:
     __slots__ = ("finished", "running")

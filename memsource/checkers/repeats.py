@@ -16,8 +16,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["BoundedRepeats", "NoDuplicateCleanly", "OrderAcrossAssignments"]
-
 
 class _Line:
     """The messages of one key.

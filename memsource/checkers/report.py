@@ -13,8 +13,6 @@ from memsource.checkers.verdict import printable
 from memsource.history.reader import HistoryError, Segment, read
 from memsource.history.timeline import Timeline
 
-__all__ = ["Checked", "Counts", "check_files", "counts", "exit_status", "render"]
-
 PASSED: Final = 0
 VIOLATED: Final = 1
 UNPROVEN: Final = 2

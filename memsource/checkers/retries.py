@@ -11,8 +11,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["AttemptsCount", "RetryHoldsLane"]
-
 _ROUNDING: Final = 2e-6
 """Seconds: rows and delays are written in whole microseconds."""
 

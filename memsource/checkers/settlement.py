@@ -11,8 +11,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
-__all__ = ["AtLeastOnce", "DeadLetterBeforeSettle", "NoSettleBeforeEnd"]
-
 _Span = tuple[int, Segment, Row]
 """From where on a commit settles, and the commit."""
 

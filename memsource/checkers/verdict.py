@@ -11,8 +11,6 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
-__all__ = ["WITNESSES", "Findings", "Status", "Verdict", "at", "place", "printable"]
-
 WITNESSES: Final = 5
 """Violations, and reasons of a kind, that a verdict names; the rest is counted."""
 

@@ -14,19 +14,6 @@ from lanes.errors import SourceError
 from lanes.source import DeadLetters
 from memsource.contract.harness import ContractBroken, expect
 
-__all__ = [
-    "NAMES",
-    "DeadLetterAbility",
-    "DeadLetterCheck",
-    "DeadLetterHarness",
-    "Origin",
-    "Published",
-    "dead_letter_from",
-    "opened",
-    "put",
-    "stored_in",
-]
-
 DeadLetterAbility = Literal["box", "place", "headers", "limit", "outage"]
 """``box``: the backend has a ``DeadLetterBox``. ``place``: dead letters need an existing topic or stream. ``headers``:
 the backend keeps all headers, also repeated names and those without a value. ``limit``: a dead letter has a maximum

@@ -12,20 +12,6 @@ import anyio.lowlevel
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.source import Assigned, Delivered, Generation, Progressed, Source, SourceEvent, SourceTraits
 
-__all__ = [
-    "BYTES",
-    "Ability",
-    "ContractBroken",
-    "Harness",
-    "Sample",
-    "Session",
-    "expect",
-    "messages_of",
-    "numbered",
-    "opened",
-    "rising",
-]
-
 Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over"]
 """``ack wait``: the broker redelivers unsettled messages after a time. ``revoke``, ``lose``: the harness can take
 partitions away. ``finish``: the source can have an end. ``commits``: the source commits one position a partition.

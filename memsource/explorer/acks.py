@@ -22,8 +22,6 @@ from memsource.explorer.scope import Scope
 from memsource.explorer.search import Broken
 from memsource.memory.topic import RecordReader
 
-__all__ = ["AckState", "AckWorld"]
-
 _READER: Final = RecordReader()
 _FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
 

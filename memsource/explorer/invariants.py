@@ -13,39 +13,6 @@ from lanes.core.snapshot import AssignmentState, EngineState, MessageId
 from lanes.core.types import Message
 from memsource.explorer.search import Broken
 
-__all__ = [
-    "Commit",
-    "ack_only_what_is_done",
-    "ahead_bounded",
-    "clean_rebalance_repeats_nothing",
-    "commit_names_what_is_assigned",
-    "commit_only_what_is_done",
-    "commits_rise",
-    "committed_never_falls",
-    "covered",
-    "drain_starts_nothing_above",
-    "drained_when_nothing_runs",
-    "first_come_first_taken",
-    "former_ended_first",
-    "given_up_is_forgotten",
-    "in_flight_bounded",
-    "keeps_its_turn",
-    "nothing_stands_still",
-    "one_commit_under_way",
-    "one_handler_a_key",
-    "one_owner",
-    "only_its_lane_waits",
-    "other_partitions_untouched",
-    "prefix_closed",
-    "redelivery_joins_the_held",
-    "replay_from_the_committed",
-    "running_of",
-    "settled_runs_no_more",
-    "starts_in_order",
-    "stop_keeps_what_is_done",
-    "zombie_changes_nothing",
-]
-
 Commit: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 """A floor, and what is completed above it as runs."""
 

@@ -29,21 +29,6 @@ from memsource.explorer.invariants import Commit, covered, running_of
 from memsource.explorer.scope import Scope
 from memsource.memory.topic import RecordReader
 
-__all__ = [
-    "DRAINS",
-    "HANDLER",
-    "SOURCE",
-    "Act",
-    "Assignment",
-    "Event",
-    "Member",
-    "OnWay",
-    "Output",
-    "Published",
-    "act",
-    "events",
-]
-
 P = ParamSpec("P")
 
 _READER: Final = RecordReader()

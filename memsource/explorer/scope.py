@@ -9,8 +9,6 @@ from typing import Final
 
 from lanes.core.policy import Policy, RetryPolicy
 
-__all__ = ["Scope"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple, Protocol, TypeVar
 
-__all__ = ["Broken", "Exploration", "Violation", "World", "search"]
-
 S = TypeVar("S", bound=Hashable)
 
 

@@ -24,8 +24,6 @@ from memsource.explorer.scope import Scope
 from memsource.explorer.search import Broken
 from memsource.memory.group import Group, GroupState
 
-__all__ = ["GroupWorld", "Groups", "Members", "State", "View"]
-
 P = ParamSpec("P")
 
 _DOWN: Final = -1

@@ -19,8 +19,6 @@ from lanes.errors import ConfigError, LanesError
 from lanes.history.columns import RUN, SCHEMA_VERSION, UNREADABLE, VERSION, RowTables, row_tables
 from lanes.history.parquet import ParquetFile
 
-__all__ = ["JournalError", "JournalFile", "convert", "lines_of", "open_journals"]
-
 BEGIN: Final = '{"n":1,"event":"begin"'
 """Start of the first row of a segment."""
 

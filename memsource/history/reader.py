@@ -23,8 +23,6 @@ from lanes.history.rules import Rules
 from lanes.history.writer import FORMAT
 from memsource.history.rows import Fields, Row, RowParser, rules_of, whole_number
 
-__all__ = ["Gap", "HistoryError", "Segment", "read", "read_bytes"]
-
 LINE_LIMIT: Final = 1 << 20
 """Maximum bytes of a row; a longer line is none."""
 

@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 from lanes.history.rules import Rules
 from lanes.history.writer import KEY_DIGITS, MEMBER
 
-__all__ = ["EVENTS", "Fields", "Row", "RowParser", "rules_of", "whole_number"]
-
 Fields = dict[str, object]
 
 NUMBER_LIMIT: Final = 1 << 64

@@ -18,8 +18,6 @@ from math import inf
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 
-__all__ = ["Assignment", "Timeline"]
-
 Assignment = tuple[Segment, str, int]
 """A partition at a process: (segment, partition, assignment)."""
 

@@ -19,8 +19,6 @@ from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
 from memsource.personality import PersonalityName
 
-__all__ = ["JetStreamBroker", "Member"]
-
 
 class Member(Protocol):
     """The source of a member, as its broker sees it. ``member``: its name, ``#`` and a number.

@@ -19,8 +19,6 @@ from typing import Literal, NamedTuple
 
 from memsource.memory.group import plan
 
-__all__ = ["Cohort", "SlotNotice"]
-
 
 class SlotNotice(NamedTuple):
     """A message to a member about a slot. ``timeout``: seconds from the revocation to the deadline."""

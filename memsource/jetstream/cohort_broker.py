@@ -24,8 +24,6 @@ from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.topic import Record
 from memsource.personality import PersonalityName
 
-__all__ = ["CohortBroker", "CohortMember"]
-
 NAMESPACE: Final = "orders"
 
 Before = Callable[[str, bool], Awaitable[LinkFault | None]]

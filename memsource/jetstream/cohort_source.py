@@ -29,8 +29,6 @@ from memsource.memory.broker import Delivery
 from memsource.memory.scripted import READER, Call, ScriptedSource, delivered
 from memsource.memory.topic import Record
 
-__all__ = ["CohortMemberSource", "CohortPersonality", "Token"]
-
 
 class Token(NamedTuple):
     """A delivery with its durable: only that durable takes its acknowledgement."""

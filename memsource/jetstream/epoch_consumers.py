@@ -25,8 +25,6 @@ from memsource.memory.broker import Delivery
 from memsource.memory.topic import Log, Record, Topic
 from memsource.memory.watchers import Watched
 
-__all__ = ["Durable", "EpochStream", "MemoryEpochConsumers", "Retention"]
-
 Retention = Literal["limits", "workqueue", "interest"]
 
 EPOCH_MS: Final = 1_700_000_000_000

@@ -21,8 +21,6 @@ from lanes.cohort.leases import Conflict, Entry
 from memsource.jetstream.link import Link
 from memsource.memory.watchers import Watchers
 
-__all__ = ["Bucket", "MemoryLeaseStore"]
-
 LATE: Final = 0.25
 """Maximum seconds by which a key outlives its time to live."""
 

@@ -15,8 +15,6 @@ from lanes.clock import Clock
 from lanes.cohort.leases import Conflict, ConsumerExists, UnknownResult
 from lanes.errors import SourceError
 
-__all__ = ["Later", "Link", "LinkFault"]
-
 T = TypeVar("T")
 
 TIMEOUT: Final = 2.0

@@ -25,8 +25,6 @@ from typing import Final, NamedTuple
 from memsource.memory.broker import Delivery
 from memsource.memory.topic import Log
 
-__all__ = ["ConsumerSettings", "PullConsumer"]
-
 _WRITTEN: Final = 0.1
 """Seconds after which the state is on disk."""
 

@@ -20,8 +20,6 @@ from memsource.jetstream.takeover import Takeover
 from memsource.memory.broker import Delivery
 from memsource.memory.scripted import READER, Call, ScriptedSource, delivered, delivery
 
-__all__ = ["JetStreamMemberSource", "JetStreamPersonality"]
-
 _ACKS_KEPT: Final = 10_000
 """Number of acknowledgements that are repeated after a lost connection."""
 

@@ -14,8 +14,6 @@ from typing import Final
 from memsource.jetstream.pull_consumer import PullConsumer
 from memsource.memory.broker import Delivery
 
-__all__ = ["Takeover"]
-
 SHRUNK: Final = 0.001
 """Seconds of ``ack_wait`` while it is shrunk."""
 

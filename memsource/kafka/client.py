@@ -15,18 +15,6 @@ from lanes.core.types import NEVER, Partition
 from memsource.memory.group import Notice
 from memsource.memory.topic import Record
 
-__all__ = [
-    "Callback",
-    "Client",
-    "ClientPartition",
-    "Code",
-    "Commit",
-    "KafkaFailure",
-    "OffsetReset",
-    "RebalanceProtocol",
-]
-
-
 RebalanceProtocol = Literal["eager", "cooperative", "848"]
 """``eager`` and ``cooperative`` are the classic protocol; ``848`` is ``group.protocol=consumer`` (KIP-848)."""
 

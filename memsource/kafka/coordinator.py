@@ -17,8 +17,6 @@ from lanes.core.types import NEVER, Partition
 from memsource.kafka.client import Callback, Client, ClientPartition, KafkaFailure, OffsetReset, RebalanceProtocol
 from memsource.memory.group import Group, Notice, plan
 
-__all__ = ["Coordinator", "KafkaSettings"]
-
 _GHOST: Final = "a member that joins and leaves"
 _METADATA_REFRESH: Final = 0.3
 

@@ -21,8 +21,6 @@ from memsource.memory.group import Group
 from memsource.memory.scripted import BATCH, READER, Call, CommittingSource, floor_of
 from memsource.memory.topic import Record
 
-__all__ = ["KafkaMemberSource", "KafkaPersonality"]
-
 _OF_POLL_INTERVAL: Final = 0.8
 """Share of ``max_poll_interval`` for a drain with its last commit and its release; the rest is a margin."""
 

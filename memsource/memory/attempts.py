@@ -9,8 +9,6 @@ import anyio.lowlevel
 from lanes.attempts import Attempt
 from lanes.core.types import Message, Partition, PartitionId
 
-__all__ = ["MemoryAttempts"]
-
 
 class MemoryAttempts:
     """A store of attempts; see ``lanes.Attempts``. Consumers that share an instance share the attempts.

@@ -21,8 +21,6 @@ from lanes.dead_letter import DeadLetter
 from memsource.memory.topic import Record, Topic
 from memsource.memory.watchers import Watched
 
-__all__ = ["Delivery", "KeepsDeadLetters", "MemoryBroker"]
-
 
 @dataclass(frozen=True, slots=True)
 class Delivery:

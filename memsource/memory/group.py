@@ -24,8 +24,6 @@ from lanes.core.types import PartitionKey
 from memsource.memory.topic import Record, Topic, TopicState
 from memsource.memory.watchers import Watched
 
-__all__ = ["Assignor", "Committed", "Group", "GroupState", "Notice", "UnknownMember", "plan"]
-
 _UNBOUNDED: Final = 1 << 62
 
 Assignor: TypeAlias = Callable[[Sequence[str | None], Sequence[str]], list[str | None]]

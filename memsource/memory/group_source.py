@@ -16,8 +16,6 @@ from memsource.memory.group import Group, UnknownMember
 from memsource.memory.scripted import BATCH, READER, Call, CommittingSource, floor_of
 from memsource.memory.topic import Record
 
-__all__ = ["GroupSource"]
-
 
 class GroupSource(CommittingSource):
     """The source of a member of a group. It joins with ``open`` and leaves with ``aclose``.

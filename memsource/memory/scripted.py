@@ -22,20 +22,6 @@ from memsource.memory.broker import Delivery
 from memsource.memory.group import Group
 from memsource.memory.topic import Record, RecordReader
 
-__all__ = [
-    "BATCH",
-    "READER",
-    "Call",
-    "CallName",
-    "CommittingSource",
-    "Faults",
-    "Scripted",
-    "ScriptedSource",
-    "delivered",
-    "delivery",
-    "floor_of",
-]
-
 CallName = Literal["open", "receive", "settle", "extend", "release", "put", "aclose"]
 
 READER: Final = RecordReader()

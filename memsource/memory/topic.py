@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from lanes.core.types import PartitionKey, key_bytes
 
-__all__ = ["Log", "Record", "RecordReader", "Topic", "TopicState"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Record:

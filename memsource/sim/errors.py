@@ -7,21 +7,6 @@ from typing import Any
 
 from lanes.errors import LanesError
 
-__all__ = [
-    "Deadlock",
-    "ImpossiblePlan",
-    "Livelock",
-    "NeverYields",
-    "Nondeterministic",
-    "Overtime",
-    "Refused",
-    "SimulationError",
-    "SimulationFailed",
-    "TokenRefused",
-    "is_finding",
-    "notable",
-]
-
 
 class SimulationError(LanesError):
     """A simulation could not run, or could not go on."""

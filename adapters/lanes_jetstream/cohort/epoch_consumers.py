@@ -32,8 +32,6 @@ from lanes_jetstream.wire.connection import (
     unix_seconds,
 )
 
-__all__ = ["DEFAULT_ACK_WAIT", "EpochName", "JetStreamEpochConsumers", "floor_of", "mark_of"]
-
 log = logging.getLogger("lanes.jetstream")
 
 _NAME: Final = re.compile(r"-p(\d{1,5})-e(\d{1,19})(?:-(\d{1,9}))?")

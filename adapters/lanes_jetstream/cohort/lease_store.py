@@ -40,8 +40,6 @@ from lanes_jetstream.wire.connection import (
     read_pages,
 )
 
-__all__ = ["JetStreamLeaseStore", "bucket_name", "namespace_of"]
-
 log = logging.getLogger("lanes.jetstream")
 
 TIMEOUT: Final = 1.5

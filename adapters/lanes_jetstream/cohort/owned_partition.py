@@ -12,8 +12,6 @@ from lanes_jetstream.cohort.pulls import ConsumerPulls
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import message_of, pending, sequences
 
-__all__ = ["Backlog", "PulledPartition"]
-
 
 class PulledPartition(OwnedPartition):
     """See ``OwnedPartition``. Needs asyncio.

@@ -17,18 +17,6 @@ from lanes.errors import ConfigError, SourceError
 from lanes.history.writer import key_hash
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
 
-__all__ = [
-    "DEFAULT_PARTITIONS",
-    "MANAGED",
-    "MOST_PARTITIONS",
-    "Choice",
-    "KeyWatch",
-    "Partitioning",
-    "Rule",
-    "partition_of",
-    "read_partitioning",
-]
-
 log = logging.getLogger("lanes.jetstream")
 
 Choice = Literal["transform", "created", "sourced"]

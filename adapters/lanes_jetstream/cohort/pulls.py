@@ -19,8 +19,6 @@ from lanes.core.types import Room
 from lanes_jetstream.wire.connection import Connection, UnboundedSubscription, number
 from lanes_jetstream.wire.pull_requests import PullRequests
 
-__all__ = ["ConsumerPulls", "Inbox", "Turns", "pull_in_turns"]
-
 log = logging.getLogger("lanes.jetstream")
 
 EXPIRES: Final = 5.0

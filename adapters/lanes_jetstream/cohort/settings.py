@@ -13,8 +13,6 @@ from lanes.core.cohort.records import check_name
 from lanes.errors import ConfigError
 from lanes_jetstream.cohort.partitioning import MANAGED
 
-__all__ = ["Cohort", "CohortStream"]
-
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Valid names of cohorts and namespaces."""
 

@@ -25,8 +25,6 @@ from lanes_jetstream.wire.connection import (
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
 from lanes_jetstream.wire.stream import Start, start_fields
 
-__all__ = ["CohortSetup", "find_cohort"]
-
 
 @dataclass(frozen=True, slots=True)
 class CohortSetup:

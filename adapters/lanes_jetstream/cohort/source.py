@@ -37,8 +37,6 @@ from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
 from lanes_jetstream.wire.stream import OutOfRange, Start
 
-__all__ = ["CohortSource"]
-
 log = logging.getLogger("lanes.jetstream")
 
 _POLL_INTERVAL: Final = 0.25

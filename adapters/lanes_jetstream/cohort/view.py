@@ -40,8 +40,6 @@ from lanes_jetstream.wire.connection import (
     unix_seconds,
 )
 
-__all__ = ["CohortStatus", "CohortView", "DurableView", "MemberView", "PartitionView", "read_namespaces"]
-
 _R = TypeVar("_R", CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord)
 
 

@@ -18,8 +18,6 @@ from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.wire.connection import CONSUMER_NOT_FOUND, ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.stream import OutOfRange, read_stream
 
-__all__ = ["CohortWatch"]
-
 log = logging.getLogger("lanes.jetstream")
 
 CHECK_INTERVAL: Final = 2.0

@@ -10,8 +10,6 @@ from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import ReadDeadLetter, Wire
 
-__all__ = ["ID", "WIRE", "dead_letter_headers", "header_text", "read_dead_letter", "read_whole"]
-
 ID: Final = "Nats-Msg-Id"
 """Header with the id of a dead letter."""
 

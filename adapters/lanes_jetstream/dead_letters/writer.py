@@ -14,8 +14,6 @@ from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Server
 
-__all__ = ["JetStreamDeadLetters", "dead_letter_subject", "publish"]
-
 
 class JetStreamDeadLetters:
     """Publishes each dead letter to a subject that a stream captures.

@@ -13,8 +13,6 @@ from nats.aio.msg import Msg
 from lanes_jetstream.wire.connection import UnboundedSubscription
 from lanes_jetstream.wire.pull_requests import PullRequests
 
-__all__ = ["DurablePulls"]
-
 
 class DurablePulls(PullRequests):
     """The pull requests of one durable consumer; each start uses a fresh inbox. Needs asyncio; one caller."""

@@ -9,8 +9,6 @@ from nats.aio.msg import Msg
 from lanes.core.types import PartitionKey
 from lanes.errors import ConfigError
 
-__all__ = ["KeyFunction", "header", "subject_token", "whole_subject"]
-
 KeyFunction = Callable[[Msg], PartitionKey | None]
 """Maps the client's message to its key. None = no key, so no order is claimed for the message."""
 

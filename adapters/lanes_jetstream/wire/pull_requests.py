@@ -20,8 +20,6 @@ from lanes.core.types import Room
 from lanes.errors import SourceError
 from lanes_jetstream.wire.connection import number
 
-__all__ = ["PULL_EXPIRES", "Interruption", "PullRequests"]
-
 PULL_EXPIRES: Final = 30.0
 """Seconds after which the server ends a pull request that is not filled."""
 

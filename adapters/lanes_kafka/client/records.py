@@ -12,8 +12,6 @@ from lanes.core.types import Message, Partition, PartitionKey, key_bytes
 from lanes.dead_letter import Details
 from lanes.errors import MessageError
 
-__all__ = ["READER", "KeyFunction", "messages", "offset_of", "record_key"]
-
 KeyFunction = Callable[[Raw], PartitionKey | None]
 """A plain function from the client's message to its key, called in the thread that owns the client. A message whose key
 is None has no order."""

@@ -10,16 +10,6 @@ from lanes.dead_letter import DeadLetter, DetailedReader
 from lanes.dead_letters.box import Disposition
 from lanes.dead_letters.wire import ReadDeadLetter, Wire, cut_to_fit
 
-__all__ = [
-    "WIRE",
-    "Record",
-    "dead_letter_record",
-    "disposition_record",
-    "read_dead_letter",
-    "read_disposition",
-    "read_whole",
-]
-
 Headers = list[tuple[str, str | bytes | None]]
 
 ID: Final = "Lanes-Id"

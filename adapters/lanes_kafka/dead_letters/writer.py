@@ -15,8 +15,6 @@ from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settin
 from lanes_kafka.dead_letters.wire import Record, dead_letter_record
 from lanes_kafka.errors import client_text
 
-__all__ = ["KafkaDeadLetters", "is_topic", "topic_name"]
-
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 _PERMANENT: Final = frozenset(

@@ -24,8 +24,6 @@ from lanes_spark.audits.settling import (
 )
 from lanes_spark.audits.verdicts import AUDITED, WITNESSES, AuditStatus, AuditVerdict
 
-__all__ = ["Judged", "judge"]
-
 _ACROSS: Final = ("PerKeyOrder", "NoOverlap", "ExclusiveOwner")
 _NOTHING_DUE: Final = "messages are in the source: it does not say what had to be handled"
 _UNSEEN: Final = "messages of the source were handled at most where rows are missing"

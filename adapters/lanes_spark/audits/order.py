@@ -10,8 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lanes_spark.audits.rows import ASSIGNMENT, SEGMENT, Known, computed, never
 
-__all__ = ["behind_leases", "finding", "intervals", "no_overlap", "passing", "per_key_order"]
-
 _KEY: Final = ("history", "partition", "key")
 _LANE: Final = (*ASSIGNMENT, "key")
 _PLACE: Final = ("history", "member", "run", "n", "partition", "assignment", "position", "key")

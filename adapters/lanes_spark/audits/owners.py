@@ -10,8 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from lanes_spark.audits.order import finding
 from lanes_spark.audits.rows import ASSIGNMENT, SEGMENT, Known
 
-__all__ = ["exclusive_owner"]
-
 _PARTITION: Final = ("history", "partition")
 _TENURE: Final = (*ASSIGNMENT, "since")
 

@@ -17,23 +17,6 @@ from lanes_spark.tables.journal import check_kinds
 from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
-__all__ = [
-    "ASSIGNMENT",
-    "COLUMNS",
-    "MESSAGES",
-    "SEGMENT",
-    "Known",
-    "any_of",
-    "assignment_number",
-    "check_columns",
-    "computed",
-    "due_positions",
-    "journal_rows",
-    "know",
-    "never",
-    "partition_number",
-]
-
 SEGMENT: Final = ("history", "run")
 """Names a process."""
 

@@ -23,8 +23,6 @@ from lanes_spark.audits.rows import (
     partition_number,
 )
 
-__all__ = ["MESSAGE", "Screened", "committed", "screen", "suspects"]
-
 MESSAGE: Final = ("partition_number", "position")
 """Names a message."""
 

@@ -10,8 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from lanes_spark.audits.order import finding, intervals, passing
 from lanes_spark.audits.rows import ASSIGNMENT, Known, any_of
 
-__all__ = ["LEFT", "at_least_once", "dead_letter_before_settle", "duplicates", "no_commit_past_unfinished", "passed"]
-
 LEFT: Final = "messages were left at the broker: neither settled nor handled"
 
 _MESSAGE: Final = (*ASSIGNMENT, "position")

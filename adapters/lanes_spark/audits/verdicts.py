@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["AUDITED", "CAUSES", "WITNESSES", "AuditStatus", "AuditVerdict"]
-
 AUDITED: Final = (
     "PerKeyOrder",
     "NoOverlap",

@@ -61,8 +61,6 @@ from lanes_spark.tables.table import ParquetTable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Signals", "only_of", "source_of", "source_of_audit", "spark", "spark_session"]
-
 log = logging.getLogger("lanes")
 
 _LOOK: Final = 0.2

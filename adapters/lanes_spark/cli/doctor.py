@@ -43,8 +43,6 @@ from lanes_spark.cli.machine import (
 from lanes_spark.cli.options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.plan import CHECKED, Effects, check_conf
 
-__all__ = ["JAVA", "PACKAGES", "doctor", "examine", "java_check"]
-
 JAVA: Final = 17
 """The oldest Java that Spark 4 runs on."""
 

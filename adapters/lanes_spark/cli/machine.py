@@ -15,26 +15,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-__all__ = [
-    "CONNECTOR",
-    "MIB",
-    "Jars",
-    "Java",
-    "ask",
-    "coordinates",
-    "cores_of",
-    "find_jars",
-    "find_java",
-    "is_local",
-    "java_says",
-    "memory_limit",
-    "size",
-    "spark_conf",
-    "spark_home",
-    "spark_jar",
-    "worker_environment",
-]
-
 SECONDS: Final = 20.0
 """That a program may take to say its version; a busy machine starts a JVM in two."""
 

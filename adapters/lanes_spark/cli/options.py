@@ -16,34 +16,6 @@ from lanes.errors import ConfigError
 from lanes_spark.driver.selection import Bound
 from lanes_spark.plan import Effects
 
-__all__ = [
-    "Columns",
-    "DeadLetterMaker",
-    "EffectsName",
-    "FirstPosition",
-    "Handler",
-    "Journal",
-    "KafkaInstead",
-    "KafkaOptions",
-    "Keys",
-    "Master",
-    "Partitions",
-    "RowsPerBatch",
-    "SettingsName",
-    "Setup",
-    "Slots",
-    "SparkConf",
-    "Tables",
-    "Tasks",
-    "Teardown",
-    "arguments_of",
-    "bound",
-    "load",
-    "numbers",
-    "pairs",
-    "settings_of",
-]
-
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBERS_LIMIT: Final = 65_536
 

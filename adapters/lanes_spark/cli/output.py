@@ -17,8 +17,6 @@ from lanes_spark.audits.audit import Audit
 from lanes_spark.driver.progress import Progress
 from lanes_spark.driver.run import Report
 
-__all__ = ["described", "lacking", "printable_lines", "progress_bar", "render", "summary"]
-
 _STYLES: Final = {"held": "green", "violated": "bold red", "unproven": "yellow"}
 
 

@@ -28,8 +28,6 @@ from lanes_spark.task.task import run_task
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["BatchRun", "pickled"]
-
 _PATIENCE: Final = 180.0
 """Seconds that brokers have after a batch to answer with the topic's id; a stream waits as long before a batch."""
 

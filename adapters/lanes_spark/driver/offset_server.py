@@ -21,8 +21,6 @@ from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, LanesError, SourceError
 from lanes_spark.positions import Span
 
-__all__ = ["OffsetServer", "ask_offsets"]
-
 log = logging.getLogger("lanes")
 
 _PATIENCE: Final = 180.0

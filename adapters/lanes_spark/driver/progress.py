@@ -21,8 +21,6 @@ from lanes_spark.task.results import COUNTS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Counts", "OldestMessage", "Progress", "ProgressTracker", "Pulse", "TaskReports"]
-
 log = logging.getLogger("lanes")
 
 EVERY: Final = 1.0

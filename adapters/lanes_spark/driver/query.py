@@ -28,8 +28,6 @@ from lanes_spark.failures import crossing
 from lanes_spark.plan import Eras
 from lanes_spark.positions import Islands, Positions, Span, check_start, clipped, next_positions, next_wanted
 
-__all__ = ["NAME", "BatchRanges", "RangeOptions", "begin_query"]
-
 NAME: Final = "lanes_batch_ranges"
 """Name under which Spark knows the source."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lanes")
 
-__all__ = ["replay"]
-
 
 @overload
 def replay(

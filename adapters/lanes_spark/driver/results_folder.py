@@ -27,8 +27,6 @@ from lanes_spark.checkpoint import first_value, qualified, query_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ResultsFolder"]
-
 _NOTE: Final = "_lanes/checkpoint"
 """Where the note is. Whoever reads the table passes over folders whose names begin so."""
 

@@ -21,8 +21,6 @@ from lanes_spark.tables.table import Spans
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ReplayScope", "ReplaySource", "open_scope"]
-
 _ENDLESS: Final = 1 << 62
 
 

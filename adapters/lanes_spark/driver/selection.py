@@ -17,8 +17,6 @@ from lanes.core.types import PartitionKey, key_bytes
 from lanes.errors import ConfigError
 from lanes_spark.positions import Span
 
-__all__ = ["Bound", "Selection", "select_slots"]
-
 Bound = int | Mapping[int, int] | datetime
 """A position in every partition, one for each partition, or an aware time."""
 

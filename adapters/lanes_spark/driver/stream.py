@@ -22,8 +22,6 @@ from lanes_spark.tables.kafka_topic import KafkaTopic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["INTERVAL", "Stream", "stream"]
-
 log = logging.getLogger("lanes")
 
 INTERVAL: Final = 1.0

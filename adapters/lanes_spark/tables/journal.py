@@ -15,8 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lanes.errors import ConfigError, SourceError
 
-__all__ = ["check_journal", "check_kinds", "doubts_of", "read_journal", "selected_positions", "unfinished_files"]
-
 COLUMNS: Final = {
     "run": "string",
     "member": "string",

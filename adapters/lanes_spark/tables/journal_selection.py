@@ -22,8 +22,6 @@ from lanes_spark.tables.table import within
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SMALL", "Chosen", "JournalFacts", "JournalSelection", "Of"]
-
 log = logging.getLogger("lanes")
 
 Of = Literal["dead_lettered", "abandoned", "unfinished"]

@@ -23,8 +23,6 @@ from lanes_spark.tables.table import Spans, known_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["KafkaTopic", "read_offset_ranges"]
-
 _OURS: Final = frozenset(
     name.lower()
     for name in (

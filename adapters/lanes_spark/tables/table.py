@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-__all__ = ["ParquetTable", "Spans", "known_rows", "spans_of", "within"]
-
 _NEEDED: Final = ("key", "partition", "offset", "value")
 _OPTIONAL: Final = ("timestamp", "headers")
 _HEADERS: Final = "array<struct<key:string,value:binary>>"

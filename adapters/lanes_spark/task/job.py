@@ -15,8 +15,6 @@ from lanes.source import DeadLetters
 from lanes_spark.task.journal import checked_folder
 from lanes_spark.task.results import check_results
 
-__all__ = ["Hook", "TaskJob", "begin"]
-
 log = logging.getLogger("lanes")
 
 Hook = Callable[[], object]

@@ -22,8 +22,6 @@ from lanes.errors import ConfigError
 from lanes.history.columns import row_tables
 from lanes.history.journal import Journal, buffer_of
 
-__all__ = ["Pace", "check_reached", "checked_folder", "member_of_attempt", "shared", "task_journal"]
-
 log = logging.getLogger("lanes")
 
 PATIENCE: Final = 30.0

@@ -12,8 +12,6 @@ from typing import Final
 from lanes.history.writer import key_hash
 from lanes.observe.status import Status
 
-__all__ = ["Address", "Tell", "sender", "telling"]
-
 EVERY: Final = 1.0
 """Seconds between two reports."""
 

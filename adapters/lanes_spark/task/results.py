@@ -16,16 +16,6 @@ from lanes.core.types import Message, PartitionId
 from lanes.errors import ConfigError, LanesError
 from lanes.handlers import Handler, is_async, refuse_awaitable
 
-__all__ = [
-    "COUNTS",
-    "Result",
-    "Returns",
-    "check_results",
-    "output_schema",
-    "rows_batch",
-    "summary_batch",
-]
-
 COUNTS: Final = ("delivered", "finished", "dead_lettered")
 """Columns of a task's counts in its last row; they are null in all other rows."""
 

@@ -24,8 +24,6 @@ from lanes.errors import SourceError
 from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTraits
 from lanes_spark.task.rows import ERA, OFFSET, PARTITION, Row, RowReader, Window, windows
 
-__all__ = ["ArrowSource"]
-
 _AT_ONCE: Final = 4_096
 """Most messages that one ``receive`` returns."""
 

@@ -34,8 +34,6 @@ from lanes_spark.task.progress import Tell, telling
 from lanes_spark.task.results import Result, Returns, rows_batch, summary_batch
 from lanes_spark.task.source import ArrowSource
 
-__all__ = ["AHEAD", "YOUNG_OBJECTS", "collecting_seldom", "run_task"]
-
 log = logging.getLogger("lanes")
 
 AHEAD: Final = 2

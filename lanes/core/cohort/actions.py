@@ -11,27 +11,6 @@ from typing import Final, NamedTuple
 
 from lanes.core.cohort.ledger import Done
 
-__all__ = [
-    "Action",
-    "Consumer",
-    "CreateConsumer",
-    "DeleteConsumer",
-    "FindConsumers",
-    "Found",
-    "LeaseEvent",
-    "LeaseLost",
-    "LeaseOwned",
-    "LeaseReleased",
-    "LeaseRevoked",
-    "Overlapping",
-    "Read",
-    "Refused",
-    "Taken",
-    "Unknown",
-    "Wait",
-    "Write",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Wait:

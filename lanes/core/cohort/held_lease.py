@@ -12,8 +12,6 @@ from typing import Final
 
 from lanes.core.types import NEVER
 
-__all__ = ["READ", "REST", "WRITE", "HeldLease"]
-
 REST: Final = "rest"
 READ: Final = "read"
 WRITE: Final = "write"

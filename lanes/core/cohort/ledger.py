@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["NOTHING", "SHOWN", "DeliveryLedger", "Done", "decode_done", "encode_done", "shown"]
-
 HIGHEST_SEQUENCE: Final = 2**63 - 1
 """No stream reaches it, so ``lanes`` never writes a higher number."""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["CohortPlan", "plan"]
-
 
 class CohortPlan(NamedTuple):
     """The owner of each partition.

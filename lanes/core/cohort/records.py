@@ -21,30 +21,6 @@ from typing import Any, Final, TypeVar
 
 from lanes.core.cohort.ledger import SHOWN, Done, decode_done, encode_done, shown
 
-__all__ = [
-    "CONFIG_KEY",
-    "DRAIN_PREFIX",
-    "HIGHEST",
-    "LEASE_PREFIX",
-    "MEMBER_PREFIX",
-    "PLAN_KEY",
-    "STATE_PREFIX",
-    "CohortConfig",
-    "DrainRequest",
-    "Heartbeat",
-    "Lease",
-    "PlanRecord",
-    "State",
-    "check_name",
-    "decode",
-    "difference",
-    "drain_key",
-    "encode",
-    "lease_key",
-    "member_key",
-    "state_key",
-]
-
 VERSION: Final = 1
 
 CONFIG_KEY: Final = "config"

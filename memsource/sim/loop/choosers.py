@@ -11,8 +11,6 @@ from typing import Final, Protocol
 
 from memsource.sim.plans.plan import Schedule
 
-__all__ = ["Chooser", "Fifo", "Priorities", "RandomWalk", "Recording", "Sparse", "mixed"]
-
 _JUMPS: Final = 0.01
 """How often, of the turns in which it could, time jumps although tasks are ready."""
 

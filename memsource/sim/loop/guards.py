@@ -30,8 +30,6 @@ from anyio._core._eventloop import claim_worker_thread, threadlocals
 
 from memsource.sim.errors import Refused
 
-__all__ = ["LOOP_CALLS", "THREADS", "Refuser", "installed", "refusing"]
-
 
 class Refuser(Protocol):
     """The loop of a running simulation, as far as the guards use it."""

@@ -16,8 +16,6 @@ import anyio
 import lanes
 from memsource.sim.loop.tasks import SimTask
 
-__all__ = ["handlers", "place_of_frame", "place_of_task", "title", "waits"]
-
 _MACHINERY: Final = tuple(
     str(Path(folder)) + os.sep
     for folder in (sysconfig.get_path("stdlib"), Path(anyio.__file__).parent, Path(__file__).parent)

@@ -11,18 +11,6 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
-__all__ = [
-    "GROUP",
-    "TASK_METHODS",
-    "OrderedWeakSet",
-    "SimFuture",
-    "SimTask",
-    "Timers",
-    "inline",
-    "owner_of",
-    "wrapped_by",
-]
-
 _CANCELLED: Final = 100
 """Cancelled timers that may wait for their time, beside as many that are not cancelled."""
 

@@ -17,8 +17,6 @@ from memsource.sim.loop.event_loop import SimLoop, Threads
 from memsource.sim.loop.guards import installed
 from memsource.sim.loop.watch import watching
 
-__all__ = ["LoopResult", "run", "until"]
-
 _POLL: Final = (0.2, 5.0)
 
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from time import monotonic
 from types import FrameType
 from typing import Final, Protocol
 
-__all__ = ["Interrupted", "Watched", "watching"]
-
 _LOOKS: Final = 4
 """How often within a limit is looked; a step is interrupted after the limit and at most so much of it."""
 

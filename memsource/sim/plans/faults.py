@@ -11,8 +11,6 @@ from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Fault, FaultKind
 
-__all__ = ["AMOUNTS", "FAULTS_MAX", "FaultBudget", "crash_sweep", "draw", "faults"]
-
 FAULTS_MAX: Final = 1_000
 """Faults of a kind in a run. One with more of them never gets to its end."""
 

@@ -13,17 +13,6 @@ from typing import Final, Literal, get_args
 from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 
-__all__ = [
-    "AMOUNT_MAX",
-    "FAULT_KINDS",
-    "IMPOSSIBLE_FAULTS",
-    "NUMBERS_END",
-    "Fault",
-    "FaultKind",
-    "Plan",
-    "Schedule",
-]
-
 FaultKind = Literal[
     "crash",  # a worker dies without a word, and a new one starts `amount` seconds later
     "freeze",  # a worker does not run for `amount` seconds, as under SIGSTOP

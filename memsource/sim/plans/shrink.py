@@ -13,8 +13,6 @@ from typing import Final, TypeVar
 from memsource.sim.errors import SimulationError
 from memsource.sim.plans.plan import Fault, Plan, Schedule
 
-__all__ = ["ATTEMPTS", "Shrunk", "shrink"]
-
 ATTEMPTS: Final = 500
 """Runs, by default: enough for 1,000 deviations of which a handful is needed."""
 

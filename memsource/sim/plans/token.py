@@ -28,8 +28,6 @@ from typing import Any, Final, NoReturn, cast
 from memsource.sim.errors import ImpossiblePlan, TokenRefused
 from memsource.sim.plans.plan import NUMBERS_END, Fault, Plan, Schedule
 
-__all__ = ["DICTIONARY", "LIMIT", "decode", "encode"]
-
 LIMIT: Final = 1 << 20
 """Characters of a token, and of the JSON it stands for: some 200,000 deviations."""
 

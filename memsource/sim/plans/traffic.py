@@ -13,8 +13,6 @@ from typing import Final
 from lanes.core.types import PartitionKey, key_bytes
 from memsource.sim.errors import ImpossiblePlan
 
-__all__ = ["Item", "Traffic"]
-
 _GAPS: Final = (1, 1, 1, 2, 2, 3, 10, 1_000)
 """Positions of a gap: mostly the one of a transaction marker, at times what compaction leaves."""
 

@@ -20,8 +20,6 @@ from memsource.sim.plans.token import encode
 from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.state import apart
 
-__all__ = ["Campaign", "CampaignReport", "Failure"]
-
 RUNS_A_SEED: Final = 20
 """Runs that share their traffic, and with it the run without faults that they are compared with."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-__all__ = ["CUT", "SAME", "GridRow", "draw"]
-
 CUT: Final = 0.5
 """Seconds in which nothing happens: they are cut out."""
 

@@ -33,8 +33,6 @@ from memsource.sim.plans.plan import Plan
 from memsource.sim.world.injection import Moment
 from memsource.sim.world.world import World
 
-__all__ = ["TIME_LIMIT", "Conditions", "Run", "Test", "broker_of", "judged", "run_plan"]
-
 Test = Callable[[World], Awaitable[None]]
 """A simulated test: it gets a new world for every run."""
 

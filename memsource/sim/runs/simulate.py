@@ -17,8 +17,6 @@ from memsource.sim.runs.campaign import Campaign, CampaignReport, Failure
 from memsource.sim.runs.run import TIME_LIMIT, Conditions, Run, Test
 from memsource.sim.runs.view import render
 
-__all__ = ["OPTIONS", "Options", "Simulation", "replay", "simulate"]
-
 
 @dataclass
 class Options:

@@ -16,8 +16,6 @@ from memsource.sim.runs.grid import SAME, GridRow, draw
 from memsource.sim.runs.run import Run
 from memsource.sim.world.injection import Moment
 
-__all__ = ["LINES", "MARKS", "LaneView", "Note", "Story", "Stroke", "render", "render_history"]
-
 LINES: Final = 40
 """Lines of a view, at most."""
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from memsource.sim.plans.plan import Fault, FaultKind
 
-__all__ = ["InjectedFailure", "Injection", "Moment"]
-
 
 class InjectedFailure(OSError):
     """A call of ``World.io`` fails because the plan says so."""

@@ -11,8 +11,6 @@ from lanes.observe.status import Status
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 
-__all__ = ["WorldProgress"]
-
 _NAMED: Final = 5
 
 

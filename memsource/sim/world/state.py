@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection
 
 from memsource.sim.errors import ImpossiblePlan
 
-__all__ = ["apart", "copied"]
-
 
 def copied(state: Callable[[], object]) -> object:
     """A copy of the value that ``state`` returns now.

@@ -30,8 +30,6 @@ from memsource.sim.plans.plan import Fault, FaultKind
 from memsource.sim.world.injection import Injection
 from memsource.sim.world.progress import WorldProgress
 
-__all__ = ["App", "MemoryRecorder", "Worker", "WorkerHost", "checked_app"]
-
 _BLOCKING: Final = ("block", "block_and_dlq")
 
 _KEPT: Final = GivenUp(0, False)

@@ -29,8 +29,6 @@ from memsource.sim.world.progress import WorldProgress
 from memsource.sim.world.state import copied
 from memsource.sim.world.worker import App, Worker, checked_app
 
-__all__ = ["World"]
-
 EPOCH: Final = 1_700_000_000.0
 """Seconds since the epoch at which the wall clock of a world begins."""
 
