@@ -1,8 +1,8 @@
-"""One replay at a time on a checkpoint.
+"""Checkpoints: one replay at a time, and their files.
 
-Two at once would run the same batch side by side, and Spark notices only when both have ended it. In a folder of this
-machine's file systems a lock of the operating system keeps the second one out, and is gone with its process, however
-that ends. Elsewhere, as in an object store, there is no such lock.
+Two replays on one checkpoint would run the same batch side by side, and Spark notices only when both have ended it. On
+a file system of this machine a lock of the operating system keeps the second one out, and ends with its process. An
+object store has no such lock.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ _HOLDER_LIMIT: Final = 500  # bytes
 
 
 class CheckpointLock:
-    """A checkpoint that this process has, until ``release`` or its end."""
+    """Lock on a checkpoint, held until ``release`` or the end of the process."""
 
     def __init__(self, descriptor: int) -> None:
         self.release = weakref.finalize(self, os.close, descriptor)
-        """Let it go. Idempotent."""
+        """Release the lock. Idempotent."""
 
 
 def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> CheckpointLock | None:
-    """Take the checkpoint for this process; None where it is no folder of this machine's file systems, or of one that
-    has no locks. Does not block.
+    """Lock the checkpoint for this process. Does not block.
 
-    Raises ``SourceError`` when another replay has it, ``ConfigError`` for a folder that cannot be written to, as where
-    the disk is full.
+    Returns None outside this machine's file systems, and on one without locks. Raises ``SourceError`` if another replay
+    has it, ``ConfigError`` for a folder that cannot be written to, as on a full disk.
     """
     folder = local_folder(spark, checkpoint)
     return None if folder is None else _locked(topic, folder)
@@ -55,7 +54,7 @@ def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> Checkpo
 def _locked(topic: str, folder: Path) -> CheckpointLock | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Not inherited: no process that is started keeps it.
+        # Not inherited: child processes must not keep the lock.
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -67,18 +66,18 @@ def _locked(topic: str, folder: Path) -> CheckpointLock | None:
         lock.release()
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise SourceError(
-                f"{topic}: another replay is at the checkpoint {folder}{holder}: wait until it has ended, or stop it; "
-                "two at once would handle the same messages twice"
+                f"{topic}: another replay uses the checkpoint {folder}{holder}, and two would handle the same messages "
+                "twice; wait until it has ended, or stop it"
             ) from None
         why = error.strerror
-        log.warning("%s: the checkpoint %s cannot be locked (%s): let no other replay be at it", topic, folder, why)
+        log.warning("%s: the checkpoint %s cannot be locked (%s); start no other replay on it", topic, folder, why)
         return None
     who = {"process": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat("T", "seconds")}
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
     except OSError as error:
-        # What cannot be written here, Spark could not write either.
+        # Spark could not write there either.
         lock.release()
         raise _unwritable(folder, error) from error
     return lock
@@ -97,13 +96,15 @@ def _holder(descriptor: int) -> str:
         who: Any = json.loads(os.pread(descriptor, _HOLDER_LIMIT, 0))
         return f" (process {int(who['process'])} on {str(who['host'])!a}, since {str(who['since'])!a})"
     except (OSError, ValueError, KeyError, TypeError):
-        # It has it, and has not said so yet.
+        # The other process has locked the file and not written it yet.
         return ""
 
 
 def query_of(spark: SparkSession, checkpoint: str) -> str | None:
-    """The id that Spark has given the query of the checkpoint, for good, before its first batch; None = none was begun
-    there. Blocks. Raises ``SourceError`` where that cannot be read."""
+    """Read the permanent id that Spark gave the query of the checkpoint; None if no query was begun there.
+
+    Blocks. Raises ``SourceError`` for a damaged file.
+    """
     path = f"{checkpoint.rstrip('/')}/metadata"
     text = first_value(spark.read.text, path)
     if text is None:
@@ -112,25 +113,27 @@ def query_of(spark: SparkSession, checkpoint: str) -> str | None:
         return str(json.loads(text)["id"])
     except (ValueError, KeyError, TypeError):
         raise SourceError(
-            f"the checkpoint is damaged: {path} is not as Spark has written it: restore it, or begin with another one, "
-            "by from_= behind what was handled"
+            f"the checkpoint is damaged: {path} is not as Spark has written it; restore it, or begin another one with "
+            "from_= after the last handled message"
         ) from None
 
 
 def literal(path: str) -> str:
-    """The path as it is to be given to a reader of Spark, which takes it as a pattern where a writer does not."""
+    """Escape a path for a reader of Spark, which takes it as a pattern; a writer does not."""
     return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", path)
 
 
 def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
-    """The first column of the first row that is there; None = there is none, or nothing at all. ``read`` is given the
-    ``literal`` path. Blocks."""
+    """Read the first column of the first row; None without a row, or without the file. Blocks.
+
+    ``read`` gets the ``literal`` path.
+    """
     from pyspark.errors import AnalysisException
 
     try:
         row = read(literal(path)).first()
     except AnalysisException as error:
-        # Nothing else: what cannot be read is not what is not there.
+        # Only this one: an unreadable file is not a missing one.
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return None
@@ -138,15 +141,16 @@ def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
 
 
 def local_folder(spark: SparkSession, path: str) -> Path | None:
-    """The folder, where Spark's driver would use one of this machine for that path; None = it is elsewhere, or that
-    cannot be told."""
+    """Return the local folder that Spark's driver would use for that path; None if it is elsewhere or unknown."""
     place = qualified(spark, path)
     return Path(place[1]) if place is not None and place[0] == "file" else None
 
 
 def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
-    """The file system that Spark's driver would use for that path, as its scheme and, behind ``://``, its name where it
-    has one; and the whole path there. None = that cannot be told."""
+    """Return the file system that Spark's driver would use for that path, and the full path there.
+
+    The file system is its scheme, followed by ``://`` and its name if it has one. Returns None if it is unknown.
+    """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         return None
@@ -155,7 +159,7 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
         system = named.getFileSystem(spark._jsc.hadoopConfiguration())
         place = system.makeQualified(named).toUri()
     except Exception:
-        # A file system that Spark does not know: it says so itself.
+        # Spark does not know this file system, and will say so itself.
         return None
     name = place.getAuthority()
     return f"{place.getScheme()}://{name}" if name else str(place.getScheme()), str(place.getPath())
@@ -163,8 +167,10 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
 
 @contextmanager
 def without_takeover(spark: SparkSession) -> Iterator[None]:
-    """Of two queries of one application on one checkpoint the second fails when it begins in the block: as Spark is set
-    it would stop the first one, which would look as if that had come to its end."""
+    """Let a second query of this application on the same checkpoint fail if it begins in the block.
+
+    By default Spark stops the first query instead, as if that one had come to its end.
+    """
     before = spark.conf.get(_TAKEOVER, None)
     spark.conf.set(_TAKEOVER, "false")
     try:

@@ -97,7 +97,7 @@ def make_plan(
         partitions: Number of selected topic partitions.
         aligned: Whether each task of the source reads whole partitions, in order.
         eras: Changes of the number of partitions.
-        tasks: Number of shuffle tasks, 1 or more. None means 4 per core.
+        tasks: Number of shuffle tasks, 1 or more. Default: 4 per core.
 
     Returns:
         The plan, with its reasons.
@@ -221,8 +221,9 @@ def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
         raise ConfigError(f'effects={effects!r} is unknown: use "none", "fenced" or "unfenced"')
     if on("spark.speculation") and effects == "unfenced":
         raise ConfigError(
-            'spark.speculation=true with effects="unfenced": Spark runs a slow task twice at once, and the loser goes '
-            'on for seconds; set it to false, or fence the effects by position and say effects="fenced", or "none"'
+            'spark.speculation=true with effects="unfenced": Spark runs a slow task twice at once, and the loser '
+            "goes on for seconds. Set it to false, or fence the effects by position and say "
+            'effects="fenced"; a handler without effects is effects="none"'
         )
     rows = (conf.get(_ROWS) or "").strip()
     if rows.startswith("-") or rows == "0":

@@ -1,8 +1,8 @@
-"""How far a replay is: positions of partitions, cut into batches. Pure.
+"""Positions of partitions, cut into batches. Pure.
 
-A batch takes of every partition a range of positions that follows the one before, and never rows of two eras. As many
-positions as the cap are taken at most, so never more rows than that; where positions have gaps, fewer. Where only some
-positions are wanted, a batch takes those of one island in each partition, and what lies between islands is not read.
+A batch takes a range of positions of every partition, which follows the range before, and never rows of two eras. The
+cap bounds its positions, and so its rows; gaps make them fewer. Where only some positions are selected, a batch takes
+one island of each partition, and positions between islands are not read.
 """
 
 from __future__ import annotations
@@ -14,61 +14,66 @@ from lanes.errors import SourceError
 from lanes_spark.plan import Eras
 
 Positions = Mapping[int, int]
-"""Partition -> the next position to read."""
+"""The next position to read, by partition."""
 
 Span = tuple[int, int]
-"""The first position and the one behind the last."""
+"""A range of positions: the first one, and the end, exclusive."""
 
 Islands = Mapping[int, Sequence[Span]]
-"""By partition the ranges that are read, rising and apart; a partition that is not in it is read whole."""
+"""Rising, separate ranges to read, by partition; a partition without an entry is read whole."""
 
 
 def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None:
-    """Raise ``SourceError`` where rows that were not read yet are gone, naming the range."""
+    """Raise ``SourceError``, with the range, if rows that were not read yet are gone."""
     for partition, position in start.items():
         if partition not in spans:
             raise SourceError(
                 f"{topic}/{partition}: the replay goes on at position {position}, and the source has nothing of that "
-                "partition any more: restore it, or begin again with another checkpoint"
+                "partition any more; restore it, or begin again with another checkpoint"
             )
         first, end = spans[partition]
         if position < first:
             raise SourceError(
-                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source and were not read: "
-                "restore them, or begin behind them with another checkpoint"
+                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source and were not read; "
+                "restore them, or begin after them with another checkpoint"
             )
         if position > end:
             raise SourceError(
-                f"{topic}/{partition}: the replay was at position {position}, and the source ends at {end}: it is "
-                "another one, or rows were removed; begin again with another checkpoint"
+                f"{topic}/{partition}: the replay was at position {position}, but the source ends at {end}, so it "
+                "is another one, or rows were removed; begin again with another checkpoint"
             )
 
 
 def check_incarnation(topic: str, begun: str, now: str, *, read: bool = False) -> None:
-    """Raise ``SourceError`` where the topic is another one ``now`` than when the run was ``begun``; "" = it cannot be
-    told. ``read``: a batch was, meanwhile."""
+    """Raise ``SourceError`` if the topic's id is another one ``now`` than when the run was ``begun``.
+
+    "" means an unknown id. ``read`` says that a batch was read meanwhile.
+    """
     if begun and now and begun != now:
-        also = ", and the last batch may have had messages of the new one" if read else ""
+        also = ", and the last batch may have read messages of the new one" if read else ""
         raise SourceError(
-            f"{topic}: the topic was deleted and made anew since this run was begun: what of the former one was not "
-            f"read is gone{also}; begin again with another checkpoint"
+            f"{topic}: the topic was deleted and recreated since this run was begun, so its unread messages are gone"
+            f"{also}; begin again with another checkpoint"
         )
 
 
 def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span]) -> None:
-    """Raise ``SourceError`` where a replay is to begin with positions that are gone, naming the range."""
+    """Raise ``SourceError``, with the range, if a replay would begin with positions that are gone."""
     for partition, (first, _) in sorted(spans.items()):
         position = wanted.get(partition)
         if position is not None and position < first:
             raise SourceError(
-                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source: begin at {first}, "
-                "or leave out from_ for whatever is there"
+                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source; begin at {first}, "
+                "or leave out from_ to read all there is"
             )
 
 
 def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, list[Span]]:
-    """Islands of ranges (partition, first position, last position) that do not overlap, in any order: two of a
-    partition are one where fewer than ``gap`` positions are between them."""
+    """Merge ranges (partition, first position, last position) into islands.
+
+    The ranges do not overlap and come in any order. Two of a partition merge if fewer than ``gap`` positions lie
+    between them.
+    """
     islands: dict[int, list[Span]] = {}
     for partition, first, last in sorted(found):
         of_partition = islands.setdefault(partition, [])
@@ -80,12 +85,12 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """The same positions, but where that is between two islands, the begin of the next one."""
+    """Return these positions, moved to the next island where they lie between two."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
 def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
-    """These ranges from the first to the last wanted position; partitions without one are left out."""
+    """Cut ranges to their first and last selected position; partitions without one are left out."""
     found = {}
     for partition, (first, end) in ranges.items():
         if of_partition := islands.get(partition):
@@ -95,7 +100,7 @@ def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
-    """What is to be read of these ranges: of each from its first to its last wanted position; without empty ones."""
+    """Cut ranges to the selected positions inside them; empty ranges are left out."""
     found = {}
     for partition, (first, end) in ranges.items():
         of_partition = islands.get(partition)
@@ -110,7 +115,7 @@ def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
-    """How many positions are to be read of these ranges."""
+    """Count the selected positions of these ranges."""
     count = 0
     for partition, (first, end) in ranges.items():
         for one, other in islands.get(partition, ((first, end),)):
@@ -119,7 +124,7 @@ def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
 
 
 def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, int | None]:
-    """The first wanted position that is at or behind ``position``, and the end of its island; None = there is none."""
+    """Return the first selected position from ``position`` on, and the end of its island; None without one."""
     if islands is None:
         return position, None
     number = bisect_right(islands, position, key=lambda island: island[1])
@@ -132,13 +137,13 @@ def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, in
 def next_positions(
     start: Positions, spans: Mapping[int, Span], cap: int | None, eras: Eras = (), islands: Islands | None = None
 ) -> dict[int, int]:
-    """Where a batch ends that begins at ``start`` and has ``cap`` positions at most, None = any number.
+    """Return the end of a batch that begins at ``start`` and has at most ``cap`` positions, None without a bound.
 
-    The partitions share the cap by what each has left, so that all of them end in about the same batch. Equal to
-    ``start`` when there is nothing left.
+    Partitions share the cap by their remaining positions, so that all end in about the same batch. Without remaining
+    positions the end is ``start``.
     """
     at = next_wanted({partition: start.get(partition, first) for partition, (first, _) in spans.items()}, islands or {})
-    # Never beyond the end of what there is: the next island may not have come yet.
+    # Never past the end: the next island may not exist yet.
     at = {partition: max(start.get(partition, 0), min(one, spans[partition][1])) for partition, one in at.items()}
     ends = _era_ends(at, {partition: end for partition, (_, end) in spans.items()}, eras)
     for partition, of_partition in (islands or {}).items():
@@ -150,16 +155,16 @@ def next_positions(
     if cap is None or total <= cap:
         return {**at, **{partition: ends[partition] for partition in left}}
     taken = {partition: count * cap // total for partition, count in left.items()}
-    # What rounding left over goes to those who have most left, one each.
+    # The remainder of the division goes to partitions with the most positions left, one each.
     for partition in sorted(left, key=lambda partition: (-left[partition], partition))[: cap - sum(taken.values())]:
         taken[partition] += 1
     return {**at, **{partition: at[partition] + count for partition, count in taken.items()}}
 
 
 def _era_ends(at: Positions, ends: Positions, eras: Eras) -> Mapping[int, int]:
-    """Until where the first era goes that is not read to its end."""
+    """Return the ends of the first era that is not read completely."""
     for era in eras:
-        # A partition that an era does not name has been added by it.
+        # An era adds the partitions that it does not name.
         of_era = {partition: min(end, era.get(partition, 0)) for partition, end in ends.items()}
         if any(at[partition] < end for partition, end in of_era.items()):
             return of_era

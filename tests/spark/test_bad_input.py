@@ -103,12 +103,10 @@ def test_a_checkpoint_has_one_replay_at_a_time(tmp_path: Path) -> None:
     checkpoint = tmp_path / "deep" / "checkpoint"
     first = take(checkpoint)
     assert first is not None
-    with pytest.raises(
-        lanes.SourceError, match=r"orders: another replay is at the checkpoint .*/deep/checkpoint"
-    ) as no:
+    with pytest.raises(lanes.SourceError, match=r"orders: another replay uses the checkpoint .*/deep/checkpoint") as no:
         take(f"file://{checkpoint}")
     assert f"(process {os.getpid()} on " in str(no.value)
-    assert "wait until it has ended, or stop it; two at once would handle the same messages twice" in str(no.value)
+    assert "and two would handle the same messages twice; wait until it has ended, or stop it" in str(no.value)
     other = take(tmp_path / "other")
     first.release()
     first.release()
@@ -304,9 +302,9 @@ def test_a_handler_that_blocks_the_event_loop_is_named(
     assert out[-1].to_pylist()[0]["finished"] == 60
     assert seen.by_key == expected(rows(60))
     (said,) = told()
-    assert said.startswith("orders on Spark: the event loop of a task has stood still for 0 s or more: a handler")
+    assert said.startswith("orders on Spark: the event loop of a task has stood still for 0 s or more. A handler")
     assert f"{__file__}:" in said
-    assert said.endswith("await there, or make it a plain function, which runs in a thread")
+    assert said.endswith("Await there, or make it a plain function, which runs in a thread")
 
 
 class Inbox:

@@ -120,7 +120,7 @@ def test_two_replays_at_once_on_one_checkpoint_are_refused(spark: Any, tmp_path:
     running.start()
     try:
         wait_until(begun.exists, "the first replay to have begun", seconds=300)
-        with pytest.raises(lanes.SourceError, match=rf"another replay is at the checkpoint .*process {os.getpid()} on"):
+        with pytest.raises(lanes.SourceError, match=rf"another replay uses the checkpoint .*process {os.getpid()} on"):
             replay(spark, table, noting(tmp_path / "nothing"), checkpoint=checkpoint)
     finally:
         Path(go).touch()

@@ -52,7 +52,7 @@ Caused by: java.io.EOFException
             "orders: Spark failed: X: org.apache.spark.SparkException: Python worker exited unexpectedly (crashed).",
         ),
         ("[PATH_NOT_FOUND] Path does not exist\nmore", lanes.SourceError, "orders: Spark failed: X: [PATH_NOT_FOUND] "),
-        ("", lanes.SourceError, "orders: Spark failed: X: it says nothing"),
+        ("", lanes.SourceError, "orders: Spark failed: X: no text"),
     ],
     ids=range(8),
 )
@@ -99,7 +99,7 @@ def test_an_error_of_a_worker_is_known_whatever_has_carried_its_text(carried: Ca
 def test_a_jvm_that_is_gone_is_told_with_the_remedy(gone: str) -> None:
     refused = ConnectionRefusedError(111, "Connection refused")
     error = refused if gone == "ConnectionRefusedError" else getattr(protocol, gone)("no answer")
-    told = rf"orders: Spark failed: {gone}: .*; the JVM of the driver does not answer"
+    told = rf"orders: Spark failed: {gone}: .*; the JVM of the driver was killed"
     with pytest.raises(lanes.SourceError, match=told), mapped_errors("orders"):
         raise error
 

@@ -256,7 +256,7 @@ def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one
     end = begun.latestOffset(start, ReadMaxRows(6))
     # As long as nobody tells an id it goes on.
     assert reader_of(before).partitions(start, end)
-    told = r"orders: the checkpoint was begun when the topic had no id, by .*, go on with another checkpoint and from_="
+    told = r"orders: the checkpoint was begun without a topic id, by .*, go on with another checkpoint and from_="
     with pytest.raises(SourceError, match=told + r"\{0: 5, 1: 6\}; else begin again with another$"):
         reader_of(now).latestOffset(end, ReadMaxRows(6))
     # A batch that was begun and is not done, is not left out: the first one, which begins anew, and any other.
@@ -264,7 +264,7 @@ def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one
         with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}; else"):
             reader_of(now).partitions(first, end)
     # Who has noted an id knows the topic by it.
-    with pytest.raises(SourceError, match=r"of another replay .* a topic that was made anew since"):
+    with pytest.raises(SourceError, match=r"of another replay .* a topic that was recreated since"):
         reader_of(other).latestOffset(reader_of(now).initialOffset(), ReadMaxRows(6))
 
 
@@ -289,7 +289,7 @@ def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest
 
     run(Pausing(3))._check_incarnation(cast(Any, None))
     # A topic that was made anew in the pause is found as well.
-    with pytest.raises(SourceError, match=r"made anew .*, and the last batch may have had messages of the new one"):
+    with pytest.raises(SourceError, match=r"recreated .*, and the last batch may have read messages of the new one"):
         run(Pausing(3, incarnation="two"))._check_incarnation(cast(Any, None))
     # Not for ever, not for whoever has given up, and not where a later answer would be the same.
     gone, given_up = Pausing(9, retryable=False), run(Pausing(9))
@@ -343,5 +343,5 @@ def test_a_stream_ends_when_its_topic_is_made_anew() -> None:
     running._run = SimpleNamespace(scope=within, tracker=SimpleNamespace(look=lambda spans, at: None))
     assert running._look({0: 5}) == {0: (0, 9)}
     now = spans("two")
-    with pytest.raises(SourceError, match="orders: the topic was deleted and made anew since this run was begun"):
+    with pytest.raises(SourceError, match="orders: the topic was deleted and recreated since this run was begun"):
         running._look({0: 5})

@@ -103,7 +103,7 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
     more["checkpoint"] = str(tmp_path / "another")
     with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source and were"):
         replay(connected, split, noting(tmp_path / "nothing"), **more, from_={2: 100})
-    with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source: begin at"):
+    with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source; begin at"):
         replay(connected, topic, noting(tmp_path / "nothing"), from_={2: 100})
     with pytest.raises(lanes.SourceError, match="replayed/2: positions 160 … 169 are gone from the source and were"):
         topic.rows(connected, {2: (160, 200)})
@@ -164,7 +164,7 @@ def test_a_topic_that_is_made_anew_between_two_batches_ends_the_replay(
 
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 100}
     with pytest.raises(
-        lanes.SourceError, match=r"^anew-between: the topic was deleted and made anew since this run"
+        lanes.SourceError, match=r"^anew-between: the topic was deleted and recreated since this run"
     ) as no:
         replay(connected, topic, noting(seen), progress=tell, **more)
     assert str(no.value).endswith("what of the former one was not read is gone; begin again with another checkpoint")
@@ -203,7 +203,7 @@ def test_a_topic_that_is_made_anew_within_a_batch_leaves_it_undone(
         more: dict[str, Any] = {"checkpoint": checkpoint, "progress": told.append}
         try:
             with pytest.raises(
-                lanes.SourceError, match=r"made anew .*, and the last batch may have had messages of the"
+                lanes.SourceError, match=r"recreated .*, and the last batch may have read messages of the"
             ):
                 replay(connected, topic, noting(tmp_path / "seen", wait), **more)
         finally:

@@ -186,7 +186,7 @@ def test_a_checkpoint_is_of_one_topic_and_not_of_another_that_is_called_so(
     # It has more than the former one had.
     again = Topic(kafka, "anew", 2)
     again.publish(200)
-    with pytest.raises(lanes.SourceError, match=r"of another replay .* a topic that was made anew since\)"):
+    with pytest.raises(lanes.SourceError, match=r"of another replay .* a topic that was recreated since\)"):
         replay(connected, again.source, noting(tmp_path / "nothing"), **more)
     assert not (tmp_path / "nothing").exists()
 

@@ -174,7 +174,7 @@ def test_partitions_end_at_about_the_same_time() -> None:
         ({0: 10}, None),
         ({0: 20, 1: 0}, None),
         ({0: 9}, "orders/0: positions 9 … 9 are gone"),
-        ({0: 21}, "orders/0: the replay was at position 21, and the source ends at 20"),
+        ({0: 21}, "orders/0: the replay was at position 21, but the source ends at 20"),
         ({2: 3}, "orders/2: the replay goes on at position 3, and the source has nothing"),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_start_that_is_gone_is_named() -> None:
     spans = {0: (10, 20), 1: (0, 5)}
     check_kept("orders", {}, spans)
     check_kept("orders", {0: 10, 1: 0}, spans)
-    with pytest.raises(SourceError, match=r"orders/0: positions 4 … 9 are gone from the source: begin at 10"):
+    with pytest.raises(SourceError, match=r"orders/0: positions 4 … 9 are gone from the source; begin at 10"):
         check_kept("orders", {0: 4, 1: 0}, spans)
     assert Selection.of(from_={0: 4, 2: 9}).starts(spans) == {0: 4}
     assert Selection.of(from_=3, partitions=[1]).starts(spans) == {1: 3}

@@ -122,15 +122,15 @@ def test_a_java_without_the_modules_that_spark_names_is_told(env: dict[str, str]
     lacks = 'case "$*" in *jdk.incubator.vector*) echo "java.lang.module.FindException: Module jdk.incubator.vector'
     found = look(env | java(tmp_path, more=f'{lacks} not found, Error" >&2; exit 1;; esac'))["Java"]
     assert found.ok is False
-    assert "lacks a module that Spark starts it with: java.lang.module.FindException" in found.detail
+    assert "lacks a module that Spark needs (java.lang.module.FindException" in found.detail
 
 
 def test_a_java_that_is_not_there_is_told(env: dict[str, str], tmp_path: Path) -> None:
     found = look(env | {"JAVA_HOME": str(tmp_path)})["Java"]
-    assert (found.ok, found.detail) == (False, f"JAVA_HOME={tmp_path} has no bin/java that runs")
+    assert (found.ok, found.detail) == (False, f"JAVA_HOME={tmp_path} has no working bin/java")
     assert found.remedy.startswith("unset JAVA_HOME, or install Java 17")
     found = look(env | {"JAVA_HOME": "", "PATH": str(tmp_path)})["Java"]
-    assert (found.ok, found.detail) == (False, "there is none: PATH has no java")
+    assert (found.ok, found.detail) == (False, "PATH has no java")
     home = env["JAVA_HOME"]
     assert find_java({"PATH": f"{home}/bin"}) == (Path(home) / "bin" / "java", "PATH")
 
@@ -140,7 +140,7 @@ def test_a_java_that_never_answers_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(machine, "SECONDS", 0.2)
     found = look(env | java(tmp_path, more="exec sleep 100"))["Java"]
-    assert (found.ok, "it said nothing for" in found.detail) == (False, True)
+    assert (found.ok, "no answer within" in found.detail) == (False, True)
 
 
 # --- packages
@@ -155,8 +155,8 @@ def test_the_oldest_versions_are_those_of_the_extra() -> None:
 def test_packages_that_are_old_or_missing_are_told(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", versions({"pyspark": "3.5.8", "pandas": None}))
     found = look(env)
-    assert found["pyspark"] == Check("pyspark", False, "3.5.8, and 4.2 is needed", "pip install 'pyspark>=4.2'")
-    assert found["pandas"] == Check("pandas", False, "it is not installed", "pip install 'lanes-runtime[spark]'")
+    assert found["pyspark"] == Check("pyspark", False, "3.5.8, but 4.2 is needed", "pip install 'pyspark>=4.2'")
+    assert found["pandas"] == Check("pandas", False, "not installed", "pip install 'lanes-runtime[spark]'")
     assert found["Spark"].ok is False
     assert found["Spark"].detail.endswith(", and pyspark is 3.5.8")
     assert "pip install 'pyspark==4.3.0'" in found["Spark"].remedy
@@ -182,8 +182,13 @@ def test_a_spark_that_is_none_is_told(env: dict[str, str], tmp_path: Path) -> No
         ((CONNECTOR[0].replace("4.3", "4.2"), *CONNECTOR[1:]), {}, None, "it is of Spark 4.2.0, and this is 4.3.0"),
         ((), {"spark.jars.packages": f"a:b:1,org.apache.spark:spark-sql-kafka-0-10_2.13:{VERSION}"}, True, "fetches"),
         ((), {"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.12:4.3.0"}, False, "Scala 2.12"),
-        ((), {"spark.jars": "s3a://lake/connector.jar"}, None, "s3a://lake/connector.jar, which is not seen"),
-        ((), {"spark.jars": "/nowhere/connector.jar"}, None, "/nowhere/connector.jar, which is not seen"),
+        (
+            (),
+            {"spark.jars": "s3a://lake/connector.jar"},
+            None,
+            "s3a://lake/connector.jar, which this machine does not see",
+        ),
+        ((), {"spark.jars": "/nowhere/connector.jar"}, None, "/nowhere/connector.jar, which this machine does not see"),
     ],
 )
 def test_the_connector_is_looked_for_where_spark_looks(
@@ -224,7 +229,7 @@ def test_a_connector_elsewhere_is_found_and_none_is_needed_for_tables(tmp_path: 
         ('lanes:{"python": [3, 9, 1], "missing": [], "lanes": "0.1.0"}', "3.9.1.*of one minor version", sys.executable),
         ('lanes:{"python": HERE, "missing": ["lanes"], "lanes": null}', "has no lanes", "pip install 'lanes-runtime"),
         ('lanes:{"python": HERE, "missing": [], "lanes": "0.0.1"}', "lanes-runtime 0.0.1, and this", "pip install"),
-        ("nonsense", "it ended with status 0: it said nothing", sys.executable),
+        ("nonsense", "it ended with status 0: no output", sys.executable),
     ],
 )
 def test_the_python_of_the_workers_is_asked(
@@ -241,7 +246,7 @@ def test_the_python_of_the_workers_is_asked(
 
 def test_a_python_that_does_not_run_is_told(env: dict[str, str], tmp_path: Path) -> None:
     found = look(env | {"PYSPARK_PYTHON": "python-of-tomorrow"})["Python of the workers"]
-    assert (found.ok, found.detail) == (False, "PYSPARK_PYTHON=python-of-tomorrow: there is no such program")
+    assert (found.ok, found.detail) == (False, "PYSPARK_PYTHON=python-of-tomorrow: no such program")
     broken = program(tmp_path / "python", "echo 'Fatal Python error: no encodings' >&2; exit 1")
     found = look(env | {"PYSPARK_PYTHON": str(broken)})["Python of the workers"]
     assert (found.ok, found.detail.partition(": ")[2]) == (
@@ -253,7 +258,7 @@ def test_a_python_that_does_not_run_is_told(env: dict[str, str], tmp_path: Path)
 def test_of_a_cluster_is_said_what_cannot_be_seen(env: dict[str, str]) -> None:
     found = look(env, master="spark://h:7077")["Python of the workers"]
     assert found.ok is None
-    assert "that of spark://h:7077 is not seen from here" in found.detail
+    assert "that of spark://h:7077 cannot be checked from here" in found.detail
     assert f"a Python {sys.version_info[0]}.{sys.version_info[1]} with lanes-runtime[spark]" in found.remedy
     found = look(env, conf={"spark.pyspark.python": "/opt/python"})["Python of the workers"]
     assert (found.ok, found.remedy) == (False, "set PYSPARK_PYTHON in the environment")
@@ -349,9 +354,9 @@ def test_whether_a_checkpoint_can_be_written_is_tried(
     for name in ("0", "1", ".1.crc"):
         (begun / "commits" / name).touch()
     before = sorted(tmp_path.rglob("*"))
-    assert checkpoint(tmp_path / "a" / "b").detail.endswith("/a/b: it would be created")
-    assert checkpoint(tmp_path).detail.endswith("it is a folder without a replay")
-    assert checkpoint(begun.as_uri()).detail.endswith("of a replay that is begun, 2 batches done")
+    assert checkpoint(tmp_path / "a" / "b").detail.endswith("/a/b: it will be created")
+    assert checkpoint(tmp_path).detail.endswith("a folder without a replay")
+    assert checkpoint(begun.as_uri()).detail.endswith("of a begun replay, 2 batches done")
     found = checkpoint(begun / "metadata" / "x")
     assert (found.ok, found.detail.endswith("metadata is no folder")) == (False, True)
     assert checkpoint("s3a://lake/checkpoint").ok is None

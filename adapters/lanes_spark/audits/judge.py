@@ -1,4 +1,4 @@
-"""What the findings of an audit come to, for each promise. What is collected here is bounded by their number."""
+"""Verdicts out of findings and counts. The driver collects rows only in proportion to the findings."""
 
 from __future__ import annotations
 
@@ -34,15 +34,20 @@ _SHOWN: Final = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """``findings``: a row for each violation; ``tallies``: what was counted. Both tell histories apart. ``sourced``:
-    whether a source said what had to be handled."""
+    """Findings and counts, separate for each history.
+
+    Attributes:
+        findings: One row for each violation.
+        tallies: Counts of checks, doubts and figures.
+        sourced: Whether a source named the messages that had to be handled.
+    """
 
     findings: DataFrame
     tallies: DataFrame
     sourced: bool
 
     def told(self) -> dict[str, tuple[tuple[AuditVerdict, ...], Counter[str]]]:
-        """Verdicts and figures of each history. Blocks while Spark works."""
+        """Return verdicts and figures of each history. Blocks while Spark works."""
         counts: dict[tuple[str, str], int] = {
             (row["history"], row["checker"]): row["count"]
             for row in self.findings.groupBy("history", "checker").count().collect()
@@ -90,9 +95,9 @@ class Judged:
 
 
 def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
-    """Judge rows with the columns ``COLUMNS``, and ``history``. Blocks.
+    """Judge rows with ``COLUMNS`` and ``history``. Blocks.
 
-    ``due``: what had to be handled: ``history``, ``partition`` and ``position``, once each.
+    ``due`` has ``history``, ``partition`` and ``position`` of each message that had to be handled, once.
     """
     known = know(raw)
     screened = screen(known)
@@ -165,7 +170,7 @@ def _figures(screened: Screened) -> list[DataFrame]:
 
 
 def _missing(due: DataFrame, screened: Screened, rows: DataFrame | None, found: DataFrame) -> DataFrame:
-    """What had to be handled, and was not, and is not among the findings."""
+    """Find due messages that were not handled and are not among the findings."""
     numbered = due.withColumn("partition_number", partition_number())
     handled = screened.messages.where("plain").select(*MESSAGE)
     if rows is not None:
@@ -203,6 +208,6 @@ def _reasons(name: str, doubts: list[tuple[str, str, str, int]]) -> tuple[str, .
 
 
 def _shown(text: str) -> str:
-    """One line that a terminal shows as it is."""
+    """Return one line that cannot steer a terminal."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
     return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"

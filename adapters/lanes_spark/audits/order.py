@@ -1,4 +1,4 @@
-"""Order and exclusion within a key, judged by windows over the rows of a journal. DataFrames only."""
+"""Order and exclusion within a key, judged by windows over rows of a journal. DataFrames only."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _PLACE: Final = ("history", "member", "run", "n", "partition", "assignment", "po
 
 
 def finding(rows: DataFrame, checker: str, what: str) -> DataFrame:
-    """These rows as findings: one violation each."""
+    """Return these rows as findings: one violation each."""
     return rows.select(*_PLACE, F.lit(checker).alias("checker"), F.lit(what).alias("what"))
 
 
 def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
-    """From when to when each position was unfinished within ``within``, which names positions too: ``open``, ``close``.
+    """Return the times ``open`` and ``close`` between which each position was unfinished.
 
-    ``mark``: ``F`` where it is finished, ``N`` where it has to be done anew, ``R`` where nothing is known of it any
-    more, else null. It is unfinished from the first row on that ``opens`` while nothing is known of it.
+    ``within`` are the columns that name a position. ``mark`` is ``F`` for a finished position, ``N`` for one to be
+    handled again, ``R`` for one that is unknown again, else null. An unknown position is unfinished from the first row
+    that ``opens`` it.
     """
     return _unfinished(_turns(rows, within, opens, mark), within)
 
 
 def _turns(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
-    """Each position from one mark to the next: ``begin``, ``close``, and ``opened``, the first row that ``opens``."""
+    """Split each position at its marks: ``begin``, ``close``, and ``opened``, the first row that ``opens`` it."""
     in_time = Window.partitionBy(*within).orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     turned = rows.withColumns({"mark": mark, "opens": opens})
@@ -50,15 +51,15 @@ def _unfinished(turns: DataFrame, within: Sequence[str]) -> DataFrame:
 
 
 def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> DataFrame:
-    """The pairs of a point and an interval of the same ``within``, of a lower position, which holds the point's time.
+    """Pair each point with intervals of the same ``within``, at a lower position, that contain the point's time.
 
     ``points`` has ``position``, ``ts`` and ``name``; ``unfinished`` has ``position``, ``open`` and ``close``. Two
-    windows leave out whatever can be in no pair, so that only what is wrong, or nearly so, is joined.
+    windows drop rows that are in no pair, so that the join sees only violations and near ones.
     """
     both = points.select(*within, "position", "ts", "name").unionByName(
         unfinished.select(*within, "position", "open", "close"), allowMissingColumns=True
     )
-    # A frame that ends at the end would be computed anew for each row.
+    # Spark would compute a frame that ends at the end again for each row.
     below = Window.partitionBy(*within).orderBy("position").rangeBetween(Window.unboundedPreceding, -1)
     above = Window.partitionBy(*within).orderBy(F.desc("position")).rangeBetween(Window.unboundedPreceding, -1)
     marked = both.withColumns(
@@ -77,8 +78,11 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
 
 
 def _keyed(rows: DataFrame) -> DataFrame:
-    """Those that say something of the order of a key: with ``finished_at``, when their message first was, anywhere;
-    ``repeats``, whether that was before; and ``mark``, what they make of it in their assignment."""
+    """Return the rows that matter for the order of a key.
+
+    ``finished_at`` is when their message was first finished anywhere, ``repeats`` whether that was earlier, and
+    ``mark`` the row's effect in its assignment.
+    """
     event, ts = F.col("event"), F.col("ts")
     begins = (event == "started") & F.col("ordered")
     late = (event == "redelivered") & (F.col("cause") == "late")
@@ -106,10 +110,10 @@ def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
 
 
 def _queued_again(turns: DataFrame) -> DataFrame:
-    """From when to when what the broker forgot, and delivers once more after it had ended, was unfinished again.
+    """Return the intervals in which a finished message that the broker delivers again is unfinished again.
 
-    It is from its delivery on where nothing of its lane was unfinished then. Else what was delivered before it starts
-    before it, and it is unfinished from its start on.
+    With an idle lane that is from its delivery on. Otherwise earlier deliveries start first, and it is unfinished from
+    its own start on.
     """
     repeats = turns.where(F.col("mark") == "R").withColumn("open", F.col("begin"))
     known = _unfinished(turns, (*_LANE, "position"))
@@ -124,7 +128,7 @@ def _queued_again(turns: DataFrame) -> DataFrame:
     )
 
     def add(taken: Column, one: Column) -> Column:
-        # They hold up each other, too.
+        # Repeated messages delay each other too.
         after = F.coalesce(F.try_element_at(taken, F.lit(-1))["close"] <= one["open"], F.lit(True))
         return F.when(after, F.concat(taken, F.array(one))).otherwise(taken)
 
@@ -133,7 +137,7 @@ def _queued_again(turns: DataFrame) -> DataFrame:
 
 
 def per_key_order(rows: DataFrame) -> DataFrame:
-    """The findings among these rows."""
+    """Return the findings among these rows."""
     ts, position = F.col("ts"), F.col("position")
     keyed = computed(_keyed(rows))
     turns = computed(_turns_of_lanes(keyed))
@@ -155,7 +159,7 @@ def per_key_order(rows: DataFrame) -> DataFrame:
     points = starts.where(F.col("highest").isNull() | (position > F.col("highest"))).withColumn("name", name)
     within = _unfinished(turns, (*_LANE, "position")).unionByName(_queued_again(turns))
     in_lane = passing(points, within, _LANE).select("history", "name")
-    # Across assignments and processes: from when it was first seen until it was first finished.
+    # Across assignments and processes: from the first row of a message until it was first finished.
     first = F.struct("ts", F.struct(*_PLACE[1:]).alias("name"))
     across = (
         keyed.where(F.col("known") & F.col("comparable"))
@@ -184,7 +188,7 @@ def per_key_order(rows: DataFrame) -> DataFrame:
 
 
 def no_overlap(rows: DataFrame) -> DataFrame:
-    """The findings among these rows."""
+    """Return the findings among these rows."""
     event, ts = F.col("event"), F.col("ts")
     used = rows.where(event.isin("started", "ended", "zombie"))
     following = (
@@ -193,7 +197,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
     end = F.min(F.when(event != "started", ts)).over(following)
     keyed = F.col("key").isNotNull() & F.col("ordered")
     known = F.col("lost_n").isNull() | (F.col("lost_n") < F.col("n"))
-    # A lease keeps others away until it has run out, and no longer.
+    # A lease excludes others until it expires, and no longer.
     expires = F.struct(
         (F.col("deadline") + F.col("shift")).alias("time"),
         F.lit(0).alias("process"),
@@ -204,7 +208,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         .where(event == "started")
         .withColumns(
             {
-                # Without an order each message is kept from running beside itself alone.
+                # Without an order a message must not run beside itself only.
                 "name": F.when(keyed, F.col("key")).otherwise(F.concat(F.lit("position "), F.col("position"))),
                 "beside": F.when(~keyed, F.col("assignment")),
                 "barred": F.when(F.col("comparable") & ~F.col("leased") & known, F.col("until")),
@@ -220,7 +224,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         {
             "here": F.max("until").over(same),
             "elsewhere": F.max("barred").over(all_of),
-            # One process beside itself is judged above; of a key it is nearly always one process.
+            # Overlaps within a process are judged above; a key nearly always has one process.
             "lease": F.max(F.when(keyed, F.col("leased_until"))).over(all_of),
             "leases": F.when(~keyed, leases),
         }
@@ -237,7 +241,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
 
 
 def behind_leases(known: Known) -> DataFrame:
-    """The findings about assignments under leases: what started, or was acknowledged, when its own was over."""
+    """Return the findings about messages that were started or acknowledged after their own lease ended."""
     event = F.col("event")
     whole = known.segments.where(F.col("gap").isNull()).select(*SEGMENT)
     leased = known.assignments.where(F.col("leased")).select(

@@ -1,4 +1,4 @@
-"""Who owned a partition, and what became of the others, judged over the rows of a journal. DataFrames only."""
+"""Ownership of partitions, judged over rows of a journal. DataFrames only."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from lanes_spark.audits.order import finding
 from lanes_spark.audits.rows import ASSIGNMENT, SEGMENT, Known
 
 _PARTITION: Final = ("history", "partition")
-_TENURE: Final = (*ASSIGNMENT, "since")
+_OWNERSHIP: Final = (*ASSIGNMENT, "since")
 
 
 def exclusive_owner(known: Known) -> DataFrame:
-    """The findings. Where nobody had a partition at the same time as somebody else, only few rows are looked at."""
+    """Return the findings. Without overlapping owners only few rows are read."""
     events = _events(known)
-    tenures = _tenures(events)
+    ownerships = _ownerships(events)
     same = Window.partitionBy(*SEGMENT, "partition").orderBy("since").rowsBetween(Window.unboundedPreceding, -1)
-    twice = tenures.withColumn("held", F.max("until").over(same)).where(F.col("held") > F.col("since"))
+    twice = ownerships.withColumn("held", F.max("until").over(same)).where(F.col("held") > F.col("since"))
     return finding(twice, "ExclusiveOwner", "assigned while the process had it already").unionByName(
-        _rivals(known, events, tenures)
+        _rivals(known, events, ownerships)
     )
 
 
 def _events(known: Known) -> DataFrame:
-    """The rows about ownership of whole processes, in one order: ``ts``."""
+    """Return the rows about ownership, of processes without gaps, in one order: ``ts``."""
     processes = known.segments.where(~F.col("gappy")).select(
         *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
     )
@@ -47,8 +47,8 @@ def _events(known: Known) -> DataFrame:
     )
 
 
-def _tenures(events: DataFrame) -> DataFrame:
-    """From ``since`` to ``until``, when it was given up, or its process gone; ``revoked``: when it was handed over."""
+def _ownerships(events: DataFrame) -> DataFrame:
+    """Return each ownership: ``since``, ``until`` (its end or its process's) and ``revoked``, its handover."""
     event, ts = F.col("event"), F.col("ts")
     backwards = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
     gone = F.struct(F.col("gone_at").alias("time"), "process", F.lit(2**62).alias("n"))
@@ -67,20 +67,20 @@ def _tenures(events: DataFrame) -> DataFrame:
     return ends.where(event == "assigned").withColumn("since", ts)
 
 
-def _rivals(known: Known, events: DataFrame, tenures: DataFrame) -> DataFrame:
-    """Who acted while another process had it, and then handed it over as if it had been its own."""
-    # Of a tenure that another one of its assignment follows, only the latter is known then.
+def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame:
+    """Find processes that acted while another one owned the partition, and handed it over later as their own."""
+    # If another ownership of the assignment follows, only the later one counts.
     revoked = F.col("revoked")
-    own = tenures.where(
+    own = ownerships.where(
         F.col("rival")
         & revoked.isNotNull()
         & (F.col("again").isNull() | (F.col("again") > revoked))
         & (F.col("lost").isNull() | (F.col("lost") > revoked))
     )
     behind = Window.partitionBy(*_PARTITION).orderBy(F.desc("since")).rowsBetween(Window.unboundedPreceding, -1)
-    # The next one of all is nearly always behind its end.
+    # The next ownership nearly always begins after the end of this one.
     crowded = (
-        tenures.where("rival")
+        ownerships.where("rival")
         .withColumn("nearest", F.min("since").over(behind))
         .where(F.col("nearest") < F.col("until"))
         .select(*ASSIGNMENT, "since")
@@ -108,7 +108,7 @@ def _rivals(known: Known, events: DataFrame, tenures: DataFrame) -> DataFrame:
     )
 
     def turn(state: Column, one: Column) -> Column:
-        # The first rival stays it, until it has lost the partition.
+        # The first rival stays the rival until it loses the partition.
         lost = (one["event"] == "lost") & (state["other"] == one["other"]) & (state["its"] == one["its"])
         taken = (one["event"] == "assigned") & state["at"].isNull()
         return (
@@ -124,10 +124,10 @@ def _rivals(known: Known, events: DataFrame, tenures: DataFrame) -> DataFrame:
     acting = (
         acts.join(F.broadcast(rival), list(ASSIGNMENT))
         .withColumn("ts", F.struct((F.col("mono") + F.col("shift")).alias("time"), "process", "n"))
-        # Of rows of two processes at the same moment nobody knows which came first.
+        # Rows of two processes with the same time have no order.
         .where((F.col("ts.time") > F.col("rival.time")) & (F.col("n") < F.col("revoked.n")))
     )
-    first = acting.groupBy(*_TENURE).agg(F.min(F.struct("n", "member", "position", "key")).alias("act"))
+    first = acting.groupBy(*_OWNERSHIP).agg(F.min(F.struct("n", "member", "position", "key")).alias("act"))
     return finding(
         first.select(*ASSIGNMENT, "act.*"),
         "ExclusiveOwner",

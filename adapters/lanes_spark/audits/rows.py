@@ -1,6 +1,6 @@
-"""The rows of a journal, and what is known of the processes that wrote them. DataFrames only.
+"""Rows of a journal, and facts about the processes that wrote them. DataFrames only.
 
-Everything is told apart by a column ``history``, so that several can be judged at once.
+A column ``history`` separates journals, so that several are judged at once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
 SEGMENT: Final = ("history", "run")
-"""Names a process."""
+"""Columns that name a process."""
 
 ASSIGNMENT: Final = (*SEGMENT, "partition", "assignment")
-"""Names a partition at a process."""
+"""Columns that name an assignment of a partition to a process."""
 
 COLUMNS: Final = {
     "run": "string",
@@ -41,7 +41,7 @@ COLUMNS: Final = {
     "deadline": "double",
     "detail": "string",
 }
-"""Those of a journal that are read, with their types."""
+"""Columns of a journal that are read, with their types."""
 
 MESSAGES: Final = (
     "delivered",
@@ -57,26 +57,31 @@ MESSAGES: Final = (
     "abandoned",
     "zombie",
 )
-"""The events of one message at a process."""
+"""Events of one message at a process."""
 
 _FENCES: Final = ("drained", "revoked", "lost")
 _COMMITS: Final = ("commit_sent", "commit_ok", "commit_failed")
 _OWNED: Final = ("assigned", "leased", "revoking", "hastened", "drained", "revoked", "lost", *_COMMITS)
 
 _STRETCH: Final = 64
-"""Rows of a process that are looked at together: as many as a number has bits."""
+"""Rows of a process that are grouped together: as many as a number has bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known before any message is looked at.
+    """Facts that are known before any message is looked at.
 
-    ``rows``: all of them, with ``COLUMNS`` and ``history``. ``segments``: the processes; ``process``: their number, by
-    their begin; ``shift``: what makes their clocks comparable; ``slack``: seconds by which a row's clock may be behind
-    one of a row before it, at most; ``gap``: what is missing, or null. ``owned``: the rows about ownership and commits.
-    ``assignments``: with ``number``. ``partitions``: those of which nothing can be said across processes, with ``why``
-    and ``recreated``. ``produced``: whether any row says that a message was. ``committing`` and ``leased``: whether any
-    assignment is that.
+    Attributes:
+        rows: All rows, with ``COLUMNS`` and ``history``.
+        segments: One row for each process. ``process`` numbers them by their begin. ``shift`` makes their
+            clocks comparable. ``slack`` is the most seconds that a row's clock is behind an earlier row's. ``gap``
+            tells the missing rows or is null.
+        owned: Rows about ownership and commits.
+        assignments: Assignments with their ``number``.
+        partitions: Partitions that cannot be judged across processes, with ``why`` and ``recreated``.
+        produced: Whether any row is of a producer.
+        committing: Whether any assignment commits.
+        leased: Whether any assignment has a lease.
     """
 
     rows: DataFrame
@@ -90,7 +95,7 @@ class Known:
 
 
 def check_columns(table: DataFrame) -> None:
-    """Raises ``ConfigError`` where this is no journal."""
+    """Raise ``ConfigError`` if the table is no journal."""
     check_kinds(table, COLUMNS, "no journal")
 
 
@@ -121,34 +126,36 @@ def due_positions(spark: SparkSession, source: ParquetTable | KafkaTopic | DataF
 
 
 def any_of(condition: Column) -> Column:
-    """An aggregate: whether it holds for any row."""
+    """Return the aggregate that tells whether the condition holds for any row."""
     return F.coalesce(F.max(condition), F.lit(False))
 
 
 def never() -> Column:
-    """A ``ts`` behind all others."""
+    """Return a ``ts`` after all others."""
     end = F.lit(float("inf")), F.lit(0), F.lit(0).cast("bigint")
     return F.struct(*(value.alias(name) for value, name in zip(end, ("time", "process", "n"), strict=True)))
 
 
 def computed(frame: DataFrame) -> DataFrame:
-    """The same, computed now: the plans of what is made of it do not begin anew with the files. Blocks."""
+    """Compute the frame now, so that later plans do not start from the files. Blocks."""
     return frame.localCheckpoint()
 
 
 def partition_number() -> Column:
-    """A number for the partition of a row, in its history."""
+    """Return a number for the partition of a row, in its history."""
     return F.xxhash64("history", "partition")
 
 
 def assignment_number() -> Column:
-    """A number for the assignment of a row that has ``process``. Those of two may be the same, which is allowed for:
-    whatever is of both is then looked at closely."""
+    """Return a number for the assignment of a row that has ``process``.
+
+    Two assignments may get the same number; their messages are then looked at closely.
+    """
     return F.xxhash64("process", "partition_number", "assignment")
 
 
 def know(raw: DataFrame) -> Known:
-    """``raw``: the columns ``COLUMNS``, and ``history``. Blocks: two passes over the rows, which move none of them."""
+    """Collect facts about rows with ``COLUMNS`` and ``history``. Blocks: two passes, without a shuffle of rows."""
     rows = raw.select("history", *COLUMNS).withColumn("run", F.coalesce("run", F.lit("")))
     stretches = _stretches(rows)
     segments = computed(_ordered(_segments(rows, stretches)))
@@ -174,7 +181,7 @@ def know(raw: DataFrame) -> Known:
 
 
 def _stretches(rows: DataFrame) -> DataFrame:
-    """What is in each stretch of each process: little, whatever the number of rows, and without moving them."""
+    """Summarise each stretch of each process, without a shuffle of rows."""
     event, n = F.col("event"), F.col("n")
     places = event.isin(*MESSAGES) & (
         F.col("assignment").isNull() | F.col("position").isNull() | F.col("partition").isNull()
@@ -202,7 +209,7 @@ def _stretches(rows: DataFrame) -> DataFrame:
 
 
 def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
-    """One row for each process."""
+    """Return one row for each process."""
     so_far = Window.partitionBy(*SEGMENT).orderBy("stretch").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     facts = (
         stretches.withColumn("slack", F.max("mono_most").over(so_far) - F.col("mono_least"))
@@ -245,7 +252,7 @@ def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
 
 
 def _ordered(segments: DataFrame) -> DataFrame:
-    """With ``shift``, ``process``, ``whole``: nothing is missing in the history, and ``several`` boots."""
+    """Add ``shift``, ``process``, ``whole`` (the history lacks nothing) and ``several`` (it has several boots)."""
     all_of = Window.partitionBy("history")
     first = Window.partitionBy("history", "boot").orderBy("wall_first", "member", "run")
     way = F.first(F.col("wall_first") - F.col("mono_first")).over(first)
@@ -258,7 +265,7 @@ def _ordered(segments: DataFrame) -> DataFrame:
             "whole": F.max("gap").over(all_of).isNull(),
         }
     )
-    # The number says the same as one in each history would.
+    # One numbering for all histories serves as well as one in each.
     begun = Window.orderBy(F.col("mono_first") + F.col("shift"), "member", *SEGMENT)
     return shifted.withColumn("process", F.row_number().over(begun))
 
@@ -280,7 +287,7 @@ def _assignments(owned: DataFrame, segments: DataFrame) -> DataFrame:
 
 
 def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, several: bool) -> DataFrame:
-    """Partitions in overlapping processes of different boots, and those whose positions began anew."""
+    """Find partitions of overlapping processes of different boots, and recreated ones."""
     assigned = owned.where(F.col("event") == "assigned")
     names = F.count_distinct(F.coalesce("incarnation", F.lit("")))
     recreated = (
@@ -297,7 +304,7 @@ def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, sev
 
 
 def _overlapping(rows: DataFrame, segments: DataFrame) -> DataFrame:
-    # What a producer notes holds whenever it was noted, so it needs no order.
+    # A producer's rows hold at any time, so they need no order.
     seen = rows.where((F.col("event") != "produced") & (F.col("partition") != ""))
     held = seen.select("history", "partition", "run").distinct()
     spans = held.join(F.broadcast(segments), list(SEGMENT)).select(

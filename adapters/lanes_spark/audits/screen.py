@@ -1,8 +1,8 @@
-"""The one pass over the messages of a journal: which of them have to be looked at closely. DataFrames only.
+"""The one pass over the messages of a journal, which finds those that need a close look. DataFrames only.
 
-Nearly all messages are delivered, started and ended once, each behind the one before it of its key. That is told from
-where each begins and ends, by numbers alone. A promise about order, exclusion or settling can be broken only where it
-is not so: whatever is doubtful is kept, and two keys that are taken for one are both doubtful.
+Nearly all messages are delivered, started and ended once, each after the one before it of its key. Numbers of their
+first and last rows show that. Only other messages can break a promise about order, exclusion or settling, so every
+doubtful message is kept. Two keys with the same hash are both doubtful.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lanes_spark.audits.rows import (
 )
 
 MESSAGE: Final = ("partition_number", "position")
-"""Names a message."""
+"""Columns that name a message."""
 
 _DELIVERED: Final = 1
 _STARTED: Final = 2
@@ -32,24 +32,27 @@ _ENDED: Final = 4
 _ACK: Final = 8
 _PRODUCED: Final = 16
 _OTHER: Final = 32
-_LETTER: Final = 64
+_DEAD_LETTER: Final = 64
 _CONFIRMED: Final = 128
 _PLAIN: Final = _DELIVERED | _STARTED | _ENDED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Screened:
-    """``messages``: each, for every assignment that had it: how often it ``starts``, and
-    where it has an order (``in_order``), whether it is the ``first`` of its
-    position, ``plain``, and ``suspect``. ``assignments``: those in which a commit may have passed something, None where
-    nobody commits."""
+    """Result of the pass.
+
+    Attributes:
+        messages: One row for each message and assignment: its number of ``starts`` and of ordered ones (``in_order``),
+            and whether it is the ``first`` of its position, ``plain`` and ``suspect``.
+        assignments: Assignments in which a commit may have passed an unfinished message; None without commits.
+    """
 
     messages: DataFrame
     assignments: DataFrame | None
 
 
 def screen(known: Known) -> Screened:
-    """Blocks: one pass over the rows, which are brought together by key."""
+    """Screen all messages. Blocks: one pass, with a shuffle by key."""
     fences = (
         known.assignments.where(F.col("fence_n").isNotNull()).groupBy("number").agg(F.min("fence_n").alias("fence_n"))
     )
@@ -58,11 +61,11 @@ def screen(known: Known) -> Screened:
     fenced = F.coalesce(F.col("final_n") > F.col("fence_n"), F.lit(False))
     final = F.coalesce(F.col("final_n") == last_n, F.lit(False)) & ~fenced
     settled = F.coalesce(F.col("settled_n") == last_n, F.lit(False))
-    # A letter may be confirmed before its handler has ended: whatever starts then starts beside it.
+    # A dead letter may be confirmed before its handler has ended; the next start is then beside it.
     ended = F.coalesce(F.col("stopped_n") > F.col("started_n"), F.col("started_n").isNull())
-    # A letter that was not confirmed is open, however its message ended.
-    lettered = F.col("kinds").bitwiseAND(F.lit(_LETTER)) != 0
-    unconfirmed = lettered & F.coalesce(F.col("confirmed_n") != last_n, F.lit(True))
+    # An unconfirmed dead letter is open, however its message ended.
+    dead_lettered = F.col("kinds").bitwiseAND(F.lit(_DEAD_LETTER)) != 0
+    unconfirmed = dead_lettered & F.coalesce(F.col("confirmed_n") != last_n, F.lit(True))
     acked = F.col("kinds").bitwiseAND(F.lit(_ACK)) != 0
     kinds, rows = F.col("kinds").bitwiseAND(F.lit(~_ACK)), F.col("rows") - F.when(acked, 1).otherwise(0)
     in_turn = (kinds == _PLAIN) & (rows == 3) & (F.col("delivered_n") < begun_n) & final
@@ -83,7 +86,7 @@ def screen(known: Known) -> Screened:
         )
     )
     if known.produced:
-        # What was delivered needs no word of its producer.
+        # A delivered message needs no row of its producer.
         alone = F.min("told").over(Window.partitionBy("lane", "position"))
         placed = placed.withColumn("alone", alone).where(F.col("alone") | ~F.col("told")).drop("alone")
     lane = Window.partitionBy("lane")
@@ -113,7 +116,7 @@ def screen(known: Known) -> Screened:
 
 
 def _grouped(known: Known) -> DataFrame:
-    """One row for each message and assignment."""
+    """Return one row for each message and assignment."""
     event, n, mono = F.col("event"), F.col("n"), F.col("mono")
     ended = (event == "ended") & (F.col("result") == "ok")
     settled = (event == "redelivered") & (F.col("cause") == "settled")
@@ -123,7 +126,7 @@ def _grouped(known: Known) -> DataFrame:
         .when(ended, _ENDED)
         .when(event == "ack", _ACK)
         .when(event == "produced", _PRODUCED)
-        .when(event == "dlq_sent", _LETTER)
+        .when(event == "dlq_sent", _DEAD_LETTER)
         .when(event == "dlq_confirmed", _CONFIRMED)
         .otherwise(_OTHER)
     )
@@ -160,7 +163,7 @@ def _grouped(known: Known) -> DataFrame:
 
 
 def _passed(known: Known, messages: DataFrame) -> DataFrame:
-    """The assignments in which a commit came before the last row of a message below it."""
+    """Find assignments in which a commit came before the last row of a message below it."""
     numbers = known.assignments.where(F.col("committing")).select(*ASSIGNMENT, "number")
     commits = known.owned.where(F.col("event") == "commit_sent").join(F.broadcast(numbers), list(ASSIGNMENT))
     both = (
@@ -172,7 +175,7 @@ def _passed(known: Known, messages: DataFrame) -> DataFrame:
             allowMissingColumns=True,
         )
     )
-    # A frame that ends at the end would be computed anew for each row.
+    # Spark would compute a frame that ends at the end again for each row.
     above = Window.partitionBy("number").orderBy(F.desc("position")).rangeBetween(Window.unboundedPreceding, -1)
     by = both.withColumn("by", F.min("commit_n").over(above)).where(F.col("commit_n").isNull())
     early = by.where(F.col("by").isNotNull() & F.coalesce(F.col("closed_n") >= F.col("by"), F.lit(True)))
@@ -180,9 +183,9 @@ def _passed(known: Known, messages: DataFrame) -> DataFrame:
 
 
 def suspects(known: Known, screened: Screened) -> DataFrame:
-    """The rows of the messages that are suspect, and what is known of them. Blocks.
+    """Return the rows of suspect messages, with facts about them. Blocks.
 
-    ``ts`` orders those of a key, and ``gone`` is that of the end of their process; what ended behind a fence is a
+    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of their process's end. An end after a fence becomes a
     ``zombie``.
     """
     wanted = screened.messages.where(F.col("suspect")).select(*MESSAGE).distinct()
@@ -190,13 +193,13 @@ def suspects(known: Known, screened: Screened) -> DataFrame:
         "partition_number", partition_number()
     )
     lane = Window.partitionBy(*SEGMENT, "partition", "key", F.when(F.col("key").isNull(), F.col("position")))
-    # Rows may carry a clock reading that is a little older than that of the row before.
+    # A row's clock may be slightly older than that of the row before.
     latest = F.max("mono").over(lane.orderBy("n").rowsBetween(Window.unboundedPreceding, Window.currentRow))
     return computed(_known_of(known, rows.join(wanted, list(MESSAGE), "left_semi").withColumn("time", latest)))
 
 
 def committed(known: Known, assignments: DataFrame) -> DataFrame:
-    """The same of these assignments; ``ts`` orders those of a process. Blocks."""
+    """Return the same for these assignments; ``ts`` orders the rows of a process. Blocks."""
     used = ("delivered", "redelivered", "ended", "dlq_sent", "dlq_confirmed", "archived", "commit_sent")
     rows = known.rows.where(F.col("event").isin(*used)).join(assignments, list(ASSIGNMENT), "left_semi")
     return computed(_known_of(known, rows.withColumn("time", F.lit(0.0))))

@@ -1,4 +1,4 @@
-"""What was settled, and what had come before it, judged over the rows of a journal. DataFrames only."""
+"""Settlements, and events before them, judged over rows of a journal. DataFrames only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ _PLACE: Final = ("member", "run", "n", "partition", "assignment", "position", "k
 
 
 def passed(committed: DataFrame) -> DataFrame:
-    """Of these rows, what a commit passed at the wrong time: ``what`` it was then, ``unfinished`` or ``unconfirmed``,
-    and by which commit.
+    """Find messages that a commit passed too early, with ``what`` they were then and that commit.
 
-    A commit passes what was delivered when it is the first one of the assignment that is above it, and above whatever
-    was delivered there before it, because a source that commits goes only onwards.
+    ``what`` is ``unfinished`` or ``unconfirmed``. A commit passes a delivered message if it is the first one of the
+    assignment above that message and all earlier deliveries. A source that commits never goes back.
     """
     event = F.col("event")
     rows = committed.where(F.col("committing") & ~F.col("gappy"))
     ends = F.col("final") | (event == "redelivered") & (F.col("cause") == "settled")
     handled = rows.where(ends | (event == "delivered"))
-    # What is delivered anew is unfinished anew, as nobody knows why it was.
+    # A repeated delivery is unfinished again, because its reason is unknown.
     unfinished = intervals(handled, _MESSAGE, event == "delivered", F.when(ends, "R"))
     told = event.isin("dlq_confirmed", "archived")
     unconfirmed = intervals(rows.where(told | (event == "dlq_sent")), _MESSAGE, event == "dlq_sent", F.when(told, "R"))
@@ -38,7 +37,7 @@ def passed(committed: DataFrame) -> DataFrame:
         *ASSIGNMENT, "ts", F.col("floor").alias("position"), F.struct("ts", "member", "n", "floor").alias("commit")
     )
     named = commits.withColumn("name", F.struct(*ASSIGNMENT[1:]))
-    # Nearly always nothing: only what it concerns is looked at closely.
+    # Nearly always empty; only its assignments are looked at closely.
     pairs = passing(named, wrong, ASSIGNMENT)
     suspects = pairs.select("history", "name.*", F.col("unfinished").alias("position")).distinct()
     concerned = F.broadcast(suspects.select(*ASSIGNMENT).distinct())
@@ -53,7 +52,7 @@ def passed(committed: DataFrame) -> DataFrame:
         commits.withColumnRenamed("position", "level").join(concerned, list(ASSIGNMENT), "left_semi"),
         allowMissingColumns=True,
     )
-    # A frame that ends at the end would be computed anew for each row.
+    # Spark would compute a frame that ends at the end again for each row.
     behind = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
     above = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("level")).rangeBetween(Window.unboundedPreceding, -1)
     following = both.withColumns({"following": F.min("commit").over(behind), "higher": F.min("commit").over(above)})
@@ -66,7 +65,7 @@ def passed(committed: DataFrame) -> DataFrame:
         .select(*_MESSAGE, "key", "ts", "level", "by")
         .join(suspects, list(_MESSAGE), "left_semi")
     )
-    # Where a floor fell it may be neither of the two.
+    # After a fallen floor it may be neither of the two.
     fell = (
         last.where(F.col("by.floor") <= F.col("level")).drop("by").join(commits.drop("ts", "position"), [*ASSIGNMENT])
     )
@@ -83,13 +82,13 @@ def passed(committed: DataFrame) -> DataFrame:
 
 
 def no_commit_past_unfinished(passes: DataFrame) -> DataFrame:
-    """The findings."""
+    """Return the findings."""
     what = "a position above it was committed before it had finished"
     return finding(passes.where(F.col("what") == "unfinished"), "NoCommitPastUnfinished", what)
 
 
 def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> DataFrame:
-    """The findings among these rows, and those that ``passed`` has found."""
+    """Return the findings among these rows and among those of ``passed``."""
     event = F.col("event")
     used = rows.where(event.isin("dlq_sent", "dlq_confirmed", "archived", "ack") & ~F.col("gappy"))
     before = Window.partitionBy(*_MESSAGE).orderBy("ts").rowsBetween(Window.unboundedPreceding, -1)
@@ -104,7 +103,7 @@ def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> Data
 
 
 def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tuple[DataFrame, DataFrame]:
-    """The findings among these rows, and the messages that are neither settled nor handled."""
+    """Return the findings among these rows, and the messages that are neither settled nor handled."""
     event = F.col("event")
     acked = (event == "ack") | (event == "redelivered") & (F.col("cause") == "settled") & F.col("committing")
     used = rows.where(event.isin("produced", "delivered", "started") | F.col("final") | acked)
@@ -130,9 +129,9 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
 
 
 def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
-    """Which of the unhandled was settled, by an acknowledgement or by a commit, and by which.
+    """Find unhandled messages that an acknowledgement or a commit settled, with that row.
 
-    A commit settles what its assignment never saw, too: then ``passed`` has found nothing of it.
+    A commit also settles messages that its assignment never saw, which ``passed`` does not find.
     """
     if passes is None:
         marked = unhandled.withColumn("passed", F.when(F.lit(False), F.col("acked")))
@@ -175,10 +174,10 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
 
 
 def duplicates(rows: DataFrame) -> DataFrame:
-    """How often what was delivered or started before came again: ``what`` is the cause.
+    """Count repeated messages; ``what`` is the cause.
 
-    ``held``, ``settled`` and ``late``: as the source said. Of starts: ``retry`` in the same assignment; in another one
-    ``takeover`` of what nobody had finished before, and ``repeat`` of what somebody had.
+    The source reported ``held``, ``settled`` and ``late``. A repeated start is a ``retry`` in the same assignment; in
+    another one it is a ``takeover`` before the message was finished, and a ``repeat`` after that.
     """
     event = F.col("event")
     in_time = Window.partitionBy("history", "partition", "position").orderBy("ts")

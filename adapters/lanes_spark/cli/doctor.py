@@ -44,19 +44,19 @@ from lanes_spark.cli.options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.plan import CHECKED, Effects, check_conf
 
 JAVA: Final = 17
-"""The oldest Java that Spark 4 runs on."""
+"""Oldest Java that Spark 4 runs on."""
 
 PACKAGES: Final[Mapping[str, tuple[int, int]]] = {"pyspark": (4, 2), "pyarrow": (18, 0), "pandas": (2, 2)}
-"""The oldest versions of what the extra ``spark`` installs."""
+"""Oldest versions of the packages of the extra ``spark``."""
 
 WORKER: Final = 200 * MIB
-"""What a Python worker takes with two Arrow batches, about, and without what the handler has."""
+"""Approximate memory of a Python worker with two Arrow batches, without the handler's own."""
 
 _BESIDE: Final = 384 * MIB
-"""What a JVM takes beside its heap at least, as Spark counts it."""
+"""Least memory of a JVM beside its heap, as Spark counts it."""
 
 _INCUBATING: Final = "--add-modules=jdk.incubator.vector"
-"""What Spark 4.3 starts every JVM with. Smaller Javas do without that module."""
+"""Option of every JVM that Spark 4.3 starts. Smaller Javas lack that module."""
 
 _PROBE: Final = """
 import importlib.metadata, importlib.util, json, sys
@@ -104,11 +104,11 @@ def examine(
     checkpoint: str = "",
     env: Mapping[str, str] | None = None,
 ) -> list[Check]:
-    """Look at what a session of this ``master`` and these settings would find here, and a replay in it.
+    """Check this machine for a session of this ``master`` and these settings, and for a replay in it.
 
-    ``kafka``: a topic is to be read. ``checkpoint``: the folder that a replay is to use, "" = none. ``env``: the
-    environment of the session, None = that of this process. Blocks for some seconds: Java and the workers' Python are
-    asked, each with a deadline. Raises nothing of theirs: an error is a ``Check`` that is not ok.
+    ``kafka`` requires the connector. ``checkpoint`` is the replay's folder, "" without one. ``env`` is the session's
+    environment, by default that of this process. Blocks for some seconds: Java and the workers' Python are asked, each
+    with a deadline. Their errors are checks that failed.
     """
     env = dict(os.environ if env is None else env)
     home = spark_home(env)
@@ -141,10 +141,10 @@ def _packages(home: Path) -> list[Check]:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            checks.append(Check(name, False, "it is not installed", "pip install 'lanes-runtime[spark]'"))
+            checks.append(Check(name, False, "not installed", "pip install 'lanes-runtime[spark]'"))
             continue
         if _numbers(version) < least:
-            checks.append(Check(name, False, f"{version}, and {needed} is needed", f"pip install '{name}>={needed}'"))
+            checks.append(Check(name, False, f"{version}, but {needed} is needed", f"pip install '{name}>={needed}'"))
         else:
             checks.append(Check(name, True, version))
     return [*checks, _home(home)]
@@ -154,7 +154,7 @@ def _home(home: Path) -> Check:
     jar = spark_jar(home)
     if jar is None:
         return Check(
-            "Spark", False, f"{home}/jars has no spark-core", "unset SPARK_HOME, or let it name a folder of Spark"
+            "Spark", False, f"{home}/jars has no spark-core", "unset SPARK_HOME, or set it to a folder of Spark"
         )
     scala, version = jar
     try:
@@ -170,11 +170,11 @@ def _home(home: Path) -> Check:
 
 
 def java_check(env: Mapping[str, str]) -> Check:
-    """The Java that Spark would start: whether it is there, new enough, and has the modules that Spark names."""
+    """Check that Spark's Java exists, is new enough, and has the modules that Spark names."""
     java, where = find_java(env)
-    remedy = f"install Java {JAVA} or newer, such as default-jre-headless, and let JAVA_HOME name its folder"
+    remedy = f"install Java {JAVA} or newer, such as default-jre-headless, and set JAVA_HOME to its folder"
     if java is None:
-        what = f"{where} has no bin/java that runs" if where != "PATH" else "there is none: PATH has no java"
+        what = f"{where} has no working bin/java" if where != "PATH" else "PATH has no java"
         return Check("Java", False, what, remedy if where == "PATH" else f"unset JAVA_HOME, or {remedy}")
     said = java_says(java, env)
     detail = f"{said.text}, {java} by {where}"
@@ -184,12 +184,8 @@ def java_check(env: Mapping[str, str]) -> Check:
         return Check("Java", False, f"{detail}: Spark needs {JAVA} or newer", remedy)
     full = java_says(java, env, [_INCUBATING])
     if full.version is None:
-        return Check(
-            "Java",
-            False,
-            f"{detail}: it lacks a module that Spark starts it with: {full.text}",
-            "install a whole Java: that of a system's packages is one",
-        )
+        found = f"{detail}: it lacks a module that Spark needs ({full.text})"
+        return Check("Java", False, found, "install a full Java, such as that of the system's packages")
     return Check("Java", True, detail)
 
 
@@ -198,8 +194,8 @@ def _connector(home: Path, conf: Mapping[str, str], *, wanted: bool) -> Check:
     scala, version = spark_jar(home) or ("2.13", importlib.metadata.version("pyspark"))
     jars = find_jars(home, conf)
     get = (
-        f"--conf spark.jars.packages={coordinates(scala, version)} lets Spark fetch it from Maven Central; without a "
-        "way there, name the jars by --conf spark.jars=PATH,…"
+        f"--conf spark.jars.packages={coordinates(scala, version)} lets Spark fetch it from Maven Central; "
+        "without Internet, name the jars by --conf spark.jars=PATH,…"
     )
     if CONNECTOR in jars.found:
         of, found, path = jars.found[CONNECTOR]
@@ -210,7 +206,7 @@ def _connector(home: Path, conf: Mapping[str, str], *, wanted: bool) -> Check:
         detail = f"spark.jars.packages: Spark fetches {':'.join(jars.package)} when a session begins"
         return _fits(what, detail, jars.package, (scala, version), get)
     if jars.unseen:
-        return Check(what, None, f"spark.jars names {', '.join(jars.unseen)}, which is not seen from here", get)
+        return Check(what, None, f"spark.jars names {', '.join(jars.unseen)}, which this machine does not see", get)
     where = f"{home}/jars, spark.jars and spark.jars.packages have none"
     if wanted:
         return Check(what, False, where, get)
@@ -231,12 +227,8 @@ def _fits(what: str, detail: str, found: tuple[str, str], spark: tuple[str, str]
 def _python(master: str, conf: Mapping[str, str], env: Mapping[str, str]) -> Check:
     what = "Python of the workers"
     if "spark.pyspark.python" in conf and "PYSPARK_PYTHON" not in env:
-        return Check(
-            what,
-            False,
-            f"spark.pyspark.python={conf['spark.pyspark.python']}: only spark-submit looks at it",
-            "set PYSPARK_PYTHON in the environment",
-        )
+        why = f"spark.pyspark.python={conf['spark.pyspark.python']}: only spark-submit looks at it"
+        return Check(what, False, why, "set PYSPARK_PYTHON in the environment")
     if not is_local(master):
         named = env.get("PYSPARK_PYTHON", "")
         detail = f"PYSPARK_PYTHON={named}" if named else "PYSPARK_PYTHON is not set: python3 of each worker's PATH"
@@ -244,7 +236,7 @@ def _python(master: str, conf: Mapping[str, str], env: Mapping[str, str]) -> Che
         return Check(
             what,
             None,
-            f"{detail}; that of {master} is not seen from here",
+            f"{detail}; that of {master} cannot be checked from here",
             f"it has to be a Python {here} with lanes-runtime[spark] {_lanes()} and the handler's modules",
         )
     added = worker_environment(master, env, os.getcwd())
@@ -260,41 +252,29 @@ def _worker(what: str, python: str, found: Mapping[str, Any]) -> Check:
     detail = f"{version}, {python}"
     if tuple(found["python"][:2]) != sys.version_info[:2]:
         ours = ".".join(map(str, sys.version_info[:3]))
-        return Check(
-            what,
-            False,
-            f"{detail}: this process has {ours}, and both must be of one minor version",
-            f"PYSPARK_PYTHON={sys.executable}",
-        )
+        why = f"{detail}: this process has {ours}, and both must be of one minor version"
+        return Check(what, False, why, f"PYSPARK_PYTHON={sys.executable}")
     if found["missing"]:
-        return Check(
-            what,
-            False,
-            f"{detail} has no {', '.join(found['missing'])}",
-            f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'",
-        )
+        why = f"{detail} has no {', '.join(found['missing'])}"
+        return Check(what, False, why, f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'")
     if found["lanes"] != _lanes():
-        return Check(
-            what,
-            None,
-            f"{detail} has lanes-runtime {found['lanes']}, and this process {_lanes()}",
-            f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'",
-        )
+        why = f"{detail} has lanes-runtime {found['lanes']}, and this process {_lanes()}"
+        return Check(what, None, why, f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'")
     return Check(what, True, f"{detail}, lanes-runtime {found['lanes']}")
 
 
 def _asked(python: str, env: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """What a Python said of itself, or why it did not."""
+    """Ask a Python for its version and packages; a text tells why it did not answer."""
     if shutil.which(python, path=env.get("PATH", os.defpath)) is None:
-        return "there is no such program"
+        return "no such program"
     done = ask([python, "-c", _PROBE], env)
     if isinstance(done, str):
         return done
-    # What runs when it starts may print before.
+    # Start-up code may print before it.
     answer = re.search(r"^lanes:(\{.*\})$", done.stdout, re.MULTILINE)
     if answer is None:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return f"it ended with status {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
+        return f"it ended with status {done.returncode}: {lines[-1] if lines else 'no output'}"
     found: Mapping[str, Any] = json.loads(answer[1])
     return found
 
@@ -316,7 +296,7 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
         f"{_gib(needed)}"
     )
     if limit is None:
-        return Check(what, None, detail, "what this machine has could not be told")
+        return Check(what, None, detail, "the memory of this machine is unknown")
     detail += f" of the {_gib(limit)} of {bound}"
     if driver > limit:
         return Check(what, False, detail, "--conf spark.driver.memory=… below that")
@@ -325,14 +305,14 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
             what,
             None,
             detail,
-            "--master 'local[N]' with fewer cores, or less spark.driver.memory: who is out of it is killed",
+            "--master 'local[N]' with fewer cores, or less spark.driver.memory: processes without memory are killed",
         )
     return Check(what, True, detail)
 
 
 def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int) -> Check:
     text = conf.get("spark.executor.cores", "1").strip()
-    # Other scripts have digits too, and a number may be too long to be one.
+    # Other scripts have digits too, and a number may be too long.
     cores = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     if not cores:
         return Check(what, False, f"spark.executor.cores={text}", "write it as a whole number, 1 or more")
@@ -342,13 +322,13 @@ def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int)
         f"executor {_gib(heap)} of heap and {_gib(beside + python)} beside it, for {cores} Python workers of about "
         f"{_gib(WORKER)} and what the handler has"
     )
-    # Only these bound a container by the sum.
+    # Only these bound a container by the sum of both.
     if master.startswith(("yarn", "k8s")) and cores * WORKER > beside + python:
         return Check(
             what,
             None,
             detail,
-            f"--conf spark.executor.memoryOverhead={(cores * WORKER + _BESIDE) // MIB}m: who is out of it is killed",
+            f"--conf spark.executor.memoryOverhead={(cores * WORKER + _BESIDE) // MIB}m: others are killed",
         )
     return Check(what, True, detail)
 
@@ -359,19 +339,19 @@ def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int)
 def _settings(conf: Mapping[str, str], effects: Effects, unread: str) -> Check:
     what = "settings of Spark"
     if unread:
-        return Check(what, False, unread, "mend spark-defaults.conf, or PYSPARK_SUBMIT_ARGS")
+        return Check(what, False, unread, "correct spark-defaults.conf or PYSPARK_SUBMIT_ARGS")
     try:
         check_conf({name: conf.get(name) for name in CHECKED}, effects)
     except ConfigError as error:
         return Check(what, False, str(error))
-    return Check(what, True, f"order can be kept, and nothing is left out without a word, with effects={effects}")
+    return Check(what, True, f"order is kept and no row is skipped, with effects={effects}")
 
 
 def _checkpoint(named: str) -> Check:
     what = "checkpoint"
     place = urlsplit(named)
     if place.scheme not in ("", "file"):
-        return Check(what, None, f"{named}: only a session can tell", "see that the driver may write there")
+        return Check(what, None, f"{named}: only a session can check it", "make sure that the driver may write there")
     folder = Path(unquote(place.path) if place.scheme == "file" else named)
     remedy = "name a folder that this user may write to"
     there = folder
@@ -380,17 +360,17 @@ def _checkpoint(named: str) -> Check:
     if not there.is_dir():
         return Check(what, False, f"{named}: {there} is no folder", remedy)
     try:
-        # It is gone when it is closed, and on most systems it never has a name.
+        # Closing removes it, and on most systems it never has a name.
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         return Check(what, False, f"{named}: nothing can be written to {there}: {error.strerror}", remedy)
     if there != folder:
-        return Check(what, True, f"{named}: it would be created")
+        return Check(what, True, f"{named}: it will be created")
     batches = [path for path in folder.glob("commits/*") if path.name.isdecimal()]
     if (folder / "metadata").exists() or batches:
-        return Check(what, True, f"{named}: of a replay that is begun, {len(batches)} batches done")
-    return Check(what, True, f"{named}: it is a folder without a replay")
+        return Check(what, True, f"{named}: of a begun replay, {len(batches)} batches done")
+    return Check(what, True, f"{named}: a folder without a replay")
 
 
 def _lanes() -> str:

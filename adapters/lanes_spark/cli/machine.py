@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 SECONDS: Final = 20.0
-"""That a program may take to say its version; a busy machine starts a JVM in two."""
+"""Most seconds that a program may take to print its version; a busy machine starts a JVM in two."""
 
 MIB: Final = 1024**2
 
@@ -43,15 +43,14 @@ _CORE: Final = re.compile(r"spark-core_(\d+\.\d+)-(\d[\w.\-]*?)\.jar")
 
 
 class Java(NamedTuple):
-    """What a Java said. ``version``: its first number, 1 of those before 9; None = it said none. ``text``: its line of
-    that, or what it said in its place."""
+    """Answer of a Java: major version (1 before Java 9, None if unknown), and the line of it or of an error."""
 
     version: int | None
     text: str
 
 
 def spark_home(env: Mapping[str, str]) -> Path:
-    """The folder of Spark's own files: as pyspark finds it."""
+    """Return the folder of Spark's own files, as pyspark finds it."""
     if named := env.get("SPARK_HOME"):
         return Path(named)
     found = importlib.util.find_spec("pyspark")
@@ -59,9 +58,11 @@ def spark_home(env: Mapping[str, str]) -> Path:
 
 
 def spark_conf(home: Path, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a session that is begun with ``given``: under them those of ``PYSPARK_SUBMIT_ARGS``, and of
-    ``spark-defaults.conf``. Raises ``OSError`` for a file that cannot be read, ``ValueError`` for what is no file of
-    settings or no command line."""
+    """Return the settings of a session that begins with ``given``.
+
+    They include ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf``. Raises ``OSError`` for a file that cannot be read,
+    ``ValueError`` for a malformed one or a malformed command line.
+    """
     found: dict[str, str] = {}
     defaults = Path(env.get("SPARK_CONF_DIR") or home / "conf") / "spark-defaults.conf"
     if defaults.is_file():
@@ -79,12 +80,12 @@ def spark_conf(home: Path, env: Mapping[str, str], given: Mapping[str, str]) -> 
 
 
 def is_local(master: str) -> bool:
-    """Whether the workers are processes of this machine."""
+    """Return whether the workers are processes of this machine."""
     return not master or master.startswith("local")
 
 
 def cores_of(master: str) -> int:
-    """The cores of a local master."""
+    """Return the cores of a local master."""
     if cluster := _CLUSTER.fullmatch(master):
         return int(cluster[1]) * int(cluster[2])
     local = _LOCAL.fullmatch(master or "local[*]")
@@ -95,17 +96,19 @@ def cores_of(master: str) -> int:
 
 
 def worker_environment(master: str, env: Mapping[str, str], folder: str) -> dict[str, str]:
-    """What ``lanes spark`` adds to the environment of a session: workers of this machine have the Python of this
-    process, and import from ``folder``. Empty for the workers of a cluster."""
+    """Return variables for the environment of a session; none for workers of a cluster.
+
+    Local workers get the Python of this process and import from ``folder``.
+    """
     if not is_local(master):
         return {}
-    # It would be any python3 of the path else, which would not find the handler.
+    # Otherwise Spark takes any python3 of the path, which would not find the handler.
     paths = [path for path in (folder, env.get("PYTHONPATH", "")) if path]
     return {"PYSPARK_PYTHON": env.get("PYSPARK_PYTHON") or sys.executable, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path | None, str]:
-    """The Java that Spark starts, as it looks for it itself, and in words where that is from; None = there is none."""
+    """Return the Java that Spark starts, None without one, and the variable that names it."""
     if home := env.get("JAVA_HOME"):
         path = Path(home) / "bin" / "java"
         return (path if os.access(path, os.X_OK) and path.is_file() else None), f"JAVA_HOME={home}"
@@ -114,22 +117,21 @@ def find_java(env: Mapping[str, str]) -> tuple[Path | None, str]:
 
 
 def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> Java:
-    """What ``java -version`` says, with ``more`` in front of it. Blocks for ``SECONDS`` at most."""
+    """Run ``java -version`` with the options ``more``. Blocks for ``SECONDS`` at most."""
     done = ask([str(java), *more, "-version"], env)
     if isinstance(done, str):
         return Java(None, done)
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     for line in lines:
-        # In front of it there may be what JAVA_TOOL_OPTIONS and incubating modules make it say.
+        # JAVA_TOOL_OPTIONS and incubating modules may print lines before it.
         if found := _VERSION.search(line):
             return Java(int(found[1]), line)
-    # The last line of a failure is advice; the cause stands before it.
-    return Java(None, next((line for line in lines if "rror" in line), lines[0] if lines else "it says nothing"))
+    # The last line of a failure is advice; the cause is an earlier one.
+    return Java(None, next((line for line in lines if "rror" in line), lines[0] if lines else "no output"))
 
 
 def ask(words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
-    """What a program says that is started with these words, or in words why it says nothing. Blocks for ``SECONDS`` at
-    most; it gets nothing to read."""
+    """Run a program without input; a text tells why it did not answer. Blocks for ``SECONDS`` at most."""
     try:
         return subprocess.run(
             words,
@@ -142,21 +144,22 @@ def ask(words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedPro
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"it said nothing for {SECONDS:.0f} s"
+        return f"no answer within {SECONDS:.0f} s"
     except OSError as error:
         return f"it does not run: {error.strerror}"
 
 
 def size(text: str, unit: int = MIB) -> int | None:
-    """Bytes of ``2g`` or ``512m``; a bare number is of ``unit``. None = it is no size."""
+    """Return the bytes of ``2g`` or ``512m``, None for other texts; a bare number counts units of ``unit``."""
     found = _SIZE.fullmatch(text.strip())
     return None if found is None else int(found[1]) * _UNITS.get(found[2].lower(), unit)
 
 
 def memory_limit(root: Path = Path("/")) -> tuple[int | None, str]:
-    """Bytes that processes like this one may have together, and in words what bounds them; None = it is not known.
+    """Return the bytes that all processes may have together, None if unknown, and a text that names the bound.
 
-    ``root``: where the files of the system are."""
+    ``root`` is the folder of the system's files.
+    """
     machine = _machine_memory(root)
     limits = [limit for limit in _container_limits(root) if machine is None or limit < machine]
     if limits:
@@ -186,7 +189,7 @@ def _container_limits(root: Path) -> list[int]:
         lines = []
     for line in lines:
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
-        # Of version 2 the group and all it is in, of version 1 the one that memory is bounded by.
+        # Version 2: the group and its parents. Version 1: the group that bounds memory.
         place = Path(path.lstrip("/"))
         if not kinds:
             files += [groups / step / "memory.max" for step in (place, *place.parents)]
@@ -197,15 +200,20 @@ def _container_limits(root: Path) -> list[int]:
         try:
             found.append(int(file.read_text()))
         except (OSError, ValueError):
-            # Not there, or "max".
+            # Missing, or "max".
             continue
     return found
 
 
 class Jars(NamedTuple):
-    """``found``: by name, of which Scala and version, and where. ``missing``: the names of those that were not found.
-    ``package``: of which Scala and version Spark is told to fetch the connector when a session begins, with all that
-    belongs to it. ``unseen``: what is not on this machine, or cannot be read here."""
+    """Jars of the Kafka connector.
+
+    Attributes:
+        found: Scala version, version and path, by name.
+        missing: Names that were not found.
+        package: Scala version and version that Spark fetches when a session begins, with all dependencies.
+        unseen: Jars that are not on this machine, or cannot be read here.
+    """
 
     found: Mapping[str, tuple[str, str, Path]]
     missing: tuple[str, ...]
@@ -214,7 +222,7 @@ class Jars(NamedTuple):
 
 
 def spark_jar(home: Path) -> tuple[str, str] | None:
-    """The versions of Scala and Spark in that folder; None = there is no Spark."""
+    """Return the versions of Scala and Spark in that folder; None without Spark."""
     for path in sorted((home / "jars").glob("spark-core_*.jar")):
         if found := _CORE.fullmatch(path.name):
             return found[1], found[2]
@@ -222,13 +230,15 @@ def spark_jar(home: Path) -> tuple[str, str] | None:
 
 
 def coordinates(scala: str, version: str) -> str:
-    """What ``spark.jars.packages`` has to name."""
+    """Return the name of the connector for ``spark.jars.packages``."""
     return f"org.apache.spark:{CONNECTOR}_{scala}:{version}"
 
 
 def find_jars(home: Path, conf: Mapping[str, str]) -> Jars:
-    """Look where a session of these settings would: Spark's own folder, ``spark.jars``, the driver's class path, and
-    the names of packages. Nothing is fetched."""
+    """Find the jars that a session of these settings would have. Nothing is fetched.
+
+    It looks at Spark's own folder, ``spark.jars``, the driver's class path and the names of packages.
+    """
     found: dict[str, tuple[str, str, Path]] = {}
     unseen: list[str] = []
     for path in _jars(home, conf, unseen):

@@ -75,7 +75,7 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(option: str, text: str) -> Callable[..., Any]:
-    """The function of MODULE:FUNCTION. Raises ``ConfigError`` when there is none."""
+    """Import the function of MODULE:FUNCTION. Raises ``ConfigError`` without one."""
     found = _named(option, text)
     if not callable(found):
         raise ConfigError(f"{option} {text}: it is a {type(found).__name__}, not a function")
@@ -83,7 +83,7 @@ def load(option: str, text: str) -> Callable[..., Any]:
 
 
 def settings_of(text: str) -> Settings | None:
-    """The settings of MODULE:NAME, None for none. Raises ``ConfigError`` for anything else."""
+    """Import the settings of MODULE:NAME, None for none. Raises ``ConfigError`` for anything else."""
     if not text:
         return None
     found = _named("--settings", text)
@@ -99,7 +99,7 @@ def _named(option: str, text: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
-        # What a module of the user's raises is anything; it is about that module.
+        # A module of the user may raise any exception.
         raise ConfigError(
             f"{option} {text!a}: {module!a} cannot be imported ({type(error).__name__}: {error}): correct it, or set "
             "PYTHONPATH"
@@ -112,7 +112,7 @@ def _named(option: str, text: str) -> Any:
 
 
 def numbers(option: str, text: str) -> list[int] | None:
-    """Numbers such as 0-99,512; None for none. Raises ``ConfigError`` for anything else."""
+    """Parse numbers such as 0-99,512; None for none. Raises ``ConfigError`` for anything else."""
     found: list[int] = []
     for part in text.split(",") if text else ():
         first, dash, last = part.partition("-")
@@ -120,13 +120,13 @@ def numbers(option: str, text: str) -> list[int] | None:
             raise ConfigError(f"{option} {text!a}: write numbers and ranges, as 0-99,512")
         begin, end = int(first), int(last or first)
         if not begin <= end < begin + _NUMBERS_LIMIT:
-            raise ConfigError(f"{option} {text!a}: {part} is no range of 1 to {_NUMBERS_LIMIT:,} numbers")
+            raise ConfigError(f"{option} {text!a}: {part} is no range; give 1 to {_NUMBERS_LIMIT:,} numbers")
         found += range(begin, end + 1)
     return found or None
 
 
 def bound(option: str, text: str) -> Bound | None:
-    """A position, positions by partition or an aware time; None for none. Raises ``ConfigError`` for anything else."""
+    """Parse a position, positions by partition or an aware time; None for none. Raises ``ConfigError``."""
     if not text:
         return None
     if _NUMBER.fullmatch(text):
@@ -144,7 +144,7 @@ def bound(option: str, text: str) -> Bound | None:
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE words. Raises ``ConfigError`` for others, without the value."""
+    """Parse NAME=VALUE words. Raises ``ConfigError`` for others; its text has no value."""
     split = [text.partition("=") for text in texts]
     for name, sign, _ in split:
         if not name or not sign:
@@ -153,7 +153,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _key_of(text: str) -> bytes:
-    """The bytes of a key, also where they are no UTF-8. Raises ``ConfigError`` for what is no text of a shell."""
+    """Return the bytes of a key, also if they are not UTF-8. Raises ``ConfigError`` for other texts."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:

@@ -36,9 +36,7 @@ class OffsetServer:
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:
         if not hasattr(socket, "AF_UNIX"):
-            raise ConfigError(
-                "stream: this system has no sockets with a path (AF_UNIX), which a stream needs: use replay"
-            )
+            raise ConfigError("stream: this system lacks sockets with a path (AF_UNIX); use replay")
         self._read = read
         self._folder = tempfile.mkdtemp(prefix="lanes-")
         self.path = os.path.join(self._folder, "offsets")

@@ -129,7 +129,7 @@ class ProgressTracker:
             self._pulse.start()
 
     def begin_batch(self) -> Address | None:
-        """Forget reports of earlier batches. Return where tasks report to, None if nobody listens."""
+        """Forget reports of earlier batches. Return the address for reports of tasks, None without a listener."""
         if self._reports is None:
             return None
         self._reports.begin(self.counts.batches)
@@ -184,7 +184,7 @@ class ProgressTracker:
             self._pulse.stop()
             if (error := self._pulse.error) is not None and self.raised is None:
                 log.warning(
-                    "progress= is not called any more: it raised %s: %s", type(error).__name__, error_text(error)
+                    "progress= is not called any more: it raised %s (%s)", type(error).__name__, error_text(error)
                 )
         if self._reports is not None:
             self._reports.close()

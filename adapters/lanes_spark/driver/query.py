@@ -211,20 +211,20 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark passes the offset of any checkpoint, of any query.
         if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
             raise SourceError(
-                f"{topic}: the checkpoint is of another query, which is no replay: give this one a checkpoint of its "
+                f"{topic}: the checkpoint is of another query, which is no replay; give this one a checkpoint of its "
                 "own"
             )
         at = {int(number): position for number, position in offset["positions"].items()}
         if self._given.unnamed and offset.get("replay") == self._given.unnamed:
             # Positions do not name their topic: in a copied or recreated one they are of other messages.
             raise SourceError(
-                f"{topic}: the checkpoint was begun when the topic had no id, by brokers before 2.8 or as a table, and "
-                "now it has one, so it may be another topic; if it is the same one, as after an upgrade in place, go "
-                f"on with another checkpoint and from_={at if done is None else done}; else begin again with another"
+                f"{topic}: the checkpoint was begun without a topic id, by brokers before 2.8 or as a table, but the "
+                "topic has one now and may be another one. If it is the same one, as after an upgrade, go on with "
+                f"another checkpoint and from_={at if done is None else done}; else begin again with another"
             )
         if offset.get("replay") != self._given.replay:
             raise SourceError(
                 f"{topic}: the checkpoint is of another replay (other topic, selection or eras, or a topic that was "
-                "made anew since): give this one a checkpoint of its own"
+                "recreated since); give this one a checkpoint of its own"
             )
         return at

@@ -68,10 +68,10 @@ def replay(
         spark: Session whose executors run the handler.
         source: Messages to handle: a ``ParquetTable`` or a ``KafkaTopic``.
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
-        to: End of the replay, exclusive: one position, one by partition, or an aware time. None means the current end.
+        to: End of the replay, exclusive: one position, one by partition, or an aware time. Default: the current end.
         only: Positions of a journal; no others are handled. The journal is read once, when a checkpoint is begun.
-        checkpoint: Folder in which Spark notes every batch. A stopped replay continues there. None means one batch; a
-            failed replay then begins again.
+        checkpoint: Folder in which Spark notes every batch. A stopped replay continues there. Without it there is
+            one batch, and a failed replay begins again.
         explain: Run nothing and return the plan.
         options: Options that ``stream`` has too, see ``RunOptions``.
 

@@ -1,16 +1,16 @@
-"""Whose a folder of results is: of one checkpoint, whose batches have a folder each there. And a checkpoint has one.
+"""Ownership of a folder of results: one checkpoint has one folder, and a folder has one checkpoint.
 
-Batches are numbered by their checkpoint. Under another one the same numbers are of other rows, which would replace some
-of those that are there and stand beside the rest. So in front of the first results a note is left with them that names
-the query of the checkpoint, as Spark has named it for good. And one in the checkpoint names the folder, by an id of its
-own, so that it may be moved: in another folder the batches that are done would be missing.
+Batches have numbers, which their checkpoint counts, and one folder each. Another checkpoint uses the same numbers for
+other rows: it would replace some of the existing rows and stand beside the rest. So before the first results a note is
+written into the folder, with the id that Spark gave the checkpoint's query. A note in the checkpoint names the folder
+by an id of its own, so that the folder may be moved: another folder would lack the finished batches.
 
-Whoever is killed behind the first note goes on with both; while there is no second one nothing was written, and another
-folder is as good.
+A replay that was killed after the first note continues with both notes. Without the second note nothing was written,
+and another folder is as good.
 
-Of two that find a folder empty in the same instant one at most takes it. In front of the first note each leaves a file
-that is called as its query, and looks then whose files are there: whoever looks last sees both. So no file system has
-to make a file for one alone, which many do not; that what was written is listed, is enough.
+Two replays may find a folder empty at the same instant; at most one takes it. Before the first note each creates a file
+with the name of its query and then lists such files: the later one sees both. A file system need not offer exclusive
+creation, which many do not; it is enough that a listing shows written files.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTE: Final = "_lanes/checkpoint"
-"""Where the note is. Whoever reads the table passes over folders whose names begin so."""
+"""Path of the note. Readers of the table skip names that begin with an underscore."""
 
 _CLAIMS: Final = "_lanes/claims"
-"""Where the files are of those who take it."""
+"""Folder for the files of replays that take the folder."""
 
 _BOUND: Final = "results"
-"""Where the note of the checkpoint is."""
+"""Path of the note in the checkpoint."""
 
 
 class ResultsFolder:
-    """The ``folder`` of ``results_to`` for a replay on this ``checkpoint``; None = there is no such folder."""
+    """The folder of ``results_to`` for a replay on this checkpoint; ``folder`` is None without results."""
 
     def __init__(self, spark: SparkSession, folder: str | None, checkpoint: str) -> None:
         self._spark = spark
@@ -47,11 +47,11 @@ class ResultsFolder:
         self._taken = False
 
     def check(self) -> None:
-        """Raise ``ConfigError`` where it has the results of anything else than this checkpoint, or where that was begun
-        with another folder, without one, or with one. Blocks.
+        """Check that the folder belongs to this checkpoint. Blocks.
 
-        A checkpoint of a version that left no note in it is taken on with a folder that names it, and without one;
-        where a batch of it is done, not with any other folder.
+        A checkpoint of an earlier version has no note. It continues with a folder that names it, or without results;
+        with a finished batch it refuses any other folder. Raises ``ConfigError`` for the results of another checkpoint,
+        and for a checkpoint that was begun with another folder or without one.
         """
         if self._taken:
             return
@@ -67,7 +67,7 @@ class ResultsFolder:
             if was == self._folder:
                 raise ConfigError(
                     f"results_to={was!r}: the results of the checkpoint {self._checkpoint} are gone from it: restore "
-                    "the folder, with what is in its _lanes, or give this replay a checkpoint of its own"
+                    "the folder, with its _lanes, or give this replay a checkpoint of its own"
                 )
             raise self._other(f"with results_to={was!r}", f"results_to={was!r}")
         if note is not None:
@@ -76,17 +76,19 @@ class ResultsFolder:
         elif self._has_checkpoint():
             raise ConfigError(
                 f"results_to={self._folder!r}: the checkpoint {self._checkpoint} lies in it, and its files would be "
-                "read with the table: name a checkpoint outside of it, and a folder that is not there yet"
+                "read with the table; name a checkpoint outside of it, and a new folder for results"
             )
         elif (found := self._found(self._folder)) is not None:
-            raise self._refused(f"there is something in it already that this checkpoint has not written, as {found}")
+            raise self._refused(f"it has files that this checkpoint has not written, such as {found}")
         elif self._found(f"{self._checkpoint}/commits") is not None:
             raise self._other("without it, or with another one", "what it was begun with")
 
     def take(self) -> None:
-        """Make it the folder of this checkpoint, whose query has begun; to be called in front of its first results.
-        Raises as ``check``, ``SourceError`` where that query cannot be told, and ``ConfigError`` where somebody else
-        takes it at the same time. Blocks. Idempotent."""
+        """Take the folder for this checkpoint, whose query has begun, before its first results. Blocks. Idempotent.
+
+        Raises as ``check``, ``SourceError`` if the query's id cannot be read, and ``ConfigError`` if another replay
+        takes the folder at the same time.
+        """
         self.check()
         if self._taken:
             return
@@ -95,16 +97,16 @@ class ResultsFolder:
             query = query_of(self._spark, self._checkpoint)
             if query is None:
                 raise SourceError(
-                    f"checkpoint={self._checkpoint!r}: Spark has begun a query there, and {self._checkpoint}/metadata, "
-                    "which names it, is not found: restore it, or name another folder for the checkpoint"
+                    f"checkpoint={self._checkpoint!r}: Spark has begun a query there, but {self._checkpoint}/metadata, "
+                    "which names it, is missing; restore it, or name another folder for the checkpoint"
                 )
             self._claim(query)
             note = {"query": query, "checkpoint": self._checkpoint, "folder": uuid.uuid4().hex}
             self._write(self._path, note)
         else:
-            # It may have come since the check.
+            # The note may be newer than the check.
             self._check_query(note)
-        # Last: where the folder cannot be written to, another one can be named.
+        # Last: if the folder cannot be written to, the user can name another one.
         if self._bound() is None:
             self._write(self._bound_path, {"results_to": str(self._folder), "folder": note["folder"]})
         self._taken = True
@@ -125,30 +127,32 @@ class ResultsFolder:
             )
 
     def _claim(self, query: str) -> None:
-        """Raise ``ConfigError`` where another query takes the folder, too; not on Spark Connect, which lists no files.
-        Idempotent."""
+        """Raise ``ConfigError`` if another query takes the folder too. Idempotent.
+
+        Spark Connect lists no files, so nothing is checked there.
+        """
         jvm: Any = getattr(self._spark, "_jvm", None)
         if jvm is None:
             return
         session: Any = self._spark
         claims = jvm.org.apache.hadoop.fs.Path(f"{str(self._folder).rstrip('/')}/{_CLAIMS}")
-        # With what the session says of file systems: as Spark writes there.
+        # With the session's settings of file systems, as Spark itself writes there.
         system = claims.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
         mine = jvm.org.apache.hadoop.fs.Path(claims, query)
         system.create(mine, True).close()
         others = sorted(name for one in system.listStatus(claims) if (name := str(one.getPath().getName())) != query)
         if others:
-            # Who is refused is in nobody's way. Who takes it leaves the file for ever, for those who look later.
+            # A refused replay removes its file; the winner's stays for ever, for later replays.
             system.delete(mine, False)
             raise self._refused(
-                f"another replay takes it at the same time, as {self._folder}/{_CLAIMS}/{others[0]} says (if that was "
-                "killed, and its checkpoint is gone, remove the file)",
+                f"another replay takes it at the same time, as {self._folder}/{_CLAIMS}/{others[0]} says (remove that "
+                "file if the replay was killed and its checkpoint is gone)",
             )
 
     def _write(self, path: str, note: Mapping[str, str]) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
-        # One that was not written to the end is none.
+        # An incomplete note does not count.
         row = self._spark.range(1, numPartitions=1).select(F.lit(json.dumps(note)))
         row.write.mode("overwrite").text(path)
 
@@ -159,10 +163,10 @@ class ResultsFolder:
         try:
             note = json.loads(text)
             found = {name: str(note[name]) for name in ("query", "checkpoint")}
-            # The first ones had no id.
+            # Notes of early versions have no id.
             return {**found, "folder": str(note.get("folder", ""))}
         except (ValueError, KeyError, TypeError):
-            raise self._refused(f"nobody can tell whose it is: {self._path} is not as it was written") from None
+            raise self._refused(f"its owner is unknown: {self._path} is damaged") from None
 
     def _bound(self) -> Mapping[str, str] | None:
         text = first_value(self._spark.read.text, self._bound_path)
@@ -173,17 +177,17 @@ class ResultsFolder:
             return {name: str(note[name]) for name in ("results_to", "folder")}
         except (ValueError, KeyError, TypeError):
             raise SourceError(
-                f"the checkpoint is damaged: {self._bound_path} is not as it was written: restore it, or begin with "
-                "another one, by from_= behind what was handled"
+                f"the checkpoint is damaged: {self._bound_path} is not as it was written; restore it, or begin "
+                "another one with from_= after the last handled message"
             ) from None
 
     def _found(self, folder: str) -> str | None:
-        """Any file there that is read with a table, and what is still to be written to the end is not."""
+        """Return any complete file that a reader of the table would read; None without one."""
         files = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
         return first_value(lambda path: files.load(path).select("path"), folder)
 
     def _has_checkpoint(self) -> bool:
-        """Whether the checkpoint is in the folder, where whoever reads the table finds its files."""
+        """Return whether the checkpoint lies in the folder, where readers of the table find its files."""
         folder, checkpoint = (
             qualified(self._spark, path) or ("", path) for path in (str(self._folder), self._checkpoint)
         )
@@ -194,12 +198,11 @@ class ResultsFolder:
 
     def _refused(self, why: str, also: str = "") -> ConfigError:
         return ConfigError(
-            f"results_to={self._folder!r}: {why}: rows of both would be in one table; name a folder that is not there "
-            f"yet{also}"
+            f"results_to={self._folder!r}: {why}, so rows of both would be in one table; name a new folder{also}"
         )
 
     def _other(self, begun: str, remedy: str) -> ConfigError:
         return ConfigError(
-            f"results_to={self._folder!r}: the checkpoint {self._checkpoint} was begun {begun}: no table would have "
-            f"all rows; go on with {remedy}, or give this replay a checkpoint of its own"
+            f"results_to={self._folder!r}: the checkpoint {self._checkpoint} was begun {begun}, so no table would "
+            f"have all rows; go on with {remedy}, or give this replay a checkpoint of its own"
         )

@@ -36,7 +36,7 @@ class RunOptions(TypedDict, total=False):
 
     Attributes:
         settings: Order, retries, poison policy and limits, as for ``lanes.Consumer``. The limits hold in each task.
-            None means ``Settings()``.
+            Default: ``Settings()``.
         decode: Turns a message into the handler's argument, as for ``lanes.Consumer``.
         dead_letters: Creates the dead letter store of a task, see ``TaskJob``.
         setup: Opens resources of the handler, see ``TaskJob``.
@@ -51,7 +51,7 @@ class RunOptions(TypedDict, total=False):
         from_: First position: one number, one by partition, or an aware time. Files without any selected row are
             skipped where their statistics tell.
         rows_per_batch: Most rows of a batch, 1 or more. Without a checkpoint there is one batch. Default 200,000.
-        tasks: Number of shuffle tasks. None means 4 per core.
+        tasks: Number of shuffle tasks. Default: 4 per core.
         effects: Effects that remain when Spark repeats an attempt of a task, see ``Effects``. Default ``"unfenced"``.
         progress: Called after each batch and about once a second, in a thread of the driver. Its exception stops the
             run after that batch and is raised unchanged; the batch is handled again when the run continues.
@@ -91,7 +91,7 @@ class Report:
         seconds: Duration of the run, in seconds.
         plan: How rows reached the tasks.
         journal: Positions that ``only=`` found, None without it.
-        missing: Selected journal positions that the source lacks. None without ``only=``, and where keys, slots or
+        missing: Selected journal positions that the source lacks. It is None without ``only=``, and if keys, slots or
             times select too.
     """
 

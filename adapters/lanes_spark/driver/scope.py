@@ -109,7 +109,7 @@ class ReplayScope:
     def missing(self) -> int | None:
         """Count positions of the journal that lie outside the source's ranges. Blocks.
 
-        None without a journal, and if the selection looks at rows too.
+        It is None without a journal, and if the selection looks at rows too.
         """
         if self.chosen is None or self.selection.by_row:
             return None

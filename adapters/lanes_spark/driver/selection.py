@@ -1,4 +1,4 @@
-"""Which rows of a topic are replayed. Pure."""
+"""Selection of rows to replay. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from lanes.errors import ConfigError
 from lanes_spark.positions import Span
 
 Bound = int | Mapping[int, int] | datetime
-"""A position in every partition, one for each partition, or an aware time."""
+"""One position for all partitions, positions by partition, or an aware time."""
 
 _KEYS_LIMIT: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """``keys``: as bytes; ``slots``: see ``lanes.core.ring``; ``partitions``: by number; ``start`` is in, ``end`` is
-    out. None = no limit."""
+    """Selected keys, slots (see ``lanes.core.ring``), partitions and positions; ``end`` is exclusive.
+
+    Fields that are None do not select.
+    """
 
     keys: tuple[bytes, ...] | None = field(default=None, repr=False)
     slots: frozenset[int] | None = None
@@ -43,7 +45,7 @@ class Selection:
         from_: Bound | None = None,
         to: Bound | None = None,
     ) -> Selection:
-        """What the arguments of a replay select. Raises ``ConfigError`` for what can be none."""
+        """Check the arguments of a replay. Raises ``ConfigError`` for a wrong one."""
         if isinstance(keys, str | bytes):
             raise ConfigError("keys is a sequence of keys: write keys=[key]")
         names = None if keys is None else tuple(sorted({_key(key) for key in keys}))
@@ -59,7 +61,7 @@ class Selection:
 
     @property
     def by_row(self) -> bool:
-        """Whether more is selected by than partition and position."""
+        """Whether rows must be read to select them."""
         return (
             self.keys is not None
             or self.slots is not None
@@ -68,12 +70,12 @@ class Selection:
         )
 
     def span(self, partition: int, span: Span) -> Span | None:
-        """What is selected of the positions that a partition has; None = nothing."""
+        """Return the selected part of a partition's positions; None without any."""
         selected = self.place(partition, span)
         return selected if selected is not None and selected[0] < selected[1] else None
 
     def place(self, partition: int, span: Span) -> Span | None:
-        """The same, and where it would end if that is nothing; None = not even the partition is selected."""
+        """Return the same part even if it is empty; None if the partition is not selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         first, end = span
@@ -88,7 +90,7 @@ class Selection:
         return {partition: place for partition, place in found.items() if place is not None}
 
     def starts(self, partitions: Iterable[int]) -> dict[int, int]:
-        """The positions that these partitions are to begin with, of those that are selected and have one."""
+        """Return the first selected positions, by partition, where ``start`` has one."""
         return {
             partition: start
             for partition in partitions
@@ -97,7 +99,7 @@ class Selection:
         }
 
     def digest(self) -> str:
-        """16 hex digits that tell selections apart."""
+        """Return 16 hex digits that differ between selections."""
         text = repr(
             (
                 self.keys,
@@ -113,9 +115,9 @@ class Selection:
 
 
 def select_slots(batches: Iterable[Any], slots: Collection[int]) -> Iterator[Any]:
-    """The rows of Arrow batches whose keys have one of these slots; a row without a key has none.
+    """Yield rows of Arrow batches whose keys have one of these slots; a row without a key has none.
 
-    A generator as ``mapInArrow`` wants it: Spark has no BLAKE3 of its own. Each key of a batch is hashed once.
+    It runs in ``mapInArrow``, because Spark has no BLAKE3. Each key of a batch is hashed once.
     """
     for batch in batches:
         keys = pc.dictionary_encode(batch.column("key"))

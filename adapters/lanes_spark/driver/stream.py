@@ -144,7 +144,7 @@ class Stream:
         """Wait until the stream has ended.
 
         Args:
-            timeout: Most seconds to wait. None means without limit.
+            timeout: Most seconds to wait. Default: no limit.
 
         Returns:
             Whether the stream has ended.

@@ -65,12 +65,12 @@ class JournalSelection:
 
     Args:
         path: Folder that ``lanes.run(journal=…)`` has written, or several.
-        of: State of the selected messages. ``"dead_lettered"``: a run confirmed its dead letter, whatever happened
-            later. ``"unfinished"``: it was delivered, and no run handled it to the end, dead-lettered it, acknowledged
-            it or committed past it; work that finished after its assignment ended does not count. ``"abandoned"``: an
-            unfinished message that a run gave up in order, behind a blocked key, at the end of a drain or with a lost
-            partition; a message of a killed process is only unfinished.
-        topic: Topic name in the journal. None means that of the source.
+        of: State of the selected messages. ``"dead_lettered"``: its dead letter was confirmed, in any run.
+            ``"unfinished"``: it was delivered, and no run handled it, dead-lettered it, acknowledged it or committed
+            past it. Work that finished after its assignment ended does not count. ``"abandoned"``: a run gave the
+            unfinished message up in order: behind a blocked key, at the end of a drain, or with a lost partition. A
+            message of a killed process is only unfinished.
+        topic: Topic name in the journal. Default: that of the source.
 
     Raises:
         ConfigError: An argument is not one of these.
@@ -99,8 +99,8 @@ class JournalSelection:
         Args:
             spark: Session that reads the journal.
             topic: Topic name of the source.
-            checkpoint: Folder in which the positions are kept for a continued replay. None keeps them in memory until
-                ``Chosen.close``.
+            checkpoint: Folder in which the positions are kept for a continued replay. Without one they stay in
+                memory until ``Chosen.close``.
             incarnation: Id of the topic; "" if it is unknown.
 
         Returns:
@@ -126,7 +126,7 @@ class JournalSelection:
                 positions.unpersist()
             facts, positions = found, kept.positions()
         for doubt in facts.doubts:
-            log.warning("%s: the journal may not say everything: %s; to be sure, leave out only=…", topic, doubt)
+            log.warning("%s: the journal may be incomplete (%s); to be sure, leave out only=…", topic, doubt)
         islands, count = _islands(positions)
         if checkpoint is not None and count != facts.positions:
             raise SourceError(
@@ -224,7 +224,7 @@ class _Kept:
         found = json.loads(row["facts"])
         if found.pop("digest") != digest:
             raise SourceError(
-                f"{topic}: the checkpoint is of another replay (it was begun with another only=…): give this one a "
+                f"{topic}: the checkpoint is of another replay (begun with another only=…); give this one a "
                 "checkpoint of its own"
             )
         return JournalFacts(**{**found, "doubts": tuple(found["doubts"])})

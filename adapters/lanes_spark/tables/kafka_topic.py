@@ -1,7 +1,7 @@
 """A Kafka topic as a replay reads it, through the connector in Spark's JVM.
 
-The brokers are asked for offset ranges before the first batch and before each later one, by the Java client that the
-connector brings: the replay stops at positions that the topic has lost. No consumer group is joined and nothing is
+The Java client of the connector asks brokers for offset ranges before each batch: the replay stops at positions that
+the topic has lost. No consumer group is joined and nothing is
 committed.
 """
 

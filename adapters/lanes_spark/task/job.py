@@ -35,7 +35,7 @@ class TaskJob:
         handler: Handler of one message or of a batch, see ``lanes.Consumer``.
         name: Name of the job. Within a process, jobs of one name are the same.
         settings: See ``lanes.Consumer``. The limits hold in each task.
-        results: pyarrow schema of the rows that the handler returns. None ignores them.
+        results: pyarrow schema of the rows that the handler returns. Without one they are ignored.
         decode: See ``lanes.Consumer``.
         dead_letters: Creates the dead letter store, once a task, on its event loop.
         setup: Opens resources of the handler.
@@ -78,8 +78,8 @@ class TaskJob:
                 raise ConfigError(f"{name}={hook!r} is not callable: pass a function without arguments, async or plain")
         if self.setup is not None and self.teardown is not None and is_async(self.setup) != is_async(self.teardown):
             raise ConfigError(
-                "setup and teardown: one is async and one is plain, but plain ones belong to the worker process and "
-                "async ones to a task; make both of one kind"
+                "setup and teardown: one is async and one is plain; make both plain, for the worker process, or both "
+                "async, for each task"
             )
 
 
@@ -123,4 +123,4 @@ def _end() -> None:
     except Exception as error:
         # Not raised: its job has ended, and the next job is not concerned.
         kind = type(error).__qualname__
-        log.warning("%s on Spark: teardown failed, and is not called again: %s: %s", job.topic, kind, error)
+        log.warning("%s on Spark: teardown failed with %s and is not called again: %s", job.topic, kind, error)

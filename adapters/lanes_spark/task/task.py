@@ -93,7 +93,7 @@ def run_task(
     Args:
         batches: Arrow batches with the columns of ``task.rows.COLUMNS``.
         job: Handler and its resources.
-        member: Name of this attempt in its journal. None makes one up.
+        member: Name of this attempt in its journal. By default one is made up.
         tell: Called with counts about once a second, on the event loop.
 
     Yields:
@@ -171,7 +171,7 @@ class _Task:
                 if event.error is not None:
                     raise event.error
                 if self._source.left:
-                    raise LanesError(f"{self._source!r}: the consumer ended before its rows: please report this bug")
+                    raise LanesError(f"{self._source!r}: the consumer ended before its rows; please report this bug")
                 return
             if isinstance(event, _Taken):
                 self._waiting -= 1
@@ -197,8 +197,8 @@ class _Task:
         self._thread.join(settings.drain_timeout + settings.grace + _HOOK_TIMEOUT + _JOIN_TIMEOUT)
         if self._thread.is_alive():
             log.error(
-                "%s on Spark: an event loop was left behind, because a handler, setup or teardown neither ends nor "
-                "reacts to its cancellation; it holds a thread until the worker process ends",
+                "%s on Spark: an event loop was left behind. A handler, setup or teardown ignores its cancellation and "
+                "holds a thread until the worker process ends; let it await",
                 self._job.topic,
             )
 
@@ -299,8 +299,8 @@ class LoopWatch:
         inner = traceback.extract_stack(frame)[-_FRAMES:]
         places = ", called at ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in reversed(inner))
         log.warning(
-            "%s on Spark: the event loop of a task has stood still for %.0f s or more: a handler, setup or teardown "
-            "blocks it, at %s; await there, or make it a plain function, which runs in a thread",
+            "%s on Spark: the event loop of a task has stood still for %.0f s or more. A handler, setup or teardown "
+            "blocks it at %s. Await there, or make it a plain function, which runs in a thread",
             self._topic,
             STANDS_AFTER,
             places,
