@@ -16,7 +16,6 @@ import pytest
 if TYPE_CHECKING:
     from memsource.sim.runs.campaign import CampaignReport
 
-__all__ = []
 
 RUNS_MAX: Final = 10_000_000
 
