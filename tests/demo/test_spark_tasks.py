@@ -36,8 +36,8 @@ class Letters:
 
     async def open(self) -> None: ...
 
-    async def put(self, letter: lanes.DeadLetter) -> None:
-        self.steps.append(letter.value or b"")
+    async def put(self, dead_letter: lanes.DeadLetter) -> None:
+        self.steps.append(dead_letter.value or b"")
 
     async def aclose(self) -> None: ...
 

@@ -61,17 +61,17 @@ class JetStreamDeadLetters:
                 f"no stream captures the dead-letter subject {self._subject!r}; create a stream with this subject"
             )
 
-    async def put(self, letter: DeadLetter) -> None:
+    async def put(self, dead_letter: DeadLetter) -> None:
         """Publish a dead letter and wait until the stream confirms it.
 
         Args:
-            letter: Record to write. A record that exceeds the server's limit loses its headers, then the end of its
-                value.
+            dead_letter: Record to write. A record that exceeds the server's limit loses its headers, then the end of
+                its value.
 
         Raises:
             SourceError: The stream did not confirm (retryable), or the source reads the dead-letter subject too.
         """
-        if letter.subject == self._subject:
+        if dead_letter.subject == self._subject:
             raise SourceError(
                 f"the source also reads the dead-letter subject {self._subject!r}, so each dead letter would create "
                 "another one; use a subject outside the source's stream, or a filter_subject that excludes it"
@@ -81,7 +81,7 @@ class JetStreamDeadLetters:
             await self._connection.reopen()
             client = self._connection.client
         # The server's limit counts headers and body together. It disconnects a client that sends more.
-        kept, whole = cut_to_fit(letter, client.max_payload, _size)
+        kept, whole = cut_to_fit(dead_letter, client.max_payload, _size)
         await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")
 
     async def aclose(self) -> None:

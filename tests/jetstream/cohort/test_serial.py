@@ -19,8 +19,8 @@ class NoDeadLetters:
     async def open(self) -> None:
         """Nothing to open."""
 
-    async def put(self, letter: lanes.DeadLetter) -> None:
-        raise AssertionError(f"{letter!r} was to be skipped")
+    async def put(self, dead_letter: lanes.DeadLetter) -> None:
+        raise AssertionError(f"{dead_letter!r} was to be skipped")
 
     async def aclose(self) -> None:
         """Nothing to close."""

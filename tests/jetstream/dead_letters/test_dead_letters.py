@@ -122,9 +122,9 @@ async def test_dead_letters_are_read_back_by_an_ordinary_source(
         async def open(self) -> None:
             """Nothing to open."""
 
-        async def put(self, letter: lanes.DeadLetter) -> None:
+        async def put(self, dead_letter: lanes.DeadLetter) -> None:
             """Note what was said."""
-            refused.append(letter.error_text)
+            refused.append(dead_letter.error_text)
             done.set()
 
         async def aclose(self) -> None:
