@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka import Message as Raw
 
 from lanes.core.types import Partition, PartitionId
@@ -18,41 +16,18 @@ from lanes_kafka.client.group import Group
 from lanes_kafka.client.intake import Intake
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.config import client_config
-
-
-class Told:
-    """An admin client that says this at once of each topic: ids, or the codes of errors. ``next``: and then these."""
-
-    def __init__(self, **said: str | int) -> None:
-        self.said: Mapping[str, str | int] = said
-        self.next: list[Mapping[str, str | int]] = []
-
-    def poll(self, timeout: float) -> None:
-        pass
-
-    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
-        if self.next:
-            self.said = self.next.pop(0)
-        return {name: self._answered(said) for name, said in self.said.items()}
-
-    def _answered(self, said: str | int) -> Future[Any]:
-        future: Future[Any] = Future()
-        if isinstance(said, int):
-            future.set_exception(KafkaException(KafkaError(said)))
-        else:
-            future.set_result(SimpleNamespace(topic_id=said, partitions=[0, 1]))
-        return future
+from tests.kafka.fakes import FakeAdmin
 
 
 class Member:
     """A group and the client of a log from 0 to 10 in which 5 is committed. ``within``: called in ``consume``;
     ``beginning``: called when it is asked what is committed."""
 
-    def __init__(self, **said: str | int) -> None:
+    def __init__(self, **topics: str | int) -> None:
         ticks = itertools.count()
-        self.admin = Told(**said)
+        self.admin = FakeAdmin(**topics)
         admin: Any = self.admin
-        self.topics = Topics(list(said), admin, lambda: next(ticks) / 10)
+        self.topics = Topics(list(topics), admin, lambda: next(ticks) / 10)
         self.topics.wait(1.0)
         self.told: list[SourceEvent] = []
         self.failures: list[str] = []
@@ -112,7 +87,7 @@ class Member:
 def test_an_assignment_checks_what_is_owned_already() -> None:
     member = Member(t="id-A")
     kept = member.assign("t", 0)
-    member.admin.said = {"t": "id-B"}
+    member.admin.topics = {"t": "id-B"}
     member.assign("t", 1)
     (failure,) = member.failures
     assert "deleted and recreated" in failure and not member.group.owns(kept)
@@ -122,7 +97,7 @@ def test_an_assignment_has_the_id_from_before_it_was_asked_where_to_begin() -> N
     member = Member(t="id-A")
 
     def anew() -> None:
-        member.admin.said = {"t": "id-B"}
+        member.admin.topics = {"t": "id-B"}
         member.topics.wait(1.0)
 
     member.beginning.append(anew)
@@ -132,7 +107,7 @@ def test_an_assignment_has_the_id_from_before_it_was_asked_where_to_begin() -> N
 
 
 @pytest.mark.parametrize("missing", [{"t": KafkaError.UNKNOWN_TOPIC_OR_PART, "u": "id-U"}, {"t": "", "u": "id-U"}])
-def test_an_assignment_asks_again_for_an_id_that_is_missing(missing: Mapping[str, str | int]) -> None:
+def test_an_assignment_asks_again_for_an_id_that_is_missing(missing: dict[str, str | int | None]) -> None:
     member = Member(t="", u="id-U")
     member.admin.next = [missing, missing, {"t": "id-A", "u": "id-U"}]
     assert member.assign("t", 0).incarnation == "id-A" and not member.failures
@@ -162,8 +137,8 @@ def test_a_revoke_waits_for_what_is_committed_behind_that() -> None:
 
 def test_a_topic_that_is_gone_and_may_not_be_seen_does_not_keep_the_others_from_an_answer() -> None:
     member = Member(t="id-A", u="id-U")
-    member.admin.said = {"t": "id-A", "u": KafkaError.UNKNOWN_TOPIC_OR_PART}
+    member.admin.topics = {"t": "id-A", "u": KafkaError.UNKNOWN_TOPIC_OR_PART}
     while "u" in member.topics.known:
         member.topics.wait(1.0)
-    member.admin.said = {"t": "id-B", "u": KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    member.admin.topics = {"t": "id-B", "u": KafkaError.TOPIC_AUTHORIZATION_FAILED}
     assert member.topics.wait(1.0) and member.topics.id_of("t") == "id-B" and "u" not in member.topics.known

@@ -20,6 +20,7 @@ from lanes_kafka.client.commits import Commit, Commits, can_carry, metadata_room
 from lanes_kafka.client.records import READER
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
+from tests.kafka.fakes import FakeAnswer
 from tests.kafka.workload import QUIET, Topic, produce, until
 
 STRIPES: Runs = [(offset, offset + 1) for offset in range(2, 400, 40)]
@@ -189,27 +190,17 @@ class FakeClient:
         return self._taken or [TopicPartition(each.topic, each.partition, -1001) for each in partitions]
 
 
-class FakeAnswer:
-    given_up = False
-
-    def __init__(self) -> None:
-        self.errors: list[Exception | None] = []
-
-    def give(self, error: Exception | None = None) -> None:
-        self.errors.append(error)
-
-
 def test_a_broker_that_refuses_gets_less_until_it_takes_it(caplog: pytest.LogCaptureFixture) -> None:
     commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {})
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     client: Any = FakeClient(15)
     answers: list[Any] = []
-    while not answers or answers[-1].errors != [None]:
-        answer: Any = FakeAnswer()
+    while not answers or answers[-1].given != [None]:
+        answer = FakeAnswer()
         answers.append(answer)
         commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), timeout=1.0)
         assert len(answers) < 20
-    assert [error.retryable for each in answers[:-1] for error in each.errors] == [True] * (len(answers) - 1)
+    assert [error.retryable for each in answers[:-1] for error in each.given] == [True] * (len(answers) - 1)
     assert commits.limit == 15 and len(client.texts[-1]) <= 15
     assert decode(client.texts[-1], 0, 1 << 62) == STRIPES[: len(decode(client.texts[-1], 0, 1 << 62) or [])]
     assert len(said(caplog, DEGRADED)) == 1 and len(caplog.records) == 1
@@ -220,7 +211,7 @@ def test_what_fits_is_not_worth_a_word(room: int, caplog: pytest.LogCaptureFixtu
     commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {}, room)
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     client: Any = FakeClient(room)
-    answer: Any = FakeAnswer()
+    answer = FakeAnswer()
     commits.send(client, Commit([Settlement(partition, [], 0, STRIPES)], answer), timeout=1.0)
-    assert (answer.errors, decode(client.texts[0], 0, 1 << 62)) == ([None], STRIPES if room else [])
+    assert (answer.given, decode(client.texts[0], 0, 1 << 62)) == ([None], STRIPES if room else [])
     assert (commits.degraded, caplog.records) == (0, [])

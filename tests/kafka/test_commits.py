@@ -12,7 +12,6 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 import lanes
 from lanes.core.offset_map import decode, encode
 from lanes.core.types import Partition, PartitionId, Settlement
-from lanes_kafka.bridge import Answer
 from lanes_kafka.client import thread
 from lanes_kafka.client.commits import Commit, Commits
 from lanes_kafka.client.mailbox import Release
@@ -21,6 +20,7 @@ from lanes_kafka.client.topics import Topics
 from tests.conftest import KafkaFactory
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic
+from tests.kafka.fakes import FakeAnswer
 from tests.kafka.members import Client, Story, Work, group
 from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster, mock_cluster
 from tests.kafka.refusing import Refusing, commit, metadata
@@ -350,17 +350,6 @@ def cluster() -> Iterator[MockCluster]:
         yield made
 
 
-class Noted(Answer):
-    """An answer that is looked at in the same thread."""
-
-    def __init__(self) -> None:
-        self.given_up = False
-        self.given: list[Exception | None] = []
-
-    def give(self, error: Exception | None = None) -> None:
-        self.given.append(error)
-
-
 KINDS = {
     "lost": [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH],
     "metadata": [KafkaError.OFFSET_METADATA_TOO_LARGE],
@@ -393,7 +382,7 @@ def test_commit_errors_are_classified(kind: str, code: int, synchronous: bool, c
     group_id = f"g{time.monotonic_ns()}"
     config = {**QUIET, "bootstrap.servers": cluster.url, "group.id": group_id, "group.instance.id": "i"}
     client = Consumer({**config, "enable.auto.commit": False, "on_commit": commits.on_commit})
-    answer = Noted()
+    answer = FakeAnswer()
     try:
         client.subscribe(["T"])
         while not client.assignment():

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -28,6 +27,7 @@ from lanes_kafka.client.topics import Topic, Topics
 from lanes_kafka.config import client_config
 from lanes_kafka.dead_letters.producer import ConfirmedProducer
 from tests.components import wait_until
+from tests.kafka.fakes import FakeAdmin, FakeAnswer
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import NOTHING, WITHIN, Reader, reading, topic_of
@@ -87,26 +87,15 @@ class Sent:
         assert named["asynchronous"]
 
 
-class Noted:
-    given_up = False
-
-    def __init__(self) -> None:
-        self.given: list[Exception | None] = []
-
-    def give(self, error: Exception | None = None) -> None:
-        self.given.append(error)
-
-
 def test_a_commit_that_follows_one_given_up_gets_its_own_answer() -> None:
     commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {})
     client: Any = Sent()
     places = [Partition(PartitionId("t", number), READER, floor=0) for number in range(2)]
-    first, second = Noted(), Noted()
-    answers: Any = first, second
-    commits.send(client, Commit([Settlement(each, [], 5) for each in places], answers[0]))
+    first, second = FakeAnswer(), FakeAnswer()
+    commits.send(client, Commit([Settlement(each, [], 5) for each in places], first))
     # One of the two was lost: what is committed of the other goes out again.
     first.given_up = True
-    commits.send(client, Commit([Settlement(places[1], [], 6)], answers[1]))
+    commits.send(client, Commit([Settlement(places[1], [], 6)], second))
     commits.on_commit(None, [TopicPartition("t", 0, 5), TopicPartition("t", 1, 5)])
     assert second.given == [] and commits.unanswered
     commits.on_commit(None, [TopicPartition("t", 1, 6)])
@@ -118,12 +107,11 @@ def test_a_late_answer_of_an_expired_commit_is_not_that_of_a_newer_one_of_the_sa
     commits = Commits(lambda partition: True, lambda reason: None, lambda: now, "kafka g", {})
     client: Any = Sent()
     partition = Partition(PartitionId("t", 0), READER, floor=0)
-    first, second = Noted(), Noted()
-    answers: Any = first, second
-    commits.send(client, Commit([Settlement(partition, [], 5)], answers[0]))
+    first, second = FakeAnswer(), FakeAnswer()
+    commits.send(client, Commit([Settlement(partition, [], 5)], first))
     now = COMMIT_TIMEOUT
     commits.expire(now)
-    newer = Commit([Settlement(partition, [], 5, [(7, 9)])], answers[1])
+    newer = Commit([Settlement(partition, [], 5, [(7, 9)])], second)
     commits.send(client, newer)
     commits.on_commit(None, [TopicPartition("t", 0, 5)])
     assert isinstance(first.given[0], lanes.SourceError) and second.given == [] and commits.unanswered
@@ -205,30 +193,16 @@ def test_where_a_group_begins_undoes_nothing_that_another_member_has_committed(
 # --- topics
 
 
-class Described:
-    """An admin client that answers at once with the id of now."""
-
-    def __init__(self) -> None:
-        self.id = "A"
-
-    def poll(self, timeout: float) -> None:
-        pass
-
-    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
-        future: Future[Any] = Future()
-        future.set_result(SimpleNamespace(topic_id=f"id-{self.id}", partitions=[0]))
-        return {"t": future}
-
-
 @pytest.mark.parametrize("pending", [False, True], ids=["heard", "unheard"])
 def test_an_old_answer_says_nothing_of_a_topic(pending: bool) -> None:
-    admin: Any = Described()
-    topics = Topics(["t"], admin, lambda: 0.0)
+    admin = FakeAdmin(t="id-A")
+    client: Any = admin
+    topics = Topics(["t"], client, lambda: 0.0)
     if pending:
         topics.ask()
     else:
         topics.wait(1.0)
-    admin.id = "B"
+    admin.topics = {"t": "id-B"}
     assert topics.wait(1.0) and topics.known["t"].id == "id-B"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,44 +17,10 @@ from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits, TopicIdC
 from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.errors import ErrorLog
+from tests.kafka.fakes import FakeAdmin, FakeAnswer
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.sourced import reading, topic_of
 from tests.kafka.workload import produce
-
-
-class Answering:
-    """An admin client. ``id``: what it says at once, None = nothing until ``answer``; ``asked``: how often it was;
-    ``waiting``: what has no answer yet; ``broken``: it cannot be asked."""
-
-    def __init__(self, topic: str, partitions: int = 1) -> None:
-        self.id: str | None = "A"
-        self.asked = 0
-        self.broken = False
-        self._topic = topic
-        self._partitions = partitions
-        self.waiting: list[Future[Any]] = []
-
-    def poll(self, timeout: float) -> None:
-        pass
-
-    def describe_topics(self, names: Any, request_timeout: float) -> dict[str, Future[Any]]:
-        self.asked += 1
-        if self.broken:
-            raise KafkaException(KafkaError(KafkaError._FATAL))
-        future: Future[Any] = Future()
-        self.waiting.append(future)
-        if self.id is not None:
-            self.answer(self.id)
-        return {self._topic: future}
-
-    def answer(self, said: str | int) -> None:
-        """An id, or the code of an error, to what is asked."""
-        waiting, self.waiting = self.waiting, []
-        for future in waiting:
-            if isinstance(said, int):
-                future.set_exception(KafkaException(KafkaError(said)))
-            else:
-                future.set_result(SimpleNamespace(topic_id=f"id-{said}" if said else None, partitions=[0]))
 
 
 class Broker:
@@ -77,21 +42,12 @@ class Broker:
         return [TopicPartition(each.topic, each.partition, found[each.partition]) for each in partitions]
 
 
-class Noted:
-    def __init__(self, given_up: bool = False) -> None:
-        self.given_up = given_up
-        self.given: list[Exception | None] = []
-
-    def give(self, error: Exception | None = None) -> None:
-        self.given.append(error)
-
-
 class Bench:
     """A vetting on its own, with a clock that stands, and partitions of the topic whose id was ``incarnation``."""
 
     def __init__(self, incarnation: str = "id-A") -> None:
         self.now = 0.0
-        self.admin = Answering("t")
+        self.admin = FakeAdmin(t="id-A")
         self.broker = Broker()
         self.released: list[Partition] = []
         self.partitions = [Partition(PartitionId("t", n), READER, incarnation, floor=0) for n in range(3)]
@@ -119,14 +75,13 @@ class Bench:
         until: float = 1e9,
         releases: bool = False,
         given_up: bool = False,
-    ) -> Noted:
-        answer: Any = Noted(given_up)
+    ) -> FakeAnswer:
+        answer = FakeAnswer(given_up)
         partition = self.partitions[number]
         commit = Commit([Settlement(partition, [], floor)], answer, partition if releases else None)
         client: Any = self.broker
         self.check.commit(client, commit, until=until if synchronous else None)
-        noted: Noted = answer
-        return noted
+        return answer
 
     def repeat(self) -> None:
         client: Any = self.broker
@@ -139,19 +94,19 @@ class Bench:
 
 def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     bench.topics.ask()
     first = bench.commit(0, 5)
     # It may have been answered before what is committed was read.
-    bench.admin.answer("A")
+    bench.admin.answer("id-A")
     bench.look()
     assert (bench.broker.commits, bench.admin.asked) == ([], 2) and bench.check
     second, third = bench.commit(1, 6), bench.commit(2, 7)
-    bench.admin.answer("A")
+    bench.admin.answer("id-A")
     bench.look()
     assert bench.broker.commits == [(0, 5)]
     # One question is for all that became due meanwhile.
-    bench.admin.answer("A")
+    bench.admin.answer("id-A")
     bench.look()
     assert bench.broker.commits == [(0, 5), (1, 6), (2, 7)] and bench.admin.asked == 3 and not bench.check
     assert first.given == second.given == third.given == []
@@ -160,7 +115,7 @@ def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
 def test_nothing_is_committed_to_a_topic_made_anew(synchronous: bool) -> None:
     bench = Bench()
-    bench.admin.id = "B"
+    bench.admin.topics = {"t": "id-B"}
     answer = bench.commit(0, 5, synchronous=synchronous, releases=True)
     bench.look()
     (error,) = answer.given
@@ -169,7 +124,7 @@ def test_nothing_is_committed_to_a_topic_made_anew(synchronous: bool) -> None:
 
 def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     answer = bench.commit(0, 5, releases=True)
     bench.now += COMMIT_TIMEOUT - 1
     bench.look()
@@ -186,7 +141,7 @@ def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> 
     assert bench.broker.commits == []
     bench.now += topics.ASK_EVERY
     bench.look()
-    bench.admin.answer("A")
+    bench.admin.answer("id-A")
     bench.look()
     assert bench.broker.commits == [(1, 6)] and later.given == []
 
@@ -194,7 +149,7 @@ def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> 
 def test_a_callback_waits_for_an_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "_CALLBACK_TIMEOUT", 0.01)
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     (error,) = bench.commit(0, 5, synchronous=True, releases=True).given
     assert isinstance(error, lanes.SourceError) and error.retryable and bench.broker.commits == []
     assert bench.released == [bench.partitions[0]]
@@ -213,7 +168,7 @@ def test_a_commit_in_a_callback_does_not_block_on_a_broker_that_hangs() -> None:
 @pytest.mark.parametrize("recalled", ["waiting", "sent"])
 def test_what_has_no_answer_is_recalled_in_a_callback(recalled: str) -> None:
     bench = Bench()
-    bench.admin.id = None if recalled == "waiting" else "A"
+    bench.admin.topics = {"t": None if recalled == "waiting" else "id-A"}
     bench.commit(0, 5)
     bench.look()
     assert bool(bench.check) == (recalled == "waiting")
@@ -236,7 +191,7 @@ def test_a_commit_in_a_callback_is_waited_for_until_that_has_to_end(
 def test_a_broker_without_ids_is_not_waited_for(synchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "_CALLBACK_TIMEOUT", 0.01)
     bench = Bench("")
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     bench.commit(0, 5, synchronous=synchronous)
     assert bench.broker.commits == [(0, 5)]
 
@@ -244,14 +199,14 @@ def test_a_broker_without_ids_is_not_waited_for(synchronous: bool, monkeypatch: 
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_topic_is_gone_when_it_is_unknown_for_a_while(comes_back: bool) -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     answer = bench.commit(0, 5)
     bench.admin.answer(KafkaError.UNKNOWN_TOPIC_OR_PART)
     bench.look()
     assert bench.owned and (bench.broker.commits, answer.given) == ([], [])
     bench.now += topics.ASK_EVERY
     bench.look()
-    bench.admin.answer("A" if comes_back else KafkaError.UNKNOWN_TOPIC_OR_PART)
+    bench.admin.answer("id-A" if comes_back else KafkaError.UNKNOWN_TOPIC_OR_PART)
     bench.look()
     assert bench.owned == comes_back and bench.broker.commits == [(0, 5)] * comes_back
 
@@ -274,10 +229,10 @@ def test_what_nobody_waits_for_is_not_asked_about(synchronous: bool) -> None:
 
 def test_an_answer_that_somebody_else_took_in_is_checked_too() -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     answer = bench.commit(0, 5)
-    bench.admin.answer("B")
-    bench.admin.id = "B"
+    bench.admin.answer("id-B")
+    bench.admin.topics = {"t": "id-B"}
     assert bench.topics.wait(1.0)
     bench.look()
     (error,) = answer.given
@@ -287,7 +242,7 @@ def test_an_answer_that_somebody_else_took_in_is_checked_too() -> None:
 @pytest.mark.parametrize("by", ["look", "commit"])
 def test_a_question_that_never_ends_is_given_up(by: str) -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     first = bench.commit(0, 5)
     (stuck,), bench.admin.waiting = bench.admin.waiting, []
     bench.now += COMMIT_TIMEOUT - 0.1
@@ -304,16 +259,16 @@ def test_a_question_that_never_ends_is_given_up(by: str) -> None:
     bench.look()
     assert bench.broker.commits == [] and first.given and not later.given
     for _ in range(2):
-        bench.admin.answer("A")
+        bench.admin.answer("id-A")
         bench.look()
     assert bench.broker.commits == [(1, 6)]
 
 
 def test_what_a_callback_cannot_send_again_is_answered() -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     answers = [bench.commit(0, 5), bench.commit(1, 6)]
-    bench.admin.answer("A")
+    bench.admin.answer("id-A")
     bench.admin.broken = True
     with pytest.raises(KafkaException):
         bench.repeat()
@@ -325,7 +280,7 @@ def test_what_a_callback_cannot_send_again_is_answered() -> None:
 
 def test_a_topic_is_not_gone_when_it_is_unknown_twice_but_not_in_a_row() -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     for said in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TIMED_OUT, KafkaError.UNKNOWN_TOPIC_OR_PART):
         bench.now += topics.ASK_EVERY
         bench.look()
@@ -341,7 +296,7 @@ def test_a_topic_is_not_gone_when_it_is_unknown_twice_but_not_in_a_row() -> None
 
 def test_a_user_who_may_not_look_any_more_commits_on() -> None:
     bench = Bench()
-    bench.admin.id = None
+    bench.admin.topics = {"t": None}
     bench.commit(0, 5)
     bench.admin.answer(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     bench.look()
@@ -353,7 +308,7 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
     cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(topic_of(cluster, name, 1), 5)
-    asked = Answering(name)
+    asked = FakeAdmin(**{name: "id-A"})
 
     class Admin(AdminClient):
         def describe_topics(self, *arguments: Any, **named: Any) -> Any:
@@ -372,7 +327,7 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
         await reader.take(3)
         await reader.settle(partition, 3)
         # The client has not noticed, and reads on.
-        asked.id = "B"
+        asked.topics = {name: "id-B"}
         await reader.take(2)
         with pytest.raises(lanes.SourceError, match="given up"):
             await reader.settle(partition, 5)
