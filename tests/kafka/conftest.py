@@ -1,4 +1,4 @@
-"""The Kafka adapter runs on asyncio alone; topics here are on a real broker."""
+"""Fixtures of the Kafka adapter: asyncio alone, topics on a real broker, a mock cluster, and commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from lanes.cli import app as cli
 from tests.components import KafkaServer
-from tests.kafka.letter_places import Command, JetStreamPlace, KafkaPlace, Place, Said
+from tests.kafka.dead_letter_places import Command, JetStreamPlace, KafkaPlace, Place, Said
 from tests.kafka.mock_cluster import MockCluster, mock_cluster
 from tests.kafka.workload import Topic
 
@@ -26,16 +26,16 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Intervals between two polls pass that are too short to settle and release in, for a test that waits for them."""
+    """Allow poll intervals too short for a settlement and a release, for tests that wait for their end."""
     monkeypatch.setattr("lanes.config.SETTLE_WITHIN", 0.1)
     monkeypatch.setattr("lanes.config.RELEASE_WITHIN", 0.1)
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> Iterator[MakeTopic]:
-    """Makes topics of this test's own: `topic(partitions=4, on=server, config={"retention.ms": "1000"})`.
+    """Creates topics for this test alone: `topic(partitions=4, on=server, config={"retention.ms": "1000"})`.
 
-    `on` is a private broker that is running; without it the topic is on the shared one, and deleted after the test.
+    `on` is a running private broker. Without it the topic is on the shared broker, and is deleted after the test.
     """
     shared: list[Topic] = []
 
@@ -55,20 +55,20 @@ def topic(request: pytest.FixtureRequest) -> Iterator[MakeTopic]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[MockCluster]:
-    """A mock cluster of this module's own."""
+    """A mock cluster for this module alone."""
     with mock_cluster() as made:
         yield made
 
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a topic, or of whatever else this test makes: no other test has it."""
+    """A name for a topic or another object, used by no other test."""
     return f"{request.path.stem.removeprefix('test_').replace('_', '-')}{next(_numbers)}"
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`lanes dead-letters …` in this process."""
+    """Runs `lanes dead-letters …` in this process."""
 
     def run(*arguments: str) -> Said:
         monkeypatch.setattr("sys.argv", ["lanes", "dead-letters", *arguments])
@@ -82,7 +82,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture(params=["kafka", "jetstream"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Somewhere to park letters, on each broker."""
+    """A place for dead letters, on each broker."""
     if request.param == "kafka":
         made: KafkaPlace | JetStreamPlace = KafkaPlace(request.getfixturevalue("kafka"))
     else:

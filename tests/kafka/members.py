@@ -1,4 +1,4 @@
-"""Members of one group in this process: what each was told, what its client did, and what its handler ran, in order."""
+"""Members of one group in this process: the events of each, the calls of its client, and the runs of its handler."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "cooperative": {**_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"},
     "848": {"group.protocol": "consumer"},
 }
-"""What a member of each protocol is set to; the shared broker has the session of 848: 6 s, a heartbeat each 0.5 s."""
+"""Settings of a member by protocol. For 848 the shared broker has a session of 6 s and heartbeats every 0.5 s."""
 
 What = Literal["assigned", "revoking", "lost", "released", "start", "end", "commit", "close"]
 
 
 class Happened(NamedTuple):
-    """``position``: where an assignment begins, what a handler ran, or what was committed."""
+    """``position``: the start of an assignment, or a position that a handler ran or that was committed."""
 
     what: What
     member: str
@@ -41,7 +41,7 @@ class Happened(NamedTuple):
 
 
 class Story:
-    """What happened in this process, in order, from any thread."""
+    """The events of this process, in order, from any thread."""
 
     def __init__(self) -> None:
         self.events: list[Happened] = []
@@ -50,7 +50,7 @@ class Story:
         self.events.append(Happened(what, member, partition, position))
 
     def of(self, what: What, member: str | None = None, partition: int | None = None) -> list[Happened]:
-        """Those of this kind, of this member and partition where they are named."""
+        """The events of this kind, and of this member and partition if they are given."""
         return [
             each
             for each in list(self.events)
@@ -58,11 +58,11 @@ class Story:
         ]
 
     def at(self, what: What, member: str | None = None, partition: int | None = None) -> int:
-        """When the last of them happened. Raises ``IndexError`` when it did not."""
+        """The index of the last such event. Raises ``IndexError`` without one."""
         return len(self.events) - 1 - self.events[::-1].index(self.of(what, member, partition)[-1])
 
     def owned(self, member: str) -> set[int]:
-        """What a member was assigned, and neither gave back nor lost."""
+        """Partitions that a member was assigned, and neither released nor lost."""
         owned: set[int] = set()
         for each in self.events:
             if each.member == member and each.what == "assigned":
@@ -73,10 +73,13 @@ class Story:
 
 
 class Work:
-    """What all handlers of a test do: wait while their key is held, then for ``pause`` seconds.
+    """The handlers of a test: each waits while its key is held, and then for ``pause`` seconds.
 
-    A key in ``stubborn`` ignores its cancellation. ``violations``: two messages of a key at once, and first completions
-    out of order.
+    Attributes:
+        stubborn: Keys whose handlers ignore their cancellation.
+        ended: Number of completions by partition and position.
+        running: Partitions and keys of running handlers.
+        violations: Two messages of a key at once, and first completions out of order.
     """
 
     def __init__(self, story: Story, pause: Callable[[Message], float] = lambda message: 0.0) -> None:
@@ -90,15 +93,15 @@ class Work:
         self._held: dict[bytes, anyio.Event] = {}
 
     def hold(self, *keys: bytes) -> None:
-        """Let handlers of these keys wait, from the next one on."""
+        """Let the next handlers of these keys wait."""
         self._held |= {key: anyio.Event() for key in keys}
 
     def held(self, key: bytes) -> anyio.Event:
-        """What those of a key wait for that run now: to let go of them alone, after another ``hold``."""
+        """The event that the running handlers of a key wait for, to release them alone after another ``hold``."""
         return self._held[key]
 
     def let_go(self, *keys: bytes) -> None:
-        """Let them go on, and hold no other ones."""
+        """Release the handlers of these keys, and hold no further ones."""
         for key in keys:
             self._held.pop(key).set()
 
@@ -126,11 +129,17 @@ class Work:
 
 
 class Client(Consumer):
-    """A client that tells what it does. ``inside``: the call that has not returned; ``strangers``: threads beside
-    ``thread``, the first one, that called it; ``polls``: how often it was polled; ``paused``: what it was told to pause
-    and not to resume, ``pauses``: how often it was told to; ``fetched``: of which partitions it handed out messages.
+    """A client that records its calls. ``freeze`` lets every poll hang until ``thaw``.
 
-    ``freeze`` lets every poll hang until ``thaw``. ``withhold``: nobody hears of the answers of commits.
+    Attributes:
+        withhold: Whether answers to commits are dropped.
+        paused: Partitions that are paused.
+        pauses: Number of calls of ``pause``.
+        fetched: Partitions whose messages it handed out.
+        inside: The call that has not returned yet.
+        polls: Number of polls.
+        thread: The thread that created it.
+        strangers: Other threads that called it.
     """
 
     def __init__(self, config: dict[str, Any], member: str, story: Story) -> None:
@@ -195,8 +204,8 @@ class Client(Consumer):
             self.inside = before
 
 
-class Told:
-    """A source that notes what it says."""
+class RecordingSource:
+    """A source that records its events."""
 
     def __init__(self, source: KafkaSource, member: str, story: Story) -> None:
         self._source = source
@@ -224,7 +233,7 @@ class Told:
         await self._source.extend(messages)
 
     async def release(self, partition: Partition) -> None:
-        # Before: nobody else may own it sooner.
+        # Recorded first, because no other member may own it sooner.
         self._note("released", partition)
         await self._source.release(partition)
 
@@ -236,7 +245,7 @@ class Told:
 
 
 class Member:
-    """One consumer. ``clients``: the clients it has made; ``failure``: what its run ended with."""
+    """One consumer, the clients it has created, and the failure that its run ended with."""
 
     def __init__(
         self,
@@ -252,12 +261,12 @@ class Member:
         self.failure: Exception | None = None
         self.ended = anyio.Event()
         self._work = work
-        told = Told(KafkaSource(config, client=self._make, **source), name, work.story)
+        told = RecordingSource(KafkaSource(config, client=self._make, **source), name, work.story)
         self.consumer = lanes.Consumer(told, self._handle, settings=settings, dead_letters=dead_letters)
 
     @property
     def client(self) -> Client:
-        """The newest."""
+        """The newest client."""
         return self.clients[-1]
 
     async def run(self) -> None:
@@ -268,7 +277,7 @@ class Member:
         self.ended.set()
 
     async def polled(self, times: int) -> None:
-        """Wait until the client was polled so many times more."""
+        """Wait for so many further polls of the client."""
         before = self.client.polls
         while self.client.polls < before + times:
             await anyio.sleep(0.01)
@@ -283,7 +292,7 @@ class Member:
 
 
 class Group:
-    """A group of one protocol on one topic; ``config`` and ``settings`` are what its members have in common."""
+    """A group of one protocol on one topic; its members share ``config``."""
 
     def __init__(
         self, topic: Topic, protocol: str, work: Work, tasks: anyio.abc.TaskGroup, config: dict[str, Any]
@@ -305,7 +314,7 @@ class Group:
     def start(
         self, name: str, *, config: dict[str, Any] | None = None, settings: lanes.Settings | None = None, **more: Any
     ) -> Member:
-        """Let a member join. ``more``: its dead letters, and what its source is made with. Does not wait."""
+        """Let a member join, without waiting. ``more``: its dead letters, and arguments of its source."""
         member = Member(
             name,
             self._work,
@@ -326,25 +335,22 @@ class Group:
             await anyio.sleep(0.01)
 
     def look(self) -> None:
-        """Raise what a member has failed with."""
+        """Raise the failure of a member."""
         for member in self.members:
             if member.failure is not None:
                 raise member.failure
 
     def size(self) -> int:
-        """How many members the broker knows. Blocks."""
+        """Number of members that the broker knows. Blocks."""
         return len(self.topic.admin.describe_consumer_groups([self.id])[self.id].result(10).members)
 
     def committed(self) -> list[int | None]:
-        """What is committed of each partition. Blocks."""
+        """The committed position of each partition. Blocks."""
         return self.topic.committed(self.id)
 
 
 def short_sessions(topic: Topic, protocol: str) -> dict[str, Any]:
-    """What ``group`` is given so that its members are missed after 1 s, and have to poll each 2 s.
-
-    A drain of theirs may take 1.6 s.
-    """
+    """Arguments of ``group`` for sessions of 1 s and a poll interval of 2 s, in which a drain may take 1.6 s."""
     if protocol == "848":
         resource = ConfigResource(ConfigResource.Type.GROUP, f"g-{topic.name}")
         for name, value in (("consumer.session.timeout.ms", "1000"), ("consumer.heartbeat.interval.ms", "200")):

@@ -1,7 +1,7 @@
-"""librdkafka's own mock cluster: for errors of single requests, which no real broker can be asked for.
+"""librdkafka's own mock cluster, for errors of single requests that no real broker makes on demand.
 
-The Python client does not expose it, so this calls the library that the client has loaded, by its public C interface.
-A wrong signature crashes the process: all of them are here.
+The Python client does not expose it, so this module calls the loaded library by its public C interface. A wrong
+signature crashes the process; all signatures are here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import confluent_kafka
 
 OFFSET_COMMIT = 8
-"""The number of the request that commits."""
+"""The number of the request OffsetCommit."""
 
 _PRODUCER = 0
 _BROKER = 1
 
 
 class MockCluster:
-    """A cluster of one broker in this process; ``url``: where clients connect. Nothing of it is kept."""
+    """A cluster of one broker in this process, at ``url``. It keeps nothing."""
 
     def __init__(self, library: ctypes.CDLL, handle: Any, cluster: Any) -> None:
         self.url: str = library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
@@ -42,7 +42,7 @@ class MockCluster:
         self._library.rd_kafka_mock_push_request_errors_array(self._cluster, request, len(codes), array)
 
     def calm(self, request: int) -> None:
-        """Answer them all again."""
+        """Answer all requests of this kind again."""
         self._library.rd_kafka_mock_clear_request_errors(self._cluster, request)
 
     def end(self) -> None:
@@ -52,7 +52,7 @@ class MockCluster:
 
 @contextmanager
 def mock_cluster() -> Iterator[MockCluster]:
-    """A mock cluster whose groups form at once, and whose members of 848 hear quickly."""
+    """A mock cluster whose groups form at once, and with short heartbeats for 848."""
     library = _library()
     error = ctypes.create_string_buffer(512)
     handle = library.rd_kafka_new(_PRODUCER, library.rd_kafka_conf_new(), error, len(error))
@@ -61,7 +61,7 @@ def mock_cluster() -> Iterator[MockCluster]:
     assert cluster, "no mock cluster"
     library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, 0)
     library.rd_kafka_mock_set_group_consumer_heartbeat_interval_ms(cluster, 100)
-    # Without a controller no admin client is answered.
+    # Admin clients get no answer without a controller.
     library.rd_kafka_mock_set_controller_id(cluster, _BROKER)
     made = MockCluster(library, handle, cluster)
     try:
@@ -98,7 +98,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _path() -> str:
-    """The library that the client has loaded: its own, or that of the system it was built with."""
+    """The path of the library that the client has loaded: its own, or that of the system."""
     package = Path(confluent_kafka.__file__).parent
     for folder in (package.parent / "confluent_kafka.libs", package / ".dylibs"):
         for found in sorted(folder.glob("librdkafka*")):

@@ -32,7 +32,7 @@ _POLL: Final = 0.02
 
 
 class RealMember:
-    """One client of librdkafka, in the thread of its caller; its process may be another one."""
+    """One client of librdkafka, in the thread of its caller or in another process."""
 
     def __init__(
         self, config: dict[str, Any], topic: str, on_revoke: Hook | None = None, on_lost: Hook | None = None
@@ -105,19 +105,19 @@ class RealMember:
             self._consumer.close()
 
     def process(self) -> int:
-        """The id of the process that it is in."""
+        """The id of its process."""
         return os.getpid()
 
 
 class _Apart(BaseManager):
-    """A process with a member in it."""
+    """A process with one member."""
 
 
 _Apart.register("member", RealMember)
 
 
 class RealCluster:
-    """A topic on a broker, and a group. ``server``: a broker of its own, where it is to be killed."""
+    """A topic and a group. ``server``: a private broker, for a test that kills it."""
 
     def __init__(
         self, topic: Topic, protocol: RebalanceProtocol, settings: Settings, server: KafkaServer | None = None
@@ -159,7 +159,7 @@ class RealCluster:
         producer.begin_transaction()
         for _ in range(count):
             producer.produce(self._topic.name, b"", partition=partition)
-        # Aborted before it was sent, it would leave nothing at all.
+        # Flushed first: records that were not sent leave no trace when they are aborted.
         assert not producer.flush(LIMIT)
         (producer.commit_transaction if commit else producer.abort_transaction)(LIMIT)
 

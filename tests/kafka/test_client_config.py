@@ -1,4 +1,4 @@
-"""The configuration a team already has: passed through, completed, and refused by name where it cannot be kept."""
+"""The configuration of a team: passed through, completed, and refused by name where it is unsafe."""
 
 from __future__ import annotations
 
@@ -99,9 +99,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("settings", "words"), REFUSED)
-def test_what_cannot_be_kept_is_refused_by_name_and_without_a_secret(
-    settings: dict[str, Any], words: list[str]
-) -> None:
+def test_an_unsafe_setting_is_refused_by_name_and_without_a_secret(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         client_config(HERE | SECRETS | settings)
     text = str(refused.value)
@@ -110,7 +108,7 @@ def test_what_cannot_be_kept_is_refused_by_name_and_without_a_secret(
 
 
 @pytest.mark.parametrize("settings", [{**HERE, "group.id": "g"}, {"bootstrap.servers": "h:1"}, {"group.id": "g"}])
-def test_a_group_and_an_address_are_enough_and_needed(settings: dict[str, Any]) -> None:
+def test_group_and_address_are_required_and_sufficient(settings: dict[str, Any]) -> None:
     if {"group.id", "bootstrap.servers"} <= settings.keys():
         assert client_config(settings).group == "g"
     else:
@@ -119,7 +117,7 @@ def test_a_group_and_an_address_are_enough_and_needed(settings: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("config", [f"sasl.password={CANARY}", None, 7, [("group.id", CANARY)], Consumer])
-def test_what_is_no_dictionary_is_refused_by_its_type_alone(config: Any) -> None:
+def test_a_config_that_is_no_dictionary_is_refused_by_its_type(config: Any) -> None:
     with pytest.raises(ConfigError, match=f"config is of type {type(config).__name__}; pass the dict") as refused:
         client_config(config)
     assert CANARY not in str(refused.value)
@@ -139,7 +137,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.binary
 
 
 @given(st.dictionaries(ORDINARY, VALUES))
-def test_every_other_setting_passes_through_as_it_is(settings: dict[str, Any]) -> None:
+def test_other_settings_pass_through_unchanged(settings: dict[str, Any]) -> None:
     before = HERE | settings
     config = client_config(before)
     assert config.client == before | CHOSEN
@@ -149,7 +147,7 @@ def test_every_other_setting_passes_through_as_it_is(settings: dict[str, Any]) -
 
 
 @given(st.sets(st.sampled_from(sorted(CHOSEN.keys() - {"enable.auto.commit", "enable.auto.offset.store"}))))
-def test_what_the_user_set_is_left_and_only_the_rest_is_chosen(mine: set[str]) -> None:
+def test_settings_of_the_user_win_over_chosen_ones(mine: set[str]) -> None:
     own = {name: "error" if name == "auto.offset.reset" else "4321" for name in mine}
     config = client_config(HERE | own)
     assert {name: config.client[name] for name in mine} == own
@@ -159,7 +157,7 @@ def test_what_the_user_set_is_left_and_only_the_rest_is_chosen(mine: set[str]) -
     assert all(one.reason for one in config.chosen)
 
 
-def test_a_setting_counts_as_set_by_its_other_name() -> None:
+def test_an_alias_counts_as_the_setting() -> None:
     config = client_config(
         {
             "metadata.broker.list": "127.0.0.1:9",
@@ -173,7 +171,7 @@ def test_a_setting_counts_as_set_by_its_other_name() -> None:
     assert config.admin == {"metadata.broker.list": "127.0.0.1:9"}
 
 
-def test_what_could_end_a_fetch_too_early_is_left_alone() -> None:
+def test_fetch_settings_are_not_chosen_beside_fetch_min_bytes() -> None:
     config = client_config(HERE | {"fetch.min.bytes": 1_000_000})
     assert not {"max.partition.fetch.bytes", "fetch.wait.max.ms"} & config.client.keys()
 
@@ -193,7 +191,9 @@ def test_what_could_end_a_fetch_too_early_is_left_alone() -> None:
         ({"auto.offset.reset": "end", "topic.auto.offset.reset": "earliest"}, "beginning", "earliest"),
     ],
 )
-def test_the_reset_is_read_and_taken_from_the_client(settings: dict[str, Any], start: str, out_of_range: str) -> None:
+def test_the_offset_reset_becomes_start_and_out_of_range(
+    settings: dict[str, Any], start: str, out_of_range: str
+) -> None:
     config = client_config(HERE | settings)
     assert (config.start, config.out_of_range) == (start, out_of_range)
     resets = {name: value for name, value in config.client.items() if "offset.reset" in name}
@@ -207,7 +207,7 @@ def test_start_and_out_of_range_may_be_given_beside_error(reset: dict[str, Any])
     assert (config.start, config.out_of_range) == (NOON, "fail")
 
 
-def test_start_and_out_of_range_may_say_the_same_as_the_reset() -> None:
+def test_start_and_out_of_range_may_equal_the_offset_reset() -> None:
     config = client_config(HERE | {"auto.offset.reset": "latest"}, start="next", out_of_range="latest")
     assert (config.start, config.out_of_range) == ("next", "latest")
 
@@ -224,7 +224,7 @@ def test_start_and_out_of_range_may_say_the_same_as_the_reset() -> None:
         (None, {"out_of_range": "error"}, "out_of_range='error': must be"),
     ],
 )
-def test_a_contradiction_is_refused(reset: str | None, choice: dict[str, Any], words: str) -> None:
+def test_a_contradiction_to_the_offset_reset_is_refused(reset: str | None, choice: dict[str, Any], words: str) -> None:
     settings = {} if reset is None else {"auto.offset.reset": reset}
     with pytest.raises(ConfigError, match=words):
         client_config(HERE | settings, **choice)
@@ -241,7 +241,7 @@ def test_a_contradiction_is_refused(reset: str | None, choice: dict[str, Any], w
         ({"session.timeout.ms": 6_000.0, "max.poll.interval.ms": 6_000}, "eager", 6.0, 6.0),
     ],
 )
-def test_protocol_and_intervals_are_what_the_client_will_have(
+def test_protocol_and_intervals_equal_those_of_the_client(
     settings: dict[str, Any], protocol: str, interval: float, session: float | None
 ) -> None:
     config = client_config(HERE | settings)
@@ -256,7 +256,7 @@ def test_group_and_instance_are_read_as_the_client_reads_them() -> None:
     assert client_config(HERE | {"group.id": 7}).group == "7"
 
 
-def test_the_commit_callback_is_kept_apart_and_the_others_stay() -> None:
+def test_on_commit_is_separated_from_the_other_callbacks() -> None:
     config = client_config(HERE | {"on_commit": print, "stats_cb": print, "error_cb": print, "throttle_cb": print})
     assert config.on_commit is print
     assert "on_commit" not in config.client
@@ -282,7 +282,7 @@ CONSUMERS_OWN = {
 }
 
 
-def test_an_admin_client_gets_what_it_connects_with_and_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_admin_client_gets_connection_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def token(_: str) -> tuple[str, float]:
         return "t", 0.0
 
@@ -310,12 +310,12 @@ def test_an_admin_client_gets_what_it_connects_with_and_warns_of_nothing(monkeyp
     assert [record.getMessage() for record in said if "CONFWARN" in record.getMessage()] == []
 
 
-def test_what_is_in_the_topic_configuration_wins_as_it_does_in_the_client() -> None:
+def test_the_default_topic_config_wins_as_in_the_client() -> None:
     with pytest.raises(KafkaException, match='Invalid value "bad"'):
         Consumer(HERE | {"auto.offset.reset": "error", "default.topic.config": {"auto.offset.reset": "bad"}})
 
 
-def test_a_config_shows_its_group_and_protocol_alone() -> None:
+def test_the_repr_of_a_config_shows_group_and_protocol_alone() -> None:
     config = client_config(HERE | SECRETS)
     assert isinstance(config, ClientConfig)
     assert repr(config) == str(config) == "<ClientConfig group 'g' protocol eager>"
@@ -327,7 +327,7 @@ def test_secrets_are_known_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms", "security.protocol", "ssl.ca.location", "debug"])
-def test_what_has_to_be_read_in_errors_is_no_secret(name: str) -> None:
+def test_settings_that_errors_must_name_are_no_secrets(name: str) -> None:
     assert not is_secret(name)
 
 

@@ -1,4 +1,4 @@
-"""The commands of the Kafka adapter: what they print, and that a mistake is one line without a secret."""
+"""The output of the Kafka commands; a mistake prints one line without a secret."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def rows(said: tuple[object, str, str]) -> list[list[str]]:
-    """The cells of the table, without the headings."""
+    """The cells of the printed table, without the headings."""
     status, out, err = said
     assert (status, err) == (0, "")
     lines = [line for line in out.splitlines() if line.startswith("│")]
@@ -128,7 +128,7 @@ def group() -> str:
     return f"commands{os.getpid()}"
 
 
-def test_the_doctor_prints_what_lanes_set_and_what_it_found(
+def test_the_doctor_prints_settings_and_checks(
     lanes: Command, kafka: KafkaServer, topic: MakeTopic, group: str, tmp_path: Path
 ) -> None:
     file, there = tmp_path / "client.properties", topic(1)
@@ -142,7 +142,7 @@ def test_the_doctor_prints_what_lanes_set_and_what_it_found(
 
 
 @pytest.mark.parametrize(("ok", "status"), [(True, 0), (None, 0), (False, 3)])
-def test_the_status_is_3_when_a_check_failed_and_no_text_steers_the_terminal(
+def test_a_failed_check_exits_with_3_and_controls_no_terminal(
     lanes: Command, monkeypatch: pytest.MonkeyPatch, ok: bool | None, status: int
 ) -> None:
     hostile = Check("n\x1b[2J", ok, "d\x1b]0;x\x07[bold]", "r\x9b2J")
@@ -191,7 +191,7 @@ def test_the_doctor_reads_a_file_by_its_suffix_and_prints_json(
         ("c.properties", "bootstrap.servers=127.0.0.1:9\n", "group.id is missing"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_line_without_its_values(
+def test_an_unusable_file_prints_one_line_without_its_values(
     lanes: Command, tmp_path: Path, name: str, text: str, words: str
 ) -> None:
     if name:
@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_used_is_one_line_without_its_values(
     assert PASSWORD not in err
 
 
-def test_a_setting_that_is_none_is_not_repeated(lanes: Command) -> None:
+def test_an_invalid_setting_is_not_repeated(lanes: Command) -> None:
     status, _, err = lanes("doctor", "kafka", "-X", "group.id=g", "-X", PASSWORD)
     assert status == 3
     assert "-X number 2 is not name=value" in err

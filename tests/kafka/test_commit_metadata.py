@@ -1,4 +1,4 @@
-"""What is completed above a position goes into the metadata of a commit, as far as the broker takes it."""
+"""Completed messages above a position are committed as metadata, up to the limit of the broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kafka.fakes import FakeAnswer
 from tests.kafka.workload import QUIET, Topic, produce, until
 
 STRIPES: Runs = [(offset, offset + 1) for offset in range(2, 400, 40)]
-"""Every fortieth is completed: so few characters do not hold all of it."""
+"""Every fortieth position is completed, which does not fit into so few characters."""
 
 DEGRADED = "too small for all messages completed above a position"
 
@@ -33,26 +33,26 @@ def said(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if what in record.getMessage()]
 
 
-# --- how much the broker takes
+# --- the limit of the broker
 
 
 @pytest.mark.parametrize(
     ("allowed", "room"), [(4_096, LIMIT), (10**6, LIMIT), (100, 99), (None, LIMIT), (12, 11), (11, 0), (1, 0), (0, 0)]
 )
-def test_the_room_is_what_the_broker_takes_beside_the_nul_of_the_client(
+def test_metadata_room_excludes_the_nul_of_the_client(
     allowed: int | None, room: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(commits, "metadata_limit", lambda admin: allowed)
     nobody: Any = None
     assert metadata_room(nobody, "kafka g") == room
     assert can_carry(room) == (room > 0)
-    # Less than one completed offset takes is nothing, and that is said.
+    # A limit below one completed offset counts as none, with a warning.
     warning = f"kafka g: offset.metadata.max.bytes={allowed} of the broker is too small to hand completed messages over"
     nothing = [] if room else [warning]
     assert [record.getMessage()[: len(nothing[0])] for record in caplog.records] == nothing
 
 
-def test_a_broker_that_does_not_say_it_is_asked_by_the_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_metadata_limit_is_found_by_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(admin: Any) -> int:
         raise SourceError("no answer", retryable=True)
 
@@ -65,8 +65,10 @@ def test_a_broker_that_does_not_say_it_is_asked_by_the_commits(monkeypatch: pyte
 
 
 async def handed_over(orders: Topic, room: int) -> Runs:
-    """Run until every fortieth of 400 is completed and no other, until as much of that is committed as the room holds;
-    then end it at once. Returns what is committed."""
+    """Complete every fortieth of 400 messages, wait until the metadata is committed, and end the consumer at once.
+
+    Returns the committed runs.
+    """
     handled: set[int] = set()
 
     async def handler(message: lanes.Message) -> None:
@@ -86,7 +88,7 @@ async def handed_over(orders: Topic, room: int) -> Runs:
 
 
 async def next_owner(orders: Topic) -> set[int]:
-    """What a next owner runs."""
+    """The positions that a next owner runs."""
     handled: set[int] = set()
 
     async def handler(message: lanes.Message) -> None:
@@ -105,7 +107,7 @@ def consumer_of(orders: Topic, handler: Any) -> lanes.Consumer:
 
 
 def committed(orders: Topic) -> Runs:
-    """The completed set that the broker has. Blocks."""
+    """The committed runs of completed positions. Blocks."""
     consumer = Consumer({**QUIET, "bootstrap.servers": orders.url, "group.id": f"g-{orders.name}"})
     try:
         (found,) = consumer.committed([TopicPartition(orders.name, 0)], timeout=20)
@@ -119,7 +121,7 @@ def missing(runs: Runs) -> set[int]:
 
 
 @pytest.mark.anyio
-async def test_a_completed_set_degrades_to_what_the_broker_takes_and_says_so_once(
+async def test_a_completed_set_is_cut_to_the_limit_with_one_warning(
     topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(broker, "broker_settings", lambda admin, timeout: {broker.METADATA_LIMIT: "16"})
@@ -135,7 +137,7 @@ async def test_a_completed_set_degrades_to_what_the_broker_takes_and_says_so_onc
 @pytest.mark.anyio
 @pytest.mark.slow
 @pytest.mark.parametrize("says", [True, False], ids=["says", "does not say"])
-async def test_a_broker_with_little_room_gets_what_fits(
+async def test_a_small_metadata_limit_keeps_the_runs_that_fit(
     says: bool,
     fresh_kafka: KafkaFactory,
     topic: MakeTopic,
@@ -155,7 +157,7 @@ async def test_a_broker_with_little_room_gets_what_fits(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("allowed", "wanted", "does"), [("0", True, False), ("0", False, False), ("4096", True, True)])
-async def test_a_source_says_whether_it_hands_anything_over(
+async def test_a_source_reports_whether_it_hands_over(
     allowed: str, wanted: bool, does: bool, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker, "broker_settings", lambda admin, timeout: {broker.METADATA_LIMIT: allowed})
@@ -167,11 +169,11 @@ async def test_a_source_says_whether_it_hands_anything_over(
     assert (traits.hands_over, traits.partitions) == (does, 1)
 
 
-# --- the commits by themselves
+# --- commits alone
 
 
 class FakeClient:
-    """Takes so many characters of metadata, and notes what it was given."""
+    """A client that accepts so many characters of metadata, and records each attempt."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -190,7 +192,7 @@ class FakeClient:
         return self._taken or [TopicPartition(each.topic, each.partition, -1001) for each in partitions]
 
 
-def test_a_broker_that_refuses_gets_less_until_it_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_metadata_shrinks_until_it_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {})
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     client: Any = FakeClient(15)
@@ -207,7 +209,7 @@ def test_a_broker_that_refuses_gets_less_until_it_takes_it(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("room", [0, LIMIT])
-def test_what_fits_is_not_worth_a_word(room: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_metadata_that_fits_is_not_logged(room: int, caplog: pytest.LogCaptureFixture) -> None:
     commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", {}, room)
     partition = Partition(PartitionId("t", 0), READER, floor=0)
     client: Any = FakeClient(room)

@@ -1,29 +1,23 @@
-"""What is committed on a real broker, with what beside it, and what becomes of a commit that fails."""
+"""Commits on a real broker: the position, its metadata, gaps and failures."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 import lanes
 from lanes.core.offset_map import decode, encode
-from lanes.core.types import Partition, PartitionId, Settlement
 from lanes_kafka.client import thread
-from lanes_kafka.client.commits import Commit, Commits
 from lanes_kafka.client.mailbox import Release
-from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topics
 from tests.conftest import KafkaFactory
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.fakes import FakeAnswer
+from tests.kafka.failing_handlers import FailingWork, commit, metadata
 from tests.kafka.members import Client, Story, Work, group
-from tests.kafka.mock_cluster import OFFSET_COMMIT, MockCluster, mock_cluster
-from tests.kafka.refusing import Refusing, commit, metadata
 from tests.kafka.workload import QUIET, Topic, produce, transactions, until
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +27,7 @@ NOW = lanes.Settings(concurrency=100, commit_interval=0.0, drain_timeout=0.0)
 
 
 def positions(story: Story, member: str) -> list[int]:
-    """What a member ran."""
+    """The positions that a member ran."""
     return sorted(each.position for each in story.of("start", member))
 
 
@@ -47,7 +41,7 @@ async def test_nak_5_then_ack_6_to_9_commits_5_and_restart_begins_at_5(
     events = topic()
     produce(events, 10, keys=10)
     story = Story()
-    work = Refusing(story, b"5", error=lanes.Nak(delay=LONG))
+    work = FailingWork(story, b"5", error=lanes.Nak(delay=LONG))
     async with group(events, "cooperative", work) as members:
         first = members.start("first", settings=NOW, commit_metadata=commit_metadata)
         await until(lambda: len(work.ended) == 9 and bool(work.refused))
@@ -128,7 +122,7 @@ async def test_gap_never_blocks_floor(topic: MakeTopic) -> None:
     async with group(events, "cooperative", work) as members:
         members.start("one", settings=NOW)
         await until(lambda: len(work.ended) == 9 and bool(story.of("commit")))
-        # Past two markers and what was aborted, and never past what is unfinished.
+        # Past two markers and the aborted messages, and never past an unfinished message.
         await until(lambda: max(each.position for each in story.of("commit")) >= 14)
         work.let_go(b"14")
         await until(lambda: 18 in [each.position for each in story.of("commit")])
@@ -139,7 +133,7 @@ async def test_gap_never_blocks_floor(topic: MakeTopic) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
-async def test_lag_reaches_zero_behind_markers(protocol: str, topic: MakeTopic) -> None:
+async def test_lag_reaches_zero_after_transaction_markers(protocol: str, topic: MakeTopic) -> None:
     events = topic()
     transactions(events, 3, -2)
     story = Story()
@@ -147,14 +141,16 @@ async def test_lag_reaches_zero_behind_markers(protocol: str, topic: MakeTopic) 
     async with group(events, protocol, work) as members:
         members.start("one")
         await until(lambda: 7 in [each.position for each in story.of("commit")])
-        # Nothing that a handler would ever see.
+        # No handler sees these records.
         transactions(events, -4)
         await until(lambda: 12 in [each.position for each in story.of("commit")])
     assert positions(story, "one") == [0, 1, 2]
     assert members.committed() == events.ends() == [12]
 
 
-async def test_a_stop_leaves_no_lag_behind_a_marker(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_leaves_no_lag_after_a_transaction_marker(
+    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(thread, "_HOUSEKEEPING_EVERY", LONG)
     events = topic()
     transactions(events, 3, -2)
@@ -169,12 +165,12 @@ async def test_a_stop_leaves_no_lag_behind_a_marker(topic: MakeTopic, monkeypatc
 
 
 @pytest.mark.parametrize("behind", [0, 1], ids=["marker", "message"])
-async def test_a_stop_reads_on_to_a_marker_and_past_no_message(
+async def test_a_stop_reads_on_to_a_marker_but_past_no_message(
     behind: int, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds in ("_HOUSEKEEPING_EVERY", "PAUSE_AFTER"):
         monkeypatch.setattr(thread, seconds, LONG)
-    # A marker may come late on a busy machine; it is not waited for where it is known that none does.
+    # A marker may come late on a busy machine. The source does not wait if it knows that none comes.
     monkeypatch.setattr(thread, "_READ_PAST_FOR", 20.0)
     events = topic()
     transactions(events, 3)
@@ -183,20 +179,18 @@ async def test_a_stop_reads_on_to_a_marker_and_past_no_message(
     work = Work(Story())
     work.hold(b"2")
     async with group(events, "cooperative", work) as members:
-        # With one in flight nothing is read behind it while it runs.
+        # With one message in flight, nothing after it is read while it runs.
         one = members.start("one", settings=lanes.Settings(concurrency=1, max_in_flight=1))
         await until(lambda: len(work.ended) == 2 and len(work.running) == 1)
         one.consumer.stop()
         work.let_go(b"2")
         await one.ended.wait()
-        # Past the marker where that is all, and never past a message that was not handled.
+        # Past the marker if it is the last record, and never past an unhandled message.
         assert members.committed() == [3 if behind else 4] and events.ends() == [4 + behind]
         assert len(work.ended) == 3 and one.failure is None
 
 
-async def test_a_stop_sends_its_commit_when_the_ids_of_the_topics_come_late(
-    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_sends_its_commit_after_late_topic_ids(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     answered_at = 0.0
     is_done, release = Topics._is_done, thread.ClientThread._release
 
@@ -207,7 +201,7 @@ async def test_a_stop_sends_its_commit_when_the_ids_of_the_topics_come_late(
 
     monkeypatch.setattr(thread.ClientThread, "_release", released)
     monkeypatch.setattr(Topics, "_is_done", lambda topics: time.monotonic() > answered_at and is_done(topics))
-    # Nothing else wakes the thread that sends it.
+    # No other event wakes the thread that sends the commit.
     for seconds in ("_HOUSEKEEPING_EVERY", "PAUSE_AFTER"):
         monkeypatch.setattr(thread, seconds, LONG)
     monkeypatch.setattr(thread, "_READ_PAST_FOR", 20.0)
@@ -224,7 +218,7 @@ async def test_a_stop_sends_its_commit_when_the_ids_of_the_topics_come_late(
         assert one.failure is None and members.committed() == events.ends() == [4]
 
 
-async def test_a_stop_commits_no_marker_above_what_is_unfinished(
+async def test_a_stop_commits_no_marker_above_unfinished_messages(
     topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thread, "_HOUSEKEEPING_EVERY", LONG)
@@ -244,7 +238,7 @@ async def test_a_stop_commits_no_marker_above_what_is_unfinished(
 
 
 @pytest.mark.parametrize("protocol", ["eager", "848"])
-async def test_a_revoke_leaves_no_lag_behind_a_marker(
+async def test_a_revoke_leaves_no_lag_after_a_transaction_marker(
     protocol: str, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thread, "_HOUSEKEEPING_EVERY", LONG)
@@ -256,7 +250,7 @@ async def test_a_revoke_leaves_no_lag_behind_a_marker(
     async with group(events, protocol, work) as members:
         old = members.start("old", settings=lanes.Settings(commit_interval=LONG))
         await until(lambda: len(work.ended) == 6)
-        # The marker is read in the same call as what lies before it, or in the next one.
+        # The marker is read in the same call as the message before it, or in the next one.
         await old.polled(2)
         members.start("new")
         await members.owning(old=1, new=1)
@@ -265,7 +259,7 @@ async def test_a_revoke_leaves_no_lag_behind_a_marker(
 
 
 @pytest.mark.slow
-async def test_gap_never_blocks_floor_where_the_log_is_compacted(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
+async def test_gap_never_blocks_floor_in_a_compacted_log(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
     server = fresh_kafka(warm=True, properties={"log.cleaner.backoff.ms": 200})
     config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
     events = topic(on=server, config=config)
@@ -274,7 +268,7 @@ async def test_gap_never_blocks_floor_where_the_log_is_compacted(fresh_kafka: Ka
     left: list[int] = []
 
     async def few() -> None:
-        """Wait until most of it is cleaned away; segments end by what is written into the next one."""
+        """Wait until most records are compacted away; a segment closes when the next one is written."""
         while not 0 < len(left) < 100:
             produce(events, 1, keys=[b"last"])
             left[:] = _offsets(events)
@@ -312,11 +306,13 @@ def _offsets(topic: Topic) -> list[int]:
 # --- errors
 
 
-async def test_one_bad_partition_keeps_the_others_dirty(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_partition_leaves_the_others_uncommitted(
+    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent: list[set[int]] = []
 
     class Spoiling(Client):
-        """Its first commit has more metadata for partition 1 than the broker takes."""
+        """A client whose first commit has more metadata for partition 1 than the broker accepts."""
 
         def commit(self, *arguments: Any, **named: Any) -> Any:
             offsets: list[TopicPartition] = named["offsets"]
@@ -333,76 +329,11 @@ async def test_one_bad_partition_keeps_the_others_dirty(topic: MakeTopic, monkey
     story = Story()
     work = Work(story)
     async with group(events, "cooperative", work) as members:
-        # Where it begins is decided: it commits nothing at first.
+        # The start positions are committed already, so the source commits nothing at first.
         commit(events, members.id, 0, ["", ""])
         one = members.start("one", settings=lanes.Settings(commit_interval=LONG))
         await until(lambda: len(work.ended) == 6)
         await one.consumer.drain()
-    # Of what was refused as a whole nothing counts, and all of it is committed.
+    # The refused commit counts for no partition, and all partitions are committed again.
     assert sent[:2] == [{0, 1}, {0, 1}]
     assert members.committed() == [3, 3]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[MockCluster]:
-    with mock_cluster() as made:
-        made.create("T", 1)
-        yield made
-
-
-KINDS = {
-    "lost": [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_INSTANCE_ID, KafkaError.FENCED_MEMBER_EPOCH],
-    "metadata": [KafkaError.OFFSET_METADATA_TOO_LARGE],
-    "permanent": [
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.INVALID_GROUP_ID,
-        KafkaError.UNSUPPORTED_VERSION,
-    ],
-    "retry": [
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.INVALID_COMMIT_OFFSET_SIZE,
-        KafkaError.POLICY_VIOLATION,
-    ],
-    # The client sees to these by itself.
-    "made": [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.REQUEST_TIMED_OUT],
-}
-
-
-@pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
-@pytest.mark.parametrize(("kind", "code"), [(kind, code) for kind, codes in KINDS.items() for code in codes])
-def test_commit_errors_are_classified(kind: str, code: int, synchronous: bool, cluster: MockCluster) -> None:
-    lost: list[str] = []
-    commits = Commits(lambda partition: True, lost.append, lambda: 0.0, "kafka g/T", {})
-    before = commits.limit
-    # Without a name of its own nobody can be fenced for it: then closing such a client never ends.
-    # A name is free again when its session is over, so that each client has a group of its own.
-    group_id = f"g{time.monotonic_ns()}"
-    config = {**QUIET, "bootstrap.servers": cluster.url, "group.id": group_id, "group.instance.id": "i"}
-    client = Consumer({**config, "enable.auto.commit": False, "on_commit": commits.on_commit})
-    answer = FakeAnswer()
-    try:
-        client.subscribe(["T"])
-        while not client.assignment():
-            client.poll(0.01)
-        # Where it is waited for, it is asked again why it was refused.
-        cluster.fail(OFFSET_COMMIT, [code] * (1 + synchronous))
-        partition = Partition(PartitionId("T", 0), READER, floor=0)
-        commits.send(client, Commit([Settlement(partition, [], 7)], answer), timeout=20.0 if synchronous else None)
-        while not answer.given:
-            client.poll(0.01)
-    finally:
-        cluster.calm(OFFSET_COMMIT)
-        client.close()
-    (error,) = answer.given
-    assert not commits.unanswered
-    assert bool(lost) == (kind == "lost") and (commits.limit < before) == (kind == "metadata")
-    if kind == "made":
-        assert error is None
-        return
-    assert isinstance(error, lanes.SourceError) and error.retryable == (kind != "permanent")
-    # Fenced by its name, a client has ended before it is asked again.
-    names = [KafkaError(code).name()] + ["_FATAL"] * (synchronous and code == KafkaError.FENCED_INSTANCE_ID)
-    assert any(name in str(error) for name in names) and "T/0" in str(error)

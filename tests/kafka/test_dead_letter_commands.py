@@ -1,4 +1,4 @@
-"""`lanes dead-letters` on both brokers: what it shows, what it does once, and what it never prints."""
+"""`lanes dead-letters` on both brokers: list, show, replay, publish and drop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from lanes.history.writer import key_hash
 from tests.components import KafkaServer
-from tests.kafka import letters as handlers
-from tests.kafka.letter_places import HERE, Command, KafkaPlace, Place, Said, ids, of
+from tests.kafka import dead_letters as handlers
+from tests.kafka.dead_letter_places import HERE, Command, KafkaPlace, Place, Said, ids, of
 
 KEY, HEADER, VALUE = "canary-key-5e1f", "canary-header-5e1f", "canary-value-5e1f"
 HOSTILE = "\x1b[2J\x07[bold]\u202e:warning:"
@@ -24,7 +24,7 @@ def nothing_seen() -> None:
 # --- list and show
 
 
-def test_a_list_has_origin_and_reason_and_nothing_of_the_user(command: Command, place: Place) -> None:
+def test_a_list_shows_origin_and_reason_and_no_user_data(command: Command, place: Place) -> None:
     sent = of(place, key=KEY.encode(), value=VALUE.encode(), headers=(("x", HEADER.encode()),))
     place.park(sent)
     for said in (command("list", *place.options), command("list", *place.options, "--json")):
@@ -52,7 +52,7 @@ def test_an_empty_list_says_so(command: Command, place: Place) -> None:
     assert said.err.endswith(": no dead letters\n")
 
 
-def test_a_letter_is_shown_without_its_payload_unless_asked_for(command: Command, place: Place) -> None:
+def test_a_dead_letter_is_shown_without_its_payload_by_default(command: Command, place: Place) -> None:
     sent = of(place, key=KEY.encode(), value=VALUE.encode(), headers=(("x", HEADER.encode()),))
     place.park(sent)
     said = command("show", sent.id, *place.options)
@@ -68,7 +68,7 @@ def test_a_letter_is_shown_without_its_payload_unless_asked_for(command: Command
     assert shown["headers"] == [["x", base64.b64encode(HEADER.encode()).decode()]]
 
 
-def test_nothing_of_a_letter_steers_the_terminal(command: Command, place: Place) -> None:
+def test_a_dead_letter_cannot_control_the_terminal(command: Command, place: Place) -> None:
     sent = of(
         place,
         key=HOSTILE.encode(),
@@ -96,9 +96,7 @@ def test_nothing_of_a_letter_steers_the_terminal(command: Command, place: Place)
 
 
 @pytest.mark.parametrize("handler", ["remember", pytest.param("remember_too", marks=pytest.mark.slow)])
-def test_a_handler_that_succeeds_takes_the_letter_off_the_list_once(
-    command: Command, place: Place, handler: str
-) -> None:
+def test_a_replayed_dead_letter_leaves_the_list(command: Command, place: Place, handler: str) -> None:
     sent, other = of(place, value=b"payload of it"), of(place)
     place.park(sent, other)
     options = [*place.options, "--handler", f"{HERE}:{handler}", "--decode", f"{HERE}:first_word"]
@@ -113,7 +111,7 @@ def test_a_handler_that_succeeds_takes_the_letter_off_the_list_once(
     assert len(handlers.SEEN) == 1
 
 
-def test_a_handler_that_fails_leaves_the_letter_and_says_so(command: Command, place: Place) -> None:
+def test_a_failed_replay_keeps_the_dead_letter(command: Command, place: Place) -> None:
     sent = of(place)
     place.park(sent)
     said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:refuse")
@@ -123,18 +121,18 @@ def test_a_handler_that_fails_leaves_the_letter_and_says_so(command: Command, pl
     assert ids(command, place) == [sent.id]
 
 
-def test_all_are_replayed_and_what_fails_stays(command: Command, place: Place) -> None:
+def test_all_are_replayed_and_failures_stay(command: Command, place: Place) -> None:
     sent = [of(place, key=b"same") for _ in range(3)]
     place.park(sent[0], of(place, key=b"same", value=b""), *sent[1:])
     said = command("replay", "--all", *place.options, "--handler", f"{HERE}:remember", "--decode", f"{HERE}:first_word")
     assert said.status == 3
-    # Of one key, in the order they were parked; the empty one has no first word.
+    # Dead letters of one key, in order; the empty one has no first word.
     assert [seen[0] for seen in handlers.SEEN] == [one.position for one in sent]
     assert "stays: MessageError: decode failed" in said.out
     assert len(ids(command, place)) == 1
 
 
-def test_a_letter_goes_to_its_origin_with_its_id(command: Command, place: Place) -> None:
+def test_a_dead_letter_is_republished_with_its_id(command: Command, place: Place) -> None:
     sent = of(place)
     place.park(sent)
     said = command("replay", sent.id, *place.options, "--to-origin")
@@ -148,7 +146,7 @@ def test_a_letter_goes_to_its_origin_with_its_id(command: Command, place: Place)
 
 
 @pytest.mark.slow
-def test_a_letter_that_was_cut_is_not_replayed(command: Command, kafka: KafkaServer) -> None:
+def test_a_cut_dead_letter_is_not_replayed(command: Command, kafka: KafkaServer) -> None:
     place = KafkaPlace(kafka)
     sent = of(place, value=bytes(range(256)) * 8_000)
     place.park(sent)
@@ -162,7 +160,7 @@ def test_a_letter_that_was_cut_is_not_replayed(command: Command, kafka: KafkaSer
     place.delete()
 
 
-def test_what_is_dropped_is_dropped_once(command: Command, place: Place) -> None:
+def test_a_dead_letter_is_dropped_once(command: Command, place: Place) -> None:
     sent, other = of(place), of(place)
     place.park(sent, other)
     assert command("drop", sent.id, sent.id, *place.options) == (0, f"{sent.id}: dropped\n", "")
@@ -175,7 +173,7 @@ def test_what_is_dropped_is_dropped_once(command: Command, place: Place) -> None
     assert "already" in said.out
 
 
-def test_an_id_that_never_was_is_an_error_where_that_is_known(command: Command, place: Place) -> None:
+def test_an_unknown_id_is_an_error_where_that_is_known(command: Command, place: Place) -> None:
     for arguments in (("drop",), ("show",), ("replay", "--to-origin")):
         said = command(*arguments, "f" * 32, *place.options)
         assert said.status == (3 if place.remembers else 0)
@@ -186,7 +184,7 @@ def became(said: Said) -> list[dict[str, object]]:
     return [json.loads(line) for line in said.out.splitlines()]
 
 
-def test_what_became_of_letters_is_told_as_json(command: Command, place: Place) -> None:
+def test_outcomes_are_printed_as_json(command: Command, place: Place) -> None:
     good, bad, gone = of(place, value=b"good"), of(place, value=b""), of(place)
     place.park(good, bad, gone)
     options = [*place.options, "--json"]
@@ -200,7 +198,7 @@ def test_what_became_of_letters_is_told_as_json(command: Command, place: Place) 
     assert replayed == {"id": good.id, "state": "replayed", "done": True, "said": "replayed"}
     assert (stays["id"], stays["state"], stays["done"]) == (bad.id, "stays", False)
     assert str(stays["said"]).startswith("stays: MessageError: decode failed")
-    # Where a letter that is gone leaves no trace, nobody can tell what it was.
+    # A stream keeps no trace of a dead letter that is gone.
     states = ("dropped", "unknown") if place.remembers else ("gone", "gone")
     assert [(one["id"], one["state"]) for one in (dropped, unknown)] == [(gone.id, states[0]), ("f" * 32, states[1])]
     assert [one["done"] for one in (dropped, unknown)] == [True, not place.remembers]

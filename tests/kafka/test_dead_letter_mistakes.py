@@ -1,4 +1,4 @@
-"""`lanes dead-letters`: a mistake is one line that says what to do."""
+"""`lanes dead-letters`: a mistake prints one line with the remedy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lanes.cli import kit
 from lanes.cli.dead_letters import checked
 from lanes.cli.views import moment, printable
 from tests.components import KafkaServer
-from tests.kafka import letters as handlers
-from tests.kafka.letter_places import HERE, Command, KafkaPlace, Place, ids, of
+from tests.kafka import dead_letters as handlers
+from tests.kafka.dead_letter_places import HERE, Command, KafkaPlace, Place, ids, of
 
 KAFKA = ("--server", "127.0.0.1:9", "--topic", "dead")
 ID = "0" * 32
@@ -54,7 +54,7 @@ def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: i
     assert said.err.count("\n") == 1
 
 
-def test_a_broker_that_is_not_there_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_broker_prints_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 1.0)
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
     for options in (KAFKA, ("--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead")):
@@ -64,7 +64,7 @@ def test_a_broker_that_is_not_there_is_one_line(command: Command, monkeypatch: p
         assert "canary" not in said.err
 
 
-def test_a_handler_that_is_none_ends_it(command: Command, place: Place) -> None:
+def test_an_invalid_handler_ends_the_command(command: Command, place: Place) -> None:
     sent = of(place)
     place.park(sent)
     said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:wrong")
@@ -97,14 +97,14 @@ def test_settings_come_from_a_file(command: Command, kafka: KafkaServer, tmp_pat
     place.delete()
 
 
-def test_ids_are_taken_once() -> None:
+def test_repeated_ids_count_once() -> None:
     assert checked(["a" * 32, "b" * 32, "a" * 32]) == ["a" * 32, "b" * 32]
     for wrong in ("A" * 32, "a" * 31, "a" * 33, "\u0661" * 32, f"{'a' * 32}\n"):
         with pytest.raises(SystemExit):
             checked([wrong])
 
 
-def test_what_is_no_sign_is_escaped() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable("käse [x] \\ \x1b\n\u202e\ud800") == "käse [x] \\ \\x1b\\n\\u202e\\ud800"
 
 
@@ -113,5 +113,5 @@ def test_moments() -> None:
     assert moment(999_999_999_999.0) == "999999999999 s"
 
 
-def test_the_handlers_module_is_the_one_that_is_named() -> None:
+def test_the_handler_is_imported_from_the_named_module() -> None:
     assert sys.modules[HERE] is handlers

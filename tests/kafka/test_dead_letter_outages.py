@@ -1,4 +1,4 @@
-"""Dead letters on a real broker that hangs, dies or is closed, and what is left of the client."""
+"""Dead letters on a real broker that hangs or dies, and the end of the client."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from lanes_kafka.dead_letters import producer
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.dead_lettering import config_of, confirmed, opened, stored
-from tests.kafka.letters import letter
+from tests.kafka.dead_letters import config_of, confirmed, dead_letter, opened, stored
 from tests.kafka.workload import produce, until
 
 pytestmark = pytest.mark.anyio
@@ -54,9 +53,9 @@ async def test_a_broker_that_hangs_fails_the_write_and_the_next_try_is_confirmed
     private: KafkaServer, topic: MakeTopic
 ) -> None:
     dead = topic(on=private)
-    sent = letter()
+    sent = dead_letter()
     async with opened(config_of(dead, **{"message.timeout.ms": 2_000}), dead.name) as target:
-        await confirmed(target, letter())
+        await confirmed(target, dead_letter())
         private.pause()
         try:
             with pytest.raises(lanes.SourceError, match=r"not confirmed by .*_MSG_TIMED_OUT") as failed:
@@ -65,17 +64,17 @@ async def test_a_broker_that_hangs_fails_the_write_and_the_next_try_is_confirmed
             private.resume()
         assert failed.value.retryable
         await confirmed(target, sent)
-    # It may be there twice: the broker had it, and could not say so.
+    # It may be stored twice: the broker stored it and could not confirm it.
     assert {one.id for one in await stored(dead)} >= {sent.id}
 
 
 @pytest.mark.slow
 @only_asyncio
-async def test_a_letter_outlives_a_broker_that_is_killed(private: KafkaServer, topic: MakeTopic) -> None:
+async def test_a_dead_letter_survives_a_killed_broker(private: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=private)
-    sent = letter()
+    sent = dead_letter()
     async with opened(config_of(dead, **{"message.timeout.ms": 30_000}), dead.name) as target:
-        await confirmed(target, letter())
+        await confirmed(target, dead_letter())
         await run_sync(private.kill)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(target.put, sent)
@@ -84,8 +83,8 @@ async def test_a_letter_outlives_a_broker_that_is_killed(private: KafkaServer, t
 
 
 @pytest.mark.slow
-async def test_dead_letter_outage_parks_only_its_lane(private: KafkaServer, topic: MakeTopic) -> None:
-    """The letters' broker hangs: the poison's lane waits, the others go on, nothing of it is settled."""
+async def test_a_dead_letter_outage_stops_only_its_lane(private: KafkaServer, topic: MakeTopic) -> None:
+    """The broker of dead letters hangs: the lane of the poison waits unsettled, and other lanes go on."""
     dead = topic(on=private)
     broker = MemoryBroker()
     source = MemorySource(broker)
@@ -123,19 +122,19 @@ async def test_dead_letter_outage_parks_only_its_lane(private: KafkaServer, topi
 
 @pytest.mark.slow
 @only_asyncio
-async def test_a_write_that_is_cancelled_leaves_the_next_one_alone(private: KafkaServer, topic: MakeTopic) -> None:
+async def test_a_cancelled_write_does_not_affect_the_next_one(private: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=private)
     async with opened(config_of(dead, **{"message.timeout.ms": 3_000}), dead.name) as target:
-        await confirmed(target, letter())
+        await confirmed(target, dead_letter())
         private.pause()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(target.put, letter())
+                tasks.start_soon(target.put, dead_letter())
                 await until(lambda: target._producer._producer is not None and len(target._producer._producer) > 0)
                 tasks.cancel_scope.cancel()
         finally:
             private.resume()
-        sent = letter()
+        sent = dead_letter()
         with anyio.fail_after(20):
             await target.put(sent)
     assert sent in await stored(dead)
@@ -157,11 +156,11 @@ def open_files() -> int:
 async def test_no_thread_or_fd_left(topic: MakeTopic) -> None:
     dead = topic()
     async with opened(config_of(dead), dead.name) as target:
-        await target.put(letter())
+        await target.put(dead_letter())
     before, threads = open_files(), len(os.listdir("/proc/self/task")) if Path("/proc/self/task").exists() else 0
     for _ in range(3):
         async with opened(config_of(dead), dead.name) as target:
-            await target.put(letter())
+            await target.put(dead_letter())
             assert lanes_threads() == ["lanes-kafka-producer"]
         await target.aclose()
         assert lanes_threads() == []
@@ -171,7 +170,7 @@ async def test_no_thread_or_fd_left(topic: MakeTopic) -> None:
 
 
 @only_asyncio
-async def test_a_target_that_fails_to_open_leaves_nothing(topic: MakeTopic) -> None:
+async def test_a_failed_open_leaves_no_thread(topic: MakeTopic) -> None:
     there = topic()
     with pytest.raises(lanes.ConfigError):
         await KafkaDeadLetters(config_of(there), f"{there.name}-not").open()
@@ -197,21 +196,21 @@ async def test_a_target_may_be_opened_again(topic: MakeTopic) -> None:
     target = KafkaDeadLetters(config_of(dead), dead.name)
     for _ in range(2):
         await target.open()
-        await target.put(letter())
+        await target.put(dead_letter())
         await target.aclose()
     assert dead.ends() == [2]
     with pytest.raises(lanes.SourceError, match="not opened, or already closed"):
-        await target.put(letter())
+        await target.put(dead_letter())
 
 
 @only_asyncio
-async def test_close_waits_for_what_is_on_its_way(topic: MakeTopic) -> None:
+async def test_close_waits_for_unconfirmed_dead_letters(topic: MakeTopic) -> None:
     dead = topic()
     target = KafkaDeadLetters(config_of(dead), dead.name)
     await target.open()
     async with anyio.create_task_group() as tasks:
         for _ in range(20):
-            tasks.start_soon(target.put, letter())
+            tasks.start_soon(target.put, dead_letter())
         await until(lambda: target._producer._producer is not None and len(target._producer._producer) > 0)
         await target.aclose()
     assert dead.ends() == [20]
@@ -219,19 +218,19 @@ async def test_close_waits_for_what_is_on_its_way(topic: MakeTopic) -> None:
 
 @pytest.mark.slow
 @only_asyncio
-async def test_close_fails_what_cannot_be_confirmed(
+async def test_close_fails_unconfirmed_dead_letters(
     private: KafkaServer, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = topic(on=private)
     target = KafkaDeadLetters(config_of(dead), dead.name)
     await target.open()
-    await confirmed(target, letter())
+    await confirmed(target, dead_letter())
     private.pause()
     failed: list[lanes.SourceError] = []
 
     async def put() -> None:
         with pytest.raises(lanes.SourceError) as one:
-            await target.put(letter())
+            await target.put(dead_letter())
         failed.append(one.value)
 
     try:
@@ -247,14 +246,14 @@ async def test_close_fails_what_cannot_be_confirmed(
 
 
 @only_asyncio
-async def test_a_producer_that_has_failed_for_good_is_made_anew(
+async def test_a_producer_that_has_failed_for_good_is_rebuilt(
     topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = topic()
     made: list[Any] = []
 
     class Fails:
-        """The first producer: fatal at the first record, as after a sequence that the broker does not know."""
+        """A producer that fails for good at its first record, as after an unknown sequence number."""
 
         def __init__(self, settings: dict[str, Any]) -> None:
             self._inner = Producer(settings)
@@ -272,7 +271,7 @@ async def test_a_producer_that_has_failed_for_good_is_made_anew(
             return len(self._inner)
 
     monkeypatch.setattr(producer, "Producer", Fails)
-    sent = letter()
+    sent = dead_letter()
     with caplog.at_level(logging.WARNING):
         async with opened(config_of(dead), dead.name) as target:
             with pytest.raises(lanes.SourceError, match="_FATAL") as failed:
@@ -288,7 +287,7 @@ async def test_a_producer_that_has_failed_for_good_is_made_anew(
 
 
 @only_asyncio
-async def test_letters_of_a_kafka_source_are_read_back_by_another(topic: MakeTopic) -> None:
+async def test_dead_letters_of_a_source_are_read_back_by_another(topic: MakeTopic) -> None:
     orders, dead = topic(partitions=2), topic(partitions=2)
     sent = produce(
         orders, 4, keys=[b"a", None], value=lambda n: None if n == 0 else b"poison", headers=[("h", None), ("h", b"")]

@@ -1,4 +1,4 @@
-"""Dead letters on a real broker: confirmed, whole or cut and said so, and clear about what cannot be written."""
+"""Dead letters on a real broker: confirmed, whole or cut, with clear errors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from lanes_kafka.dead_letters.box import message_at
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer, wait_until
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.dead_lettering import config_of, opened, stored
-from tests.kafka.letters import letter, records
+from tests.kafka.dead_letters import config_of, dead_letter, opened, records, stored
 from tests.kafka.workload import Topic
 
 pytestmark = pytest.mark.anyio
@@ -44,15 +43,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
-# --- what is written
+# --- writes
 
 
-async def test_a_letter_is_the_original_with_its_origin_and_reason(topic: MakeTopic) -> None:
+async def test_a_dead_letter_holds_the_original_with_origin_and_reason(topic: MakeTopic) -> None:
     dead = topic()
-    sent = letter()
+    sent = dead_letter()
     async with opened(config_of(dead), dead.name) as target:
         await target.put(sent)
-        # Confirmed: it is there while the target is open still.
+        # It is confirmed, and readable while the target is still open.
         (raw,) = await run_sync(records, dead)
     assert (raw.key(), raw.value()) == (b"customer-42", b"payload")
     headers: Any = raw.headers()
@@ -86,9 +85,9 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 
 
 @only_asyncio
-async def test_what_is_not_there_stays_told_from_what_is_empty(topic: MakeTopic) -> None:
+async def test_missing_and_empty_values_stay_distinct(topic: MakeTopic) -> None:
     dead = topic()
-    sent = {name: letter(**changes) for name, changes in DIFFERENT.items()}
+    sent = {name: dead_letter(**changes) for name, changes in DIFFERENT.items()}
     async with opened(config_of(dead), dead.name) as target:
         for one in sent.values():
             await target.put(one)
@@ -100,9 +99,9 @@ async def test_what_is_not_there_stays_told_from_what_is_empty(topic: MakeTopic)
 
 
 @only_asyncio
-async def test_many_at_once_are_all_confirmed_and_those_of_a_key_in_order(topic: MakeTopic) -> None:
+async def test_concurrent_writes_are_confirmed_in_key_order(topic: MakeTopic) -> None:
     dead = topic(partitions=3)
-    sent = [letter(key=b"%d" % (number % 7)) for number in range(300)]
+    sent = [dead_letter(key=b"%d" % (number % 7)) for number in range(300)]
     async with opened(config_of(dead), dead.name) as target, anyio.create_task_group() as tasks:
         for one in sent:
             tasks.start_soon(target.put, one)
@@ -115,13 +114,13 @@ async def test_many_at_once_are_all_confirmed_and_those_of_a_key_in_order(topic:
 
 @only_asyncio
 @pytest.mark.parametrize(("limit", "size"), [(1_048_588, 2_000_000), (20_000, 300_000), (20_000, 19_900)])
-async def test_a_letter_too_large_for_the_topic_is_cut_and_says_so(topic: MakeTopic, limit: int, size: int) -> None:
+async def test_a_dead_letter_too_large_for_the_topic_is_cut(topic: MakeTopic, limit: int, size: int) -> None:
     dead = topic(config={"max.message.bytes": str(limit)})
     value = os.urandom(size)
-    small = letter()
+    small = dead_letter()
     async with opened(config_of(dead), dead.name) as target, anyio.create_task_group() as tasks:
-        tasks.start_soon(target.put, letter(value=value))
-        # Those beside it are not cut with it.
+        tasks.start_soon(target.put, dead_letter(value=value))
+        # Dead letters beside it stay whole.
         tasks.start_soon(target.put, small)
     (cut,) = [raw for raw in await run_sync(records, dead) if len(raw.value() or b"") > 100]
     headers: Any = cut.headers()
@@ -133,30 +132,30 @@ async def test_a_letter_too_large_for_the_topic_is_cut_and_says_so(topic: MakeTo
 
 
 @only_asyncio
-async def test_a_large_letter_that_compresses_is_kept_whole(topic: MakeTopic) -> None:
+async def test_a_large_compressible_dead_letter_is_kept_whole(topic: MakeTopic) -> None:
     dead = topic()
-    sent = letter(value=b"x" * 3_000_000)
+    sent = dead_letter(value=b"x" * 3_000_000)
     async with opened(config_of(dead, **{"compression.type": "lz4"}), dead.name) as target:
         await target.put(sent)
     assert await stored(dead) == [sent]
 
 
 @only_asyncio
-async def test_a_reason_that_is_larger_than_the_topic_takes_is_said(topic: MakeTopic) -> None:
+async def test_a_reason_above_the_topic_limit_is_an_error(topic: MakeTopic) -> None:
     dead = topic(config={"max.message.bytes": "300"})
     async with opened(config_of(dead), dead.name) as target:
         with (
             pytest.raises(lanes.SourceError, match=r"raise max\.message\.bytes of the topic") as refused,
             anyio.fail_after(20),
         ):
-            await target.put(letter(error_text="x" * 500))
+            await target.put(dead_letter(error_text="x" * 500))
     assert not refused.value.retryable
 
 
 @only_asyncio
-async def test_in_a_compacted_topic_letters_of_one_key_do_not_replace_each_other(topic: MakeTopic) -> None:
+async def test_compaction_keeps_dead_letters_of_one_key(topic: MakeTopic) -> None:
     dead = topic(config={"cleanup.policy": "compact"})
-    sent = [letter(), letter(), letter(key=None), letter(value=b"", tombstone=True)]
+    sent = [dead_letter(), dead_letter(), dead_letter(key=None), dead_letter(value=b"", tombstone=True)]
     async with opened(config_of(dead), dead.name) as target:
         for one in sent:
             await target.put(one)
@@ -166,11 +165,11 @@ async def test_in_a_compacted_topic_letters_of_one_key_do_not_replace_each_other
     assert await stored(dead) == sent
 
 
-# --- what cannot be written
+# --- errors
 
 
 @only_asyncio
-async def test_a_topic_that_is_not_there_is_refused_and_not_made(topic: MakeTopic) -> None:
+async def test_a_missing_topic_is_refused_and_not_created(topic: MakeTopic) -> None:
     there = topic()
     with pytest.raises(lanes.ConfigError, match=r"'.*-not' does not exist; create it"):
         await lanes.run(
@@ -180,7 +179,7 @@ async def test_a_topic_that_is_not_there_is_refused_and_not_made(topic: MakeTopi
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, "é", None, ["dead"]])
-def test_what_is_no_topic_is_refused(name: Any) -> None:
+def test_an_invalid_topic_name_is_refused(name: Any) -> None:
     with pytest.raises(lanes.ConfigError, match="dead-letter topic"):
         KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9"}, name)
 
@@ -190,7 +189,7 @@ async def test_a_source_that_reads_the_dead_letters_is_refused(topic: MakeTopic)
     dead = topic()
     async with opened(config_of(dead), dead.name) as target:
         with pytest.raises(lanes.SourceError, match="every dead letter would make another one") as refused:
-            await target.put(letter(source=dead.name, subject=dead.name))
+            await target.put(dead_letter(source=dead.name, subject=dead.name))
     assert not refused.value.retryable
     assert dead.ends() == [0]
 
@@ -218,13 +217,13 @@ async def test_settings_that_the_client_refuses_are_named_without_secrets(name: 
 
 @pytest.fixture(scope="module")
 def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
-    """A broker where users log in and may do what an ACL allows. Ben may never write to any topic."""
+    """A broker with logins and ACLs. No ACL ever lets Ben write."""
     with KafkaServer(users={"admin": "secretadmin", "ann": "secretann", "ben": "secretben"}) as server:
         yield server
 
 
 def allow(topic: Topic, *operations: AclOperation, user: str = "ann") -> list[AclBinding]:
-    """Allow a user this, and wait until the broker knows."""
+    """Allow these operations to a user, and wait until the broker applies it."""
     acls = [
         AclBinding(
             ResourceType.TOPIC,
@@ -239,13 +238,13 @@ def allow(topic: Topic, *operations: AclOperation, user: str = "ann") -> list[Ac
     ]
     for done in topic.admin.create_acls(acls).values() if acls else ():
         done.result(20)
-    # What the controller has taken the broker may not have heard of yet.
+    # The broker may learn of the ACL after the controller.
     wait_until(lambda: all(_in_force(topic, one) for one in acls), f"{operations} on {topic!r}")
     return acls
 
 
 def forbid(topic: Topic, acls: list[AclBinding]) -> None:
-    """Take back what was allowed, and wait until the broker knows."""
+    """Revoke permissions, and wait until the broker applies it."""
     for done in topic.admin.delete_acls([_filter(one) for one in acls]).values():
         done.result(20)
     wait_until(lambda: not any(_in_force(topic, one) for one in acls), f"nothing of {acls} on {topic!r}")
@@ -263,7 +262,7 @@ def _filter(one: AclBinding) -> AclBindingFilter:
 
 @pytest.mark.slow
 @only_asyncio
-async def test_a_wrong_password_is_said_at_once(guarded: KafkaServer, topic: MakeTopic) -> None:
+async def test_a_wrong_password_is_reported_at_once(guarded: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=guarded)
     target = KafkaDeadLetters(guarded.config("ann") | {"sasl.password": SECRET}, dead.name)
     with pytest.raises(lanes.SourceError, match=r"login refused at .*; correct the credentials") as refused:
@@ -277,7 +276,7 @@ async def test_a_wrong_password_is_said_at_once(guarded: KafkaServer, topic: Mak
 @pytest.mark.parametrize(
     ("operations", "said"), [((), "may not describe it"), ((AclOperation.DESCRIBE,), "may not write to it")]
 )
-async def test_a_topic_that_may_not_be_written_is_refused_at_the_start(
+async def test_a_topic_without_write_permission_is_refused_at_the_start(
     guarded: KafkaServer, topic: MakeTopic, operations: tuple[AclOperation, ...], said: str
 ) -> None:
     dead = topic(on=guarded)
@@ -289,41 +288,43 @@ async def test_a_topic_that_may_not_be_written_is_refused_at_the_start(
 
 @pytest.mark.slow
 @only_asyncio
-async def test_a_user_who_may_not_produce_at_all_stops_the_letters(
+async def test_a_user_without_any_write_permission_is_refused(
     guarded: KafkaServer, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a broker before 2.8, where writing to the topic is not enough for an idempotent producer: since then it is
-    enough to be allowed to write to any topic."""
+    """Before Kafka 2.8 an idempotent producer needed more than Write on its topic.
+
+    Since then Write on any topic is enough.
+    """
     dead = topic(on=guarded)
     await run_sync(partial(allow, dead, AclOperation.DESCRIBE, user="ben"))
     monkeypatch.setattr("lanes_kafka.dead_letters.writer.describe_topic", lambda *_: TopicFacts(1, True, False, None))
     async with opened(guarded.config("ben"), dead.name) as target:
         with pytest.raises(lanes.SourceError, match="CLUSTER_AUTHORIZATION_FAILED") as refused:
-            await target.put(letter())
+            await target.put(dead_letter())
     assert not refused.value.retryable
 
 
 @pytest.mark.slow
 @only_asyncio
-async def test_a_permission_that_is_taken_away_stops_the_letters(guarded: KafkaServer, topic: MakeTopic) -> None:
+async def test_a_revoked_permission_is_a_permanent_error(guarded: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=guarded)
     acls = await run_sync(partial(allow, dead, AclOperation.WRITE))
     async with opened(guarded.config("ann"), dead.name) as target:
-        await target.put(letter())
+        await target.put(dead_letter())
         await run_sync(forbid, dead, acls)
         with pytest.raises(lanes.SourceError, match=r"TOPIC_AUTHORIZATION_FAILED.*mend permissions") as refused:
-            await target.put(letter())
+            await target.put(dead_letter())
     assert not refused.value.retryable
 
 
 @pytest.mark.slow
 @only_asyncio
-async def test_a_compacted_topic_is_found_out_where_its_settings_may_not_be_read(
+async def test_a_compacted_topic_is_detected_without_reading_its_settings(
     guarded: KafkaServer, topic: MakeTopic
 ) -> None:
     dead = topic(on=guarded, config={"cleanup.policy": "compact"})
     await run_sync(partial(allow, dead, AclOperation.WRITE))
-    sent = [letter(key=None), letter()]
+    sent = [dead_letter(key=None), dead_letter()]
     async with opened(guarded.config("ann"), dead.name) as target:
         for one in sent:
             await target.put(one)

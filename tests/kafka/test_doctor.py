@@ -1,4 +1,4 @@
-"""What the doctor finds, on a real broker: each check on its own."""
+"""The checks of the doctor on a real broker, each on its own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def group() -> str:
 
 @pytest.fixture(scope="module")
 def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
-    """A broker where users log in and may do nothing yet, and that takes no commit metadata."""
+    """A broker with logins and without permissions and commit metadata."""
     users = {"admin": "adminpass", "bob": PASSWORD}
     with KafkaServer(users=users, properties={"offset.metadata.max.bytes": 0}) as server:
         yield server
@@ -60,7 +60,7 @@ def look(config: dict[str, Any], *topics: str, timeout: float = 5.0) -> dict[str
 
 
 def allow(server: KafkaServer, kind: ResourceType, name: str, *operations: AclOperation) -> None:
-    """Let bob do this, and wait until the broker says so."""
+    """Allow these operations to bob."""
     admin = AdminClient({**QUIET, "bootstrap.servers": server.admin_url})
     wanted = [
         AclBinding(kind, name, ResourcePatternType.LITERAL, "User:bob", "*", operation, AclPermissionType.ALLOW)
@@ -80,11 +80,11 @@ def test_a_share_group_is_not_taken_for_an_empty_one(kafka: KafkaServer, topic: 
 
     try:
         sharing.subscribe([events.name])
-        # It is one when its first member has joined.
+        # The group becomes a share group when its first member joins.
         wait_until(found, "the group to be a share group", seconds=30)
         check = look(kafka.config() | {"group.id": group})[f"group {group}"]
         assert "a share group" in check.detail and check.remedy == "use another group.id"
-        # Others are what they were.
+        # Other groups are unaffected.
         assert look(kafka.config() | {"group.id": f"{group}x"})[f"group {group}x"] == Check(
             f"group {group}x", True, "no members"
         )
@@ -112,7 +112,7 @@ def test_a_partition_whose_leader_moves_is_asked_again(
     assert next(codes, None) is None
 
 
-def test_all_is_well(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
+def test_a_usable_configuration_passes_all_checks(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
     there = topic(3, config={"retention.ms": "7200000", "cleanup.policy": "compact"})
     found = look(kafka.config() | {"group.id": group}, there.name)
     assert [check for check in found.values() if check.ok is not True or check.remedy] == []
@@ -155,7 +155,7 @@ def test_the_wrong_security_is_named(kafka: KafkaServer) -> None:
 
 def test_wrong_credentials_are_named_and_not_shown(guarded: KafkaServer) -> None:
     wrong = guarded.config("bob") | {"group.id": "g", "sasl.password": f"{PASSWORD}wrong"}
-    found = look(wrong, timeout=500.0)["broker"]  # which is not waited for
+    found = look(wrong, timeout=500.0)["broker"]  # not awaited
     assert found.ok is False
     assert "_AUTHENTICATION" in found.detail
     assert "sasl.password" in found.remedy
@@ -179,7 +179,7 @@ def test_a_setting_that_the_client_refuses_is_a_finding(settings: dict[str, Any]
     assert PASSWORD not in found.detail
 
 
-def test_whatever_the_client_says_of_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_in_an_error_of_the_client_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: dict[str, Any]) -> Consumer:
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"sasl.password: {config['sasl.password']} is short"))
 
@@ -188,7 +188,7 @@ def test_whatever_the_client_says_of_a_secret_is_not_shown(monkeypatch: pytest.M
     assert found.detail == "_INVALID_ARG: sasl.password: … is short"
 
 
-def test_what_is_in_a_secret_is_not_in_the_finding(guarded: KafkaServer) -> None:
+def test_words_of_a_secret_are_not_in_a_finding(guarded: KafkaServer) -> None:
     settings = {
         "bootstrap.servers": guarded.url,
         "group.id": "g",
@@ -208,10 +208,10 @@ def test_an_unknown_topic_is_named(kafka: KafkaServer, group: str, name: str) ->
     found = look(kafka.config() | {"group.id": group}, name)
     assert found[f"topic {name}"].ok is False
     assert found[f"topic {name}"].remedy
-    assert f"group {group}" in found  # it looks on
+    assert f"group {group}" in found  # the other checks still run
 
 
-def test_what_a_user_may_not_do_is_named_until_it_is_allowed(guarded: KafkaServer, group: str) -> None:
+def test_a_missing_permission_is_named_until_it_is_granted(guarded: KafkaServer, group: str) -> None:
     there = Topic(guarded.admin_url, f"secret-{group}", 1)
     there.create()
     config = guarded.config("bob") | {"group.id": group, "group.protocol": "consumer"}
@@ -244,7 +244,7 @@ def test_what_a_user_may_not_do_is_named_until_it_is_allowed(guarded: KafkaServe
     assert found[f"transactions on {there.name}"].ok is True
 
 
-def test_a_broker_that_takes_no_metadata_is_named(guarded: KafkaServer) -> None:
+def test_a_broker_without_commit_metadata_is_named(guarded: KafkaServer) -> None:
     found = look({"bootstrap.servers": guarded.admin_url, "group.id": "g"})["commit metadata"]
     assert (found.ok, found.detail.partition(":")[0]) == (None, "offset.metadata.max.bytes=0")
     assert "commit_metadata=False" in found.remedy
@@ -298,7 +298,7 @@ def test_a_group_that_is_running_is_described(
     assert bool(found.remedy) is (ok is not True)
 
 
-def test_an_open_transaction_is_named_with_what_it_holds_back(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
+def test_an_open_transaction_is_named_with_its_messages(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
     there = topic(2)
     producer = Producer({**QUIET, "bootstrap.servers": kafka.url, "transactional.id": group})
     producer.init_transactions(20)
@@ -316,7 +316,7 @@ def test_an_open_transaction_is_named_with_what_it_holds_back(kafka: KafkaServer
     )
 
 
-def test_a_broker_that_answers_nothing_is_given_up_on(fresh_kafka: KafkaFactory) -> None:
+def test_a_silent_broker_is_given_up(fresh_kafka: KafkaFactory) -> None:
     server = fresh_kafka()
     config = client_config(server.config() | {"group.id": "g"})
     admin = AdminClient({**QUIET, **config.admin})
@@ -329,7 +329,7 @@ def test_a_broker_that_answers_nothing_is_given_up_on(fresh_kafka: KafkaFactory)
     server.resume()
 
 
-def test_an_answer_that_never_comes_is_not_waited_for(kafka: KafkaServer) -> None:
+def test_an_answer_after_the_deadline_is_not_awaited(kafka: KafkaServer) -> None:
     admin = AdminClient({**QUIET, **kafka.config()})
     with pytest.raises(KafkaException) as failed:
         broker.answer(admin, Future(), time.monotonic())

@@ -1,4 +1,4 @@
-"""Partitions that come and go while handlers run, fill the process or do not end; and a source that is closed."""
+"""Drains: partitions that are revoked while handlers run, fill the process or hang, and a close."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_pause_never_outlives_ownership(protocol: str, topic: MakeTopic) -
         await members.owning(old=2)
         old.consumer.pause()
         await until(lambda: old.client.paused == {0, 1})
-        # It loses at least one of them, and has it back.
+        # It loses at least one partition, and gets it back.
         other = members.start("other")
         await members.owning(old=1, other=1)
         old.consumer.resume()
@@ -68,14 +68,14 @@ async def test_pause_never_outlives_ownership(protocol: str, topic: MakeTopic) -
     assert set(work.ended.values()) == {1}
 
 
-async def test_no_flapping(topic: MakeTopic) -> None:
+async def test_a_full_source_is_not_paused_again_and_again(topic: MakeTopic) -> None:
     events = topic(2)
     for number in range(2):
         produce(events, 400, partition=number)
     story = Story()
     work = Work(story, lambda message: 0.002)
     async with group(events, "848", work) as members:
-        # It is full and has room again about as often as there are messages.
+        # It becomes full and gets room again about once a message.
         one = members.start("one", settings=lanes.Settings(concurrency=5, max_in_flight=10))
         await until(lambda: len(work.ended) == 800)
         assert one.client.pauses <= 8
@@ -105,7 +105,7 @@ async def test_slow_drain_hits_deadline_and_reports_abandoned(
         await until(lambda: bool(story.of("start", "new", moved)))
         slow.set()
         await until(lambda: len(story.of("end", "old")) == 2)
-        # Too late for the one that was given up: what it began somebody else does.
+        # Too late for the abandoned partition: another member repeats its messages.
         await until(lambda: members.committed()[1 - moved] == 1)
         assert members.committed()[moved] == 0
         work.let_go(b"slow")
@@ -124,7 +124,7 @@ async def test_stop_drains_before_close(protocol: str, topic: MakeTopic) -> None
         one = members.start("one")
         await until(lambda: bool(story.of("start", "one")))
         one.consumer.stop()
-        # A member of its group for as long as that takes, and polling.
+        # It stays a member of its group for as long, and polls.
         await one.polled(50)
         assert story.of("close") == [] and not one.ended.is_set()
         work.let_go(b"key")
@@ -140,7 +140,7 @@ def open_files() -> int:
 
 
 def all_threads() -> int:
-    """With those of the client that are not Python's."""
+    """All threads of the process, with those that librdkafka started."""
     return len(os.listdir("/proc/self/task")) if Path("/proc/self/task").exists() else threading.active_count()
 
 
@@ -191,13 +191,13 @@ async def test_a_revoke_ends_although_the_broker_hangs(
         await until(lambda: len(story.of("start", "old")) == 2)
         members.start("new")
         await until(lambda: bool(story.of("revoking", "old")))
-        # It answers nothing any more, and refuses nothing either.
+        # The broker neither answers nor refuses.
         server.pause()
         work.let_go(b"key")
-        # Out of the callback.
+        # The callback has ended.
         await old.polled(20)
         assert len(story.of("released", "old")) == 1
         server.resume()
-        # By whoever has them when it has heard again.
+        # By the member that owns them after the outage.
         await until(lambda: members.committed() == [1, 1])
     assert work.violations == []

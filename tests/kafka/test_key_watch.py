@@ -1,4 +1,4 @@
-"""A topic that two kinds of producers write to is found out by the source that reads it, and that is said once."""
+"""A source warns once of a topic that two kinds of producers write to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_mixed_producers_are_reported_once(topic: MakeTopic, caplog: pytes
         seen += 1
 
     config = {**QUIET, "bootstrap.servers": there.url, "group.id": f"g-{there.name}", "auto.offset.reset": "earliest"}
-    # The consumer's own key does not matter.
+    # The key function of the consumer does not matter.
     source = KafkaSource(config, topics=there.name, key=lambda raw: b"one")
     with caplog.at_level(logging.WARNING), anyio.fail_after(30):
         async with lanes.Consumer(source, handler):
@@ -56,11 +56,11 @@ async def test_mixed_producers_are_reported_once(topic: MakeTopic, caplog: pytes
     assert SECRET not in caplog.text
 
 
-# --- by itself
+# --- the watch alone
 
 
 def events(placed: Iterable[tuple[int, bytes | str | None]], topic: str = "orders") -> list[Delivered]:
-    """A run for each partition."""
+    """One run of messages for each partition."""
     runs: dict[int, list[Message]] = {}
     for number, key in placed:
         raw = Raw(topic=topic, partition=number, offset=0, key=key)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def mixed(partitions: int, keys: Sequence[bytes] = KEYS) -> list[tuple[int, byte
     return [*java, *((crc32_partition(key, partitions), key) for key in keys[1::2])]
 
 
-def test_what_is_found_is_said_once_for_a_topic(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     known = {"orders": Topic("1", 8), "bills": Topic("2", 8)}
     watch = KeyWatch("kafka g")
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_what_is_found_is_said_once_for_a_topic(caplog: pytest.LogCaptureFixture
     assert all(each.startswith("kafka g: ") for each in said(caplog))
 
 
-def test_one_kind_of_producers_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_kind_of_producers_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     known = {"orders": Topic("1", 8)}
     watch = KeyWatch("kafka g")
     watch.observe(events((murmur2_partition(key, 8), key) for key in KEYS), known)
@@ -95,7 +95,7 @@ def test_one_kind_of_producers_is_not_worth_a_word(caplog: pytest.LogCaptureFixt
     assert caplog.records == []
 
 
-def test_with_more_partitions_it_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_partitions_restart_the_census_of_a_topic(caplog: pytest.LogCaptureFixture) -> None:
     watch = KeyWatch("kafka g")
     few = KEYS[:8]
     watch.observe(events(mixed(8, few)), {"orders": Topic("1", 8)})
@@ -108,7 +108,7 @@ def test_with_more_partitions_it_begins_anew(caplog: pytest.LogCaptureFixture) -
     assert len(said(caplog)) == 1
 
 
-def test_what_is_no_key_and_no_topic_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_keys_and_topics_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     watch = KeyWatch("kafka g")
     watch.observe(
         events([(0, None), (0, ""), (1, "a text that a client of the user's has made")]), {"orders": Topic("", 2)}

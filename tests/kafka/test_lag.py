@@ -1,4 +1,4 @@
-"""How far a source is behind: what the status, the metrics and the spans of a consumer on Kafka show."""
+"""The lag of a consumer on Kafka, in its status and metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def running(topic: Topic, handler: Gate) -> AsyncIterator[lanes.Consumer]:
 
 
 def lags(consumer: lanes.Consumer) -> list[int | None]:
-    """By partition."""
+    """The lag of each partition."""
     partitions = consumer.status().partitions
     return [partitions[name].lag for name in sorted(partitions)]
 
@@ -118,11 +118,11 @@ async def test_a_lag_grows_while_nothing_is_fetched(topic: MakeTopic, monkeypatc
         await until(lambda: lags(consumer) == [0, 0])
 
 
-# --- the ends by themselves
+# --- end offsets alone
 
 
 class FakeClient:
-    """What a client has heard, and what the broker answers; ``asked``: for which partitions, each time."""
+    """A client with the ends of its last fetches, and a broker. ``asked``: the partitions of each question."""
 
     def __init__(self) -> None:
         self.heard: dict[int, Any] = {}
@@ -152,7 +152,7 @@ class FakeClient:
 
 
 class Stand:
-    """EndOffsets of so many partitions, on a clock of its own."""
+    """End offsets of so many partitions, with a manual clock."""
 
     def __init__(self, partitions: int) -> None:
         self.client = FakeClient()
@@ -167,7 +167,7 @@ class Stand:
         return [self.end_offsets.of(each.partition) for each in self.owned]
 
 
-def test_an_end_is_what_the_client_has_heard() -> None:
+def test_an_end_offset_comes_from_the_last_fetch() -> None:
     stand = Stand(4)
     unknown = KafkaError(KafkaError._UNKNOWN_PARTITION)
     assert stand.look() == [None] * 4
@@ -178,7 +178,7 @@ def test_an_end_is_what_the_client_has_heard() -> None:
     assert stand.client.asked == []
 
 
-def test_the_broker_is_asked_where_nothing_was_heard_for_long() -> None:
+def test_the_broker_is_asked_for_ends_without_news() -> None:
     stand = Stand(3)
     stand.client.heard = {0: 7, 1: 7, 2: 7}
     stand.client.answers = {0: 8, 1: 20, 2: KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)}
@@ -187,7 +187,7 @@ def test_the_broker_is_asked_where_nothing_was_heard_for_long() -> None:
     assert stand.look(after=ASK_AFTER - 0.1) == [8, 7, 7]
     assert stand.client.asked == []
     assert stand.look(after=0.2) == [8, 20, 7]
-    # One that the broker has no answer for, for want of a leader, is not asked at every look: each blocks the client.
+    # A partition without a leader is not asked for at every refresh, because each question blocks.
     for _ in range(9):
         assert stand.look(after=0.5) == [8, 20, 7]
     assert stand.client.asked == [[1, 2]]
@@ -195,14 +195,14 @@ def test_the_broker_is_asked_where_nothing_was_heard_for_long() -> None:
     assert stand.look(after=0.5) == [8, 20, 7]
     assert stand.client.asked == [[1, 2], [0, 1]]
     assert stand.look(after=25.0) == [8, 20, 9]
-    # What was heard before is older than the answer.
+    # The last fetch is older than the answer.
     assert stand.look(ask=False) == [8, 20, 9]
     stand.client.heard[1] = 21
     assert stand.look(ask=False) == [8, 21, 9]
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_a_broker_that_does_not_answer_is_left_alone_for_a_while(reachable: bool) -> None:
+def test_an_unanswered_question_is_not_repeated_for_a_while(reachable: bool) -> None:
     stand = Stand(1)
     stand.client.heard, stand.client.answers = {0: 7}, {0: 9}
     stand.client.down = True
@@ -214,7 +214,7 @@ def test_a_broker_that_does_not_answer_is_left_alone_for_a_while(reachable: bool
     assert stand.look(after=2.0) == [9]
 
 
-def test_what_is_not_owned_any_more_is_not_known() -> None:
+def test_ends_of_former_partitions_are_dropped() -> None:
     stand = Stand(2)
     stand.client.heard = {0: 7, 1: 8}
     stand.look()

@@ -1,4 +1,4 @@
-"""Where producers put a key: as the real clients do it; and whether two kinds of them write to one topic."""
+"""The partition of a key, as real producers compute it, and the detection of two kinds of producers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import QUIET
 
-# Of the Java client's own tests, as signed numbers of 32 bits.
+# From the tests of the Java client, as signed 32-bit numbers.
 JAVA = {
     b"21": -973932308,
     b"foobar": -790332482,
@@ -63,7 +63,7 @@ def test_murmur2_is_that_of_the_java_client(key: bytes, signed: int) -> None:
         ("consistent_random", crc32_partition),
     ],
 )
-def test_a_producer_puts_every_key_where_we_say(
+def test_a_producer_places_keys_as_computed(
     kafka: KafkaServer, topic: MakeTopic, name: str, ours: Callable[[bytes, int], int]
 ) -> None:
     there = topic(7)
@@ -78,13 +78,13 @@ def test_a_producer_puts_every_key_where_we_say(
 
 
 @given(st.binary(max_size=64), st.integers(1, 1_000))
-def test_a_partition_is_one_of_those_there_are(key: bytes, partitions: int) -> None:
+def test_a_partition_is_in_range(key: bytes, partitions: int) -> None:
     assert 0 <= murmur2_partition(key, partitions) < partitions
     assert 0 <= crc32_partition(key, partitions) < partitions
 
 
 @pytest.mark.parametrize("partitions", [0, -1])
-def test_no_partition_is_refused(partitions: int) -> None:
+def test_zero_partitions_are_refused(partitions: int) -> None:
     for place in (murmur2_partition, crc32_partition):
         with pytest.raises(ValueError, match=f"partitions={partitions}"):
             place(b"k", partitions)
@@ -144,13 +144,13 @@ def test_one_kind_of_producers_is_not_mixed(place: Callable[[bytes, int], int], 
 
 
 @given(st.integers(2, 64), st.integers(), st.integers(1, 2_000))
-def test_a_third_partitioner_is_not_taken_for_both(partitions: int, seed: int, count: int) -> None:
+def test_a_third_partitioner_is_not_mixed(partitions: int, seed: int, count: int) -> None:
     numbers = random.Random(seed)
     census = look_at(Census(partitions), [(numbers.randrange(partitions), key) for key in keys(count, seed)])
     assert not census.mixed
 
 
-def test_so_few_keys_that_chance_may_have_placed_them_are_not_taken_for_both() -> None:
+def test_a_few_keys_placed_by_chance_are_not_mixed() -> None:
     java, c = only_by(murmur2_partition, 2), only_by(crc32_partition, 2)
     assert not look_at(Census(2), [(0, key) for key in java[:20] + c[:20]]).mixed
     assert look_at(Census(2), [(0, key) for key in java[:30] + c[:30]]).mixed
@@ -158,15 +158,15 @@ def test_so_few_keys_that_chance_may_have_placed_them_are_not_taken_for_both() -
 
 @pytest.mark.parametrize(("before", "now"), [(1, 2), (4, 8), (3, 6), (6, 64)])
 @pytest.mark.parametrize("place", [murmur2_partition, crc32_partition])
-def test_keys_from_before_partitions_were_added_are_not_taken_for_both(
+def test_keys_placed_before_partitions_were_added_are_not_mixed(
     place: Callable[[bytes, int], int], before: int, now: int
 ) -> None:
     old, new = by(place, keys(90 * before), before), by(place, keys(100 * now, seed=2), now)
     assert not look_at(Census(now), old + new).mixed
 
 
-def test_a_key_counts_once_however_often_it_comes() -> None:
-    # By chance a third partitioner puts a few busy keys where one kind or the other would.
+def test_a_repeated_key_counts_once() -> None:
+    # A third partitioner may place a few busy keys like one of the two kinds by chance.
     hot = [only_by(murmur2_partition, 8)[0], only_by(crc32_partition, 8)[0]]
     census = look_at(Census(8), [(0, key) for _ in range(500) for key in hot])
     assert (census.murmur2, census.crc32, census.mixed) == (1, 1, False)
@@ -190,7 +190,7 @@ def test_the_sample_is_the_first_of_each_partition_and_then_one_in_a_thousand() 
     census.observe(1, (), key)
 
 
-def test_the_same_records_give_the_same_census_however_they_come_in_runs() -> None:
+def test_the_census_does_not_depend_on_the_division_into_runs() -> None:
     placed = by(murmur2_partition, keys(5_000), 3)
     ones, whole = Census(3), look_at(Census(3), placed)
     for partition, key in placed:
@@ -198,15 +198,15 @@ def test_the_same_records_give_the_same_census_however_they_come_in_runs() -> No
     assert repr(ones) == repr(whole)
 
 
-def test_no_key_an_empty_and_a_long_one_are_passed_over() -> None:
+def test_missing_empty_and_long_keys_are_skipped() -> None:
     long = b"k" * (LONGEST + 1)
     census = look_at(Census(2), [(0, None), (0, b""), (0, long), (1, long)])
     assert repr(census) == "<Census of 2 partitions: 0 by murmur2, 0 by CRC-32, 0 by both, 0 by neither>"
     assert look_at(Census(1), [(0, long[1:])]).both == 1
 
 
-def test_memory_is_bounded_and_looking_goes_on() -> None:
-    partitions = 10**6  # so many that all records are among the first of theirs, and no key fits both
+def test_remembered_keys_are_bounded() -> None:
+    partitions = 10**6  # so many partitions that all records are sampled and no key fits both kinds
     many = keys(3 * KEYS_LIMIT)
     census = look_at(Census(partitions), by(murmur2_partition, many, partitions))
     assert census.murmur2 == len(many)
@@ -233,7 +233,7 @@ def test_a_report_names_one_key_of_each_kind_by_its_hash() -> None:
     assert "partitioner=murmur2_random" in report
 
 
-def test_a_topic_with_more_partitions_is_looked_at_anew() -> None:
+def test_more_partitions_restart_the_census() -> None:
     census = look_at(Census(2), by(murmur2_partition, keys(90), 2) + by(crc32_partition, keys(90, seed=2), 2))
     assert census.mixed
     census.resize(4)

@@ -1,4 +1,4 @@
-"""The scenarios of the Kafka personality on a real broker: both are seen to do the same."""
+"""The scenarios of the Kafka personality on a real broker, with equal results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _cases(*, outage: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize(("scenario", "protocol"), _cases(outage=False))
-def test_the_broker_and_the_personality_do_the_same(
+def test_the_personality_behaves_like_the_broker(
     scenario: Scenario, protocol: RebalanceProtocol, topic: MakeTopic
 ) -> None:
     with RealCluster(topic(scenario.settings.partitions), protocol, scenario.settings) as cluster:
@@ -37,7 +37,7 @@ def test_the_broker_and_the_personality_do_the_same(
 
 
 @pytest.mark.parametrize(("scenario", "protocol"), _cases(outage=True))
-def test_a_killed_broker_and_the_personality_do_the_same(
+def test_the_personality_behaves_like_a_killed_broker(
     scenario: Scenario, protocol: RebalanceProtocol, topic: MakeTopic, fresh_kafka: KafkaFactory
 ) -> None:
     server = fresh_kafka(warm=True)

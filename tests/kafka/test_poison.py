@@ -1,4 +1,4 @@
-"""A message that always fails, on a real broker: what each policy commits, writes and lets go on."""
+"""A message that always fails, on a real broker, under each poison policy."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pytest
 import lanes
 from lanes_kafka import KafkaDeadLetters
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.dead_lettering import config_of, stored
+from tests.kafka.dead_letters import config_of, stored
+from tests.kafka.failing_handlers import FailingWork
 from tests.kafka.members import Story, group
-from tests.kafka.refusing import Refusing
 from tests.kafka.workload import Topic, produce, until
 
 pytestmark = pytest.mark.anyio
 
 BAD = b"2"
-# Twenty messages of five keys in turn: these are the bad one's.
+# The positions of the bad key among twenty messages of five keys.
 OF_BAD = [2, 7, 12, 17]
 TWICE = lanes.Retry(attempts=2, backoff=0.0)
 
@@ -30,18 +30,18 @@ def sent(topic: Topic) -> Topic:
 
 
 def committed(story: Story) -> int:
-    """The highest position that was sent."""
+    """The highest committed position."""
     return max((each.position for each in story.of("commit")), default=0)
 
 
 async def test_poison_skip(topic: MakeTopic) -> None:
     events, dead = sent(topic()), topic()
     story = Story()
-    work = Refusing(story, BAD)
+    work = FailingWork(story, BAD)
     async with group(events, "848", work) as members:
         members.start("one", settings=settings("skip"), dead_letters=KafkaDeadLetters(config_of(dead), dead.name))
         await until(lambda: committed(story) == 20)
-    # Each has its attempts, and then its letter: the next one of its key is tried behind that.
+    # Each message has its attempts and then its dead letter; the next one of its key follows.
     assert work.refused == dict.fromkeys(OF_BAD, 2) and len(work.ended) == 16 and work.violations == []
     letters = await stored(dead)
     assert [(one.position, one.attempts, one.error_type) for one in letters] == [
@@ -54,12 +54,12 @@ async def test_poison_skip(topic: MakeTopic) -> None:
 async def test_poison_block(topic: MakeTopic) -> None:
     events = sent(topic())
     story = Story()
-    work = Refusing(story, BAD)
+    work = FailingWork(story, BAD)
     async with group(events, "848", work) as members:
         one = members.start("one", settings=settings("block"))
         await until(lambda: len(work.ended) == 16 and one.consumer.status().blocked == 1 and committed(story) == 2)
         assert work.refused == {2: 2}
-        # Blocked again with the attempt that it was given.
+        # Blocked again after its one attempt.
         assert one.consumer.unblock(BAD) == 1
         await until(lambda: work.refused == {2: 3} and one.consumer.status().blocked == 1)
         work.bad.clear()
@@ -72,14 +72,14 @@ async def test_poison_block(topic: MakeTopic) -> None:
 async def test_poison_block_and_dlq(topic: MakeTopic) -> None:
     events, dead = sent(topic()), topic()
     story = Story()
-    work = Refusing(story, BAD)
+    work = FailingWork(story, BAD)
     target = KafkaDeadLetters(config_of(dead), dead.name)
     async with group(events, "848", work) as members:
         one = members.start("one", settings=settings("block_and_dlq"), dead_letters=target)
         await until(lambda: len(work.ended) == 16 and one.consumer.status().blocked == 1)
-        # It is written, and its key stands still all the same.
+        # The dead letter is written, and its key stays blocked.
         (letter,) = await stored(dead)
-        # A commit takes its time: it asks for the ids of the topics first.
+        # A commit takes a moment, because it asks for topic ids first.
         await until(lambda: committed(story) == 2)
         assert (letter.position, work.refused, committed(story)) == (2, {2: 2}, 2)
         work.bad.clear()
@@ -93,12 +93,12 @@ async def test_poison_block_and_dlq(topic: MakeTopic) -> None:
 async def test_poison_exit(topic: MakeTopic) -> None:
     events = sent(topic())
     story = Story()
-    work = Refusing(story, BAD)
+    work = FailingWork(story, BAD)
     work.hold(b"4")
     async with group(events, "848", work) as members:
         one = members.start("one", settings=settings("exit"))
         await until(lambda: work.refused == {2: 2})
-        # What runs may end; what is queued behind it comes again.
+        # Running handlers may end; queued messages are redelivered.
         await until(lambda: one.consumer.status().running == 1)
         work.let_go(b"4")
         await one.ended.wait()
@@ -110,7 +110,7 @@ async def test_poison_exit(topic: MakeTopic) -> None:
         work.bad.clear()
         members.start("two", settings=settings("exit"))
         await until(lambda: committed(story) == 20)
-    # The new one begins at it, and repeats nothing.
+    # The new consumer starts at it, and repeats no other message.
     assert sorted(each.position for each in story.of("start", "two")) == sorted(set(range(20)) - done)
     assert set(work.ended.values()) == {1} and work.violations == []
     assert members.committed() == [20]

@@ -1,4 +1,4 @@
-"""The starter of a real Kafka: what it starts, what it leaves behind (nothing), and how it fails."""
+"""The starter of a real Kafka: its brokers, its cleanup and its errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def port_of(url: str) -> int:
 
 
 def allow(server: KafkaServer, user: str, kind: ResourceType, name: str) -> None:
-    """Let this user read."""
+    """Allow this user to read."""
     admin = AdminClient({**QUIET, **server.config("admin")})
     rule = AclBinding(
         kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", AclOperation.READ, AclPermissionType.ALLOW
@@ -96,13 +96,13 @@ def test_a_killed_broker_comes_back_with_port_messages_and_commits(fresh_kafka: 
     events = topic(2, on=server)
     sent = produce(events, 500)
     assert [sum(one.partition == number for one in sent) for number in (0, 1)] == events.ends()
-    # Behind an answer its coordinator is there, and has read what there was of the group.
+    # After an answer the coordinator is loaded and knows the group.
     assert events.committed("g") == [None, None]
     consumer = Consumer({**QUIET, "bootstrap.servers": url, "group.id": "g"})
     consumer.commit(offsets=[TopicPartition(events.name, 1, 7)], asynchronous=False)
     consumer.close()
 
-    server.pause()  # a paused one is killed as well
+    server.pause()  # a paused broker is killed as well
     server.kill()
     assert is_gone(pid) and is_free(port_of(url)) and not server.alive
     with pytest.raises(ComponentError, match="not running"):
@@ -131,7 +131,7 @@ def test_a_first_start_finds_another_port(
     assert list(temporary.iterdir()) == [server.folder]
 
 
-def test_clients_log_in_and_may_do_what_they_were_allowed(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
+def test_clients_log_in_and_may_do_what_acls_allow(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
     server = fresh_kafka(users={"admin": "verysecret1", "alice": "verysecret2"})
     assert "verysecret" not in repr(server)
     assert stat.S_IMODE((server.folder / "server.properties").stat().st_mode) == 0o600
@@ -163,13 +163,13 @@ def test_clients_log_in_and_may_do_what_they_were_allowed(fresh_kafka: KafkaFact
     reader.close()
 
 
-def test_a_bad_property_says_what_the_broker_said(temporary: Path) -> None:
+def test_a_bad_property_shows_the_error_of_the_broker(temporary: Path) -> None:
     with pytest.raises(ComponentError, match=r"ended while starting: .*Invalid value nonsense .*log\.segment\.bytes"):
         KafkaServer(properties={"log.segment.bytes": "nonsense"}).start()
     assert list(temporary.iterdir()) == []
 
 
-def test_what_the_starter_sets_is_not_overridden(temporary: Path) -> None:
+def test_reserved_properties_are_not_overridden(temporary: Path) -> None:
     with pytest.raises(ValueError, match=r"property log\.dirs is set by the starter"):
         KafkaServer(properties={"log.dirs": "/tmp"}).start()
     with pytest.raises(ValueError, match="user 'alice': name and password") as refused:
@@ -222,7 +222,7 @@ def test_produced_messages_are_where_they_are_said_to_be(topic: MakeTopic, topic
 
 
 class TestInstallation:
-    """Making what a broker runs from."""
+    """The installation that a broker runs from."""
 
     @pytest.fixture(autouse=True)
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -231,7 +231,7 @@ class TestInstallation:
         return cache
 
     def maven(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-        """Put a Maven that does this first on PATH."""
+        """Put a fake Maven first on PATH."""
         program = folder / "bin" / "mvn"
         program.parent.mkdir()
         program.write_text(f"#!/bin/sh\n{script}\n")
@@ -239,7 +239,7 @@ class TestInstallation:
         monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
     def java(self, folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-        """Name a Java that does this by JAVA_HOME."""
+        """Set JAVA_HOME to a fake Java."""
         program = folder / "home" / "bin" / "java"
         program.parent.mkdir(parents=True)
         program.write_text(f"#!/bin/sh\n{script}\n")
@@ -272,17 +272,17 @@ class TestInstallation:
             ("echo no runtime; exit 1", "does not run"),
         ],
     )
-    def test_a_java_that_will_not_do_is_named(
+    def test_an_unusable_java_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
     ) -> None:
         self.java(tmp_path, monkeypatch, script)
         refusal = self.startup_error()
         assert said in refusal and str(tmp_path / "home" / "bin" / "java") in refusal
 
-    def test_jars_that_cannot_be_had_are_named_and_tried_again(
+    def test_missing_jars_are_named_and_fetched_again(
         self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Half of them are there when it fails.
+        # It fails after half of the jars.
         script = (
             'for last; do :; done; d="${last#*=}"; mkdir -p "$d"; echo x >"$d/a.jar"; echo "[ERROR] no route"; exit 1'
         )
@@ -292,7 +292,7 @@ class TestInstallation:
             assert "no route" in refusal and "settings.xml" in refusal
         assert list(cache.rglob("a.jar")) != [] and list(cache.rglob("ready")) == []
 
-    def test_two_set_ups_make_it_once(
+    def test_concurrent_installations_run_once(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         made: list[Path] = []

@@ -1,18 +1,14 @@
-"""Members with a name of their own, two of one name, clients that have failed for good, and topics made anew."""
+"""Static members: restarts, two members with one instance id, and rebuilt clients."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import NewTopic
 
 import lanes
-from lanes_kafka.client import thread, topics
+from lanes_kafka.client import thread
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
-from tests.kafka.workload import Topic, produce, until
+from tests.kafka.workload import produce, until
 
 pytestmark = pytest.mark.anyio
 
@@ -57,10 +53,10 @@ async def test_static_twin_is_fatal_and_named(protocol: str, topic: MakeTopic) -
         zombie = work.held(b"key")
         work.hold(b"key")
         second = members.start("second", config=static("twin"))
-        # The classic protocol ends the old one, and the new one the newcomer.
+        # The classic protocol ends the old member, and KIP-848 the new one.
         loser, winner = (second, first) if protocol == "848" else (first, second)
         if loser is first:
-            # Fenced without a word from a callback.
+            # The member was fenced without a callback.
             await until(lambda: bool(story.of("lost", "first") and story.of("start", "second")))
             zombie.set()
         await loser.ended.wait()
@@ -75,7 +71,7 @@ async def test_static_twin_is_fatal_and_named(protocol: str, topic: MakeTopic) -
 
 
 @pytest.mark.parametrize("rebuilds", [1, 2])
-async def test_a_fenced_client_is_made_anew_so_often_and_no_more(
+async def test_a_fenced_client_is_rebuilt_a_limited_number_of_times(
     rebuilds: int, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thread, "FIRST_PAUSE", 0.01)
@@ -87,7 +83,7 @@ async def test_a_fenced_client_is_made_anew_so_often_and_no_more(
         await members.owning(first=1)
         for attempt in range(1, rebuilds + 1):
             rival = members.start(f"rival {attempt}", config=static("twin"))
-            # The one that is made anew fences the rival.
+            # The rebuilt client fences the rival.
             await until(lambda rival=rival: rival.failure is not None)  # type: ignore[misc]
             assert first.failure is None and len(first.clients) == 1 + attempt
             await until(lambda: bool(story.owned("first")))
@@ -99,7 +95,7 @@ async def test_a_fenced_client_is_made_anew_so_often_and_no_more(
         assert len(first.clients) == 1 + rebuilds and last.failure is None
 
 
-async def test_a_name_that_is_taken_is_waited_for_under_848(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_taken_instance_id_is_awaited_under_848(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("FIRST_PAUSE", "LONGEST_PAUSE"):
         monkeypatch.setattr(thread, pause, 0.05)
     events = topic(1)
@@ -116,69 +112,3 @@ async def test_a_name_that_is_taken_is_waited_for_under_848(topic: MakeTopic, mo
         produce(events, 5)
         await until(lambda: len(story.of("end", "second")) == 5)
     assert first.failure is None and second.failure is None
-
-
-async def made_anew(topic: Topic, count: int) -> None:
-    """Delete it, and create it at once, with so many messages."""
-    topic.delete()
-    new = NewTopic(topic.name, 1, 1)
-    made = False
-    while not made:
-        with suppress(KafkaException):
-            topic.admin.create_topics([new])[topic.name].result(10)
-            made = True
-    await until(topic.exists)
-    produce(topic, count)
-
-
-@pytest.mark.parametrize("protocol", ["eager", "cooperative", "848"])
-async def test_topic_recreated_within_300ms_is_loud(protocol: str, topic: MakeTopic) -> None:
-    events = topic(1)
-    produce(events, 100)
-    story = Story()
-    work = Work(story)
-    async with group(events, protocol, work) as members:
-        one = members.start("one", settings=lanes.Settings(commit_interval=0.0))
-        await until(lambda: len(work.ended) == 100)
-        await until(lambda: members.committed() == [100])
-        before = len(story.events)
-        await made_anew(events, 150)
-        await until(lambda: one.ended.is_set() or len(story.of("end")) == 250)
-        if one.ended.is_set():
-            assert isinstance(one.failure, lanes.SourceError)
-            assert f"topic '{events.name}' was deleted" in str(one.failure)
-        else:
-            # Only where the group says so: the new topic from its beginning, all of it.
-            assert protocol == "848" and {each.position for each in story.of("assigned")} == {0}
-        # What the old one had reached is neither committed to the new one nor gone on from, whatever was read of it.
-        behind = story.events[before:]
-        begun = next((at for at, each in enumerate(behind) if each.what == "assigned"), len(behind))
-        assert [each for each in behind[:begun] if each.what == "commit" and each.position] == []
-        if one.ended.is_set():
-            assert [each for each in behind if each.what == "commit" and each.position] == []
-            assert members.committed() in ([None], [0])
-    assert set(work.ended) == {(0, position) for position in range(len(work.ended))}
-
-
-@pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow)])
-async def test_what_is_read_on_in_a_topic_made_anew_is_never_committed(
-    protocol: str, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topics, "ASK_EVERY", 3_600.0)
-    events = topic(1)
-    produce(events, 100)
-    story = Story()
-    work = Work(story)
-    async with group(events, protocol, work) as members:
-        one = members.start("one", settings=lanes.Settings(commit_interval=0.0))
-        await until(lambda: members.committed() == [100])
-        # The client fetches when the new topic has grown past its position, and nobody tells it that it is another one.
-        one.consumer.pause()
-        await until(lambda: one.client.paused == {0})
-        await made_anew(events, 150)
-        one.consumer.resume()
-        await one.ended.wait()
-        assert f"topic '{events.name}' was deleted and recreated" in str(one.failure)
-        assert max(each.position for each in story.of("commit")) == 100
-        assert {each.position for each in story.of("end")} > set(range(100, 150))
-        assert members.committed() == [None]

@@ -1,4 +1,4 @@
-"""What a team has in its configuration beside settings goes on being called: callbacks, and the logger."""
+"""The callbacks and the logger in the configuration of a team are still called."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kafka.workload import QUIET, Topic, produce, until
 
 @asynccontextmanager
 async def running(topic: Topic, config: dict[str, Any], **source: Any) -> AsyncIterator[list[int]]:
-    """A consumer with these settings; yields what is handled."""
+    """A consumer with these settings; yields the handled positions."""
     whole = {"bootstrap.servers": topic.url, "group.id": f"g-{topic.name}", **config}
     handled: list[int] = []
 
@@ -69,7 +69,7 @@ async def test_the_users_callbacks_are_called(topic: MakeTopic) -> None:
     }
 
     def make(final: dict[str, Any]) -> Consumer:
-        # As the client does while it loses a broker.
+        # The client repeats this error while it loses a broker.
         final["error_cb"](KafkaError(KafkaError._TRANSPORT))
         return Consumer(final)
 
@@ -78,12 +78,12 @@ async def test_the_users_callbacks_are_called(topic: MakeTopic) -> None:
         await until(lambda: any(orders.name in each["topics"] for each in statistics))
     assert KafkaError._TRANSPORT in {each.code() for each in errors}
     assert threads == {"lanes-kafka"}
-    # The dictionary is the team's: it may be used again as it is.
+    # The dictionary of the team is unchanged.
     assert config["error_cb"] is on_error and config["on_commit"] is on_commit
 
 
 @pytest.mark.anyio
-async def test_the_users_logger_gets_what_the_client_logs(topic: MakeTopic) -> None:
+async def test_the_users_logger_gets_the_log_of_the_client(topic: MakeTopic) -> None:
     orders = topic()
     produce(orders, 1)
     logger = logging.getLogger(f"team.{orders.name}")
@@ -94,12 +94,12 @@ async def test_the_users_logger_gets_what_the_client_logs(topic: MakeTopic) -> N
     async with running(orders, {"logger": logger, "debug": "cgrp,protocol", "log_level": 7}) as handled:
         await until(lambda: handled == [0])
         await until(lambda: any(f'Group "g-{orders.name}"' in line for line in said))
-        # So does the client that asks about topics again and again: what nobody takes from it would pile up.
+        # So does the client that asks about topics; without polls its log lines would pile up.
         before = sum("rdkafka#producer" in line for line in said)
         await until(lambda: sum("rdkafka#producer" in line for line in said) > before)
 
 
-def test_a_storm_of_errors_is_logged_now_and_then_and_told_to_the_user_every_time(
+def test_a_storm_of_errors_is_logged_rarely_and_reported_always(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     told: list[int] = []
@@ -136,7 +136,7 @@ def test_an_outage_lasts_until_a_broker_answers() -> None:
 
 
 def token(seconds: float) -> tuple[str, float]:
-    """An unsigned one, as a broker for tests takes it, and when it ends."""
+    """An unsigned token, as a test broker accepts it, and its expiry."""
     now = time.time()
 
     def part(content: dict[str, Any]) -> str:
@@ -147,7 +147,7 @@ def token(seconds: float) -> tuple[str, float]:
 
 @pytest.mark.anyio
 @pytest.mark.slow
-async def test_the_users_tokens_are_asked_for_and_asked_for_again(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
+async def test_tokens_are_requested_and_renewed(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
     login = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
     server = fresh_kafka(
         warm=True,
@@ -163,7 +163,7 @@ async def test_the_users_tokens_are_asked_for_and_asked_for_again(fresh_kafka: K
 
     def oauth(text: str) -> tuple[str, float]:
         asked.append(text)
-        # So short that each client asks again and again.
+        # A short lifetime makes each client renew it again and again.
         return token(3.0)
 
     config = {

@@ -1,4 +1,4 @@
-"""Topics with messages in them, and what a broker knows of a group, for the tests of the Kafka adapter."""
+"""Topics, messages and committed positions for the tests of the Kafka adapter."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NO_COORDINATOR = (
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 )
-# A client says a lot on the standard error about a broker that a test has killed.
+# A client logs much to stderr about a broker that a test has killed.
 QUIET: dict[str, Any] = {"log_level": 0}
 Headers = list[tuple[str, str | bytes | None]]
 
 
 class Sent(NamedTuple):
-    """Where the broker put a message."""
+    """The place of a message at the broker."""
 
     partition: int
     offset: int
@@ -39,20 +39,24 @@ class Topic:
         self.url = url
         self.name = name
         self.partitions = partitions
-        # Held: the futures of an admin client that is collected never complete.
+        # Kept alive, because futures of a collected admin client never complete.
         self.admin = AdminClient({**QUIET, "bootstrap.servers": url})
 
     def __repr__(self) -> str:
         return f"<Topic {self.name} of {self.partitions} on {self.url}>"
 
+    def config(self, **more: Any) -> dict[str, Any]:
+        """Settings of a consumer in the group of this topic."""
+        return {**QUIET, "bootstrap.servers": self.url, "group.id": f"g-{self.name}", **more}
+
     def create(self, config: dict[str, str] | None = None) -> None:
-        """Returns when every partition has a leader."""
+        """Create the topic, and wait until every partition has a leader."""
         new = NewTopic(self.name, self.partitions, 1, config=config or {})
         self.admin.create_topics([new])[self.name].result(_SECONDS)
         wait_until(self.exists, f"{self!r} to be there", seconds=_SECONDS)
 
     def exists(self) -> bool:
-        """Whether all partitions are there and led."""
+        """Whether all partitions exist and have a leader."""
         known = self.admin.list_topics(timeout=_SECONDS).topics.get(self.name)
         led = [one for one in known.partitions.values() if one.leader >= 0] if known else []
         return len(led) == self.partitions
@@ -70,14 +74,14 @@ class Topic:
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
                     raise
-            return bool(found)  # a broker that has just started leads nothing yet
+            return bool(found)  # a broker that has just started leads no partition yet
 
         with self._outsider("nobody") as consumer:
             wait_until(ask, f"the ends of {self!r}", seconds=_SECONDS)
         return found
 
     def committed(self, group: str) -> list[int | None]:
-        """What the group has committed, by partition; None where nothing. Does not join it."""
+        """The committed position of each partition, or None. Does not join the group."""
         found: list[TopicPartition] = []
 
         def ask() -> bool:
@@ -105,7 +109,7 @@ class Topic:
 
 
 def transactions(topic: Topic, *sizes: int, partition: int = 0) -> None:
-    """One transaction of so many messages each; less than none = it is aborted. Keys are the offsets. Blocks."""
+    """Write one transaction for each size; a negative one is aborted. Keys are the offsets. Blocks."""
     producer = Producer({**QUIET, "bootstrap.servers": topic.url, "transactional.id": topic.name})
     producer.init_transactions(20)
     offset = topic.ends()[partition]
@@ -117,7 +121,7 @@ def transactions(topic: Topic, *sizes: int, partition: int = 0) -> None:
         if size > 0:
             producer.commit_transaction(20)
         else:
-            # What is not sent yet would be dropped, and leave no gap.
+            # Unsent records would be dropped and leave no gap.
             producer.flush(20)
             producer.abort_transaction(20)
         offset += 1
@@ -132,10 +136,14 @@ def produce(
     value: Callable[[int], bytes | None] = b"%d".__mod__,
     headers: Headers | None = None,
 ) -> list[Sent]:
-    """Produce `count` messages and wait until all are confirmed; where they went, in the order they were produced.
+    """Produce `count` messages, wait for all confirmations, and return their places in order. Blocks.
 
-    `keys`: so many (`b"0"`, `b"1"`, …), or the keys themselves, taken in turn. `partition`: all go there; without it
-    the client's own partitioner decides by the key. `value` makes the value of message n. Blocks.
+    Args:
+        topic: The topic.
+        count: Number of messages.
+        keys: Number of keys (`b"0"`, `b"1"`, …), or the keys themselves, taken in turn.
+        partition: The partition of all messages; by default the client's partitioner decides by the key.
+        value: Makes the value of message n.
     """
     names = [b"%d" % number for number in range(keys)] if isinstance(keys, int) else list(keys)
     confirmed: dict[int, Sent] = {}
@@ -164,13 +172,13 @@ def produce(
                 )
                 break
             except BufferError:
-                producer.poll(_SECONDS)  # until there is room
+                producer.poll(_SECONDS)  # until the queue has room
     left = producer.flush(_SECONDS)
     assert not failures and not left, f"{failures[:1]} and {left} unconfirmed of {count} messages to {topic!r}"
     return [confirmed[number] for number in range(count)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that nothing signals."""
+    """Wait for a condition without a signal."""
     while not condition():
         await anyio.sleep(0.01)

@@ -6,11 +6,14 @@ from typing import Final
 
 from tests.mutants import Mutant
 
-_OWNERSHIP: Final = "tests/kafka/test_ownership.py::test_"
+_ASSIGNMENTS: Final = "tests/kafka/test_assignments.py::test_"
+_COMMIT_ANSWERS: Final = "tests/kafka/test_commit_answers.py::test_"
+_OUT_OF_RANGE: Final = "tests/kafka/test_out_of_range.py::test_"
+_PREFETCH: Final = "tests/kafka/test_prefetch.py::test_"
+_SHUTDOWN: Final = "tests/kafka/test_shutdown.py::test_"
+_START_POSITIONS: Final = "tests/kafka/test_start_positions.py::test_"
+_TOPIC_IDS: Final = "tests/kafka/test_topic_ids.py::test_"
 _CONTRACT: Final = "tests/memsource/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
-_COMMITS: Final = "tests/kafka/test_commits.py::test_"
-_VETTING: Final = "tests/kafka/test_vetting.py::test_"
-_HELD: Final = "tests/kafka/test_held.py::test_"
 
 
 def _contract(check: str, protocol: str = "848") -> str:
@@ -39,7 +42,7 @@ _COMMITTING: Final = (
         "        text = encode(floor, held.get(partition_id, settlement.completed), self.limit)\n"
         "        held[partition_id] = settlement.completed\n",
         "a position goes with what was completed at the commit before",
-        _OWNERSHIP + "what_is_completed_goes_with_its_own_position",
+        _COMMIT_ANSWERS + "completed_runs_are_committed_with_their_own_position",
     ),
     _mutant(
         "commit_after_release",
@@ -47,8 +50,8 @@ _COMMITTING: Final = (
         "        return assignment is not None and assignment.partition is partition and not assignment.released\n",
         "        return True\n",
         "a partition is committed after it was given back or lost, over its next owner",
-        _OWNERSHIP + "nothing_is_committed_of_what_was_given_back",
-        _OWNERSHIP + "what_is_lost_is_neither_asked_back_nor_committed",
+        _ASSIGNMENTS + "a_released_partition_is_not_committed",
+        _ASSIGNMENTS + "a_lost_partition_is_neither_revoked_nor_committed",
     ),
     _mutant(
         "commit_in_lost",
@@ -56,7 +59,7 @@ _COMMITTING: Final = (
         '        self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")\n',
         "        self.on_revoke(client, partitions)\n",
         "what is somebody else's already is drained and committed",
-        _OWNERSHIP + "what_is_lost_is_neither_asked_back_nor_committed",
+        _ASSIGNMENTS + "a_lost_partition_is_neither_revoked_nor_committed",
     ),
     _mutant(
         "sync_commit_on_the_thread",
@@ -64,7 +67,7 @@ _COMMITTING: Final = (
         "            except Empty:\n                return\n            self._perform(command, until=None)\n",
         "            except Empty:\n                return\n            self._perform(command, until=1e12)\n",
         "every commit waits for the broker, and nothing is read meanwhile",
-        _OWNERSHIP + "only_callbacks_commit_synchronously",
+        _COMMIT_ANSWERS + "only_callbacks_commit_synchronously",
     ),
     _mutant(
         "never_sync_in_a_revoke",
@@ -73,7 +76,7 @@ _COMMITTING: Final = (
         "        self._mailbox.wait(min(until - self._clock(), _HOUSEKEEPING_EVERY), until=until)\n",
         "        self._mailbox.wait(min(until - self._clock(), _HOUSEKEEPING_EVERY))\n",
         "a revoke waits for an answer that comes when it has ended",
-        _OWNERSHIP + "only_callbacks_commit_synchronously",
+        _COMMIT_ANSWERS + "only_callbacks_commit_synchronously",
     ),
     _mutant(
         "presumed_lost_goes_on",
@@ -81,8 +84,8 @@ _COMMITTING: Final = (
         '            self._lost(f"a commit was refused: {error.name()}")\n',
         "            pass\n",
         "a member that the broker does not know any more starts handlers",
-        _COMMITS + "commit_errors_are_classified[lost-25-awaited]",
-        _COMMITS + "commit_errors_are_classified[lost-25-sent]",
+        _COMMIT_ANSWERS + "commit_errors_are_classified[lost-25-awaited]",
+        _COMMIT_ANSWERS + "commit_errors_are_classified[lost-25-sent]",
     ),
     _mutant(
         "presumed_lost_is_not_fenced",
@@ -90,7 +93,7 @@ _COMMITTING: Final = (
         "        self._group.lose_all(reason, presumed=True)\n",
         "        pass\n",
         "a member that the broker does not know any more goes on with its partitions",
-        _OWNERSHIP + "a_commit_of_no_member_fences_at_once",
+        _COMMIT_ANSWERS + "a_commit_by_a_former_member_fences_at_once",
     ),
     _mutant(
         "committed_without_asking",
@@ -98,8 +101,8 @@ _COMMITTING: Final = (
         "        elif _has_ids(commit):\n            commit.deadline",
         "        elif False:\n            commit.deadline",
         "what was read on in a topic that was made anew is committed to it",
-        _VETTING + "what_was_read_on_in_a_topic_made_anew_is_not_committed",
-        _VETTING + "nothing_is_committed_to_a_topic_made_anew[sent]",
+        _TOPIC_IDS + "messages_read_on_in_a_recreated_topic_are_not_committed",
+        _TOPIC_IDS + "nothing_is_committed_to_a_recreated_topic[sent]",
     ),
     _mutant(
         "an_old_answer_is_enough",
@@ -107,7 +110,7 @@ _COMMITTING: Final = (
         "        self._wanted = self._begun + 1\n        return self._wanted\n",
         "        return self._begun\n",
         "a commit goes by an answer that is older than what it commits",
-        _VETTING + "a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it",
+        _TOPIC_IDS + "a_commit_waits_for_a_topic_id_asked_for_after_it",
     ),
     _mutant(
         "error_swallowed",
@@ -115,7 +118,7 @@ _COMMITTING: Final = (
         "        elif is_permanent(error):\n            self._fail(",
         "        elif False:\n            self._fail(",
         "a source that may never join its group waits for ever",
-        _OWNERSHIP + "an_error_that_does_not_pass_ends_the_source",
+        _SHUTDOWN + "a_permanent_error_ends_the_source",
     ),
 )
 
@@ -126,7 +129,7 @@ _ASSIGNING: Final = (
         "not to an assignment.\n        self._pause_or_resume(client, started)\n",
         "not to an assignment.\n",
         "a partition that was paused when it went is not read when it comes again",
-        _OWNERSHIP + "a_pause_ends_with_its_assignment",
+        _ASSIGNMENTS + "a_pause_ends_with_its_assignment",
     ),
     _mutant(
         "wrong_kind_of_assign",
@@ -143,7 +146,7 @@ _ASSIGNING: Final = (
         "            waiting = [each for each in leaving if not each.released and not each.returning]\n",
         "            waiting = [each for each in self.owned.values() if not each.released]\n",
         "a revoke drains what is not asked for, too",
-        _OWNERSHIP + "a_revoke_asks_for_what_leaves_alone",
+        _ASSIGNMENTS + "a_revoke_concerns_the_leaving_partitions_alone",
     ),
     _mutant(
         "start_at_every_start",
@@ -151,7 +154,7 @@ _ASSIGNING: Final = (
         "    fresh = [one for one in ids if committed[one].offset < 0]\n",
         "    fresh = list(ids)\n",
         'start="next" passes over everything that came while nobody ran',
-        _OWNERSHIP + "where_a_group_begins_is_decided_once",
+        _START_POSITIONS + "the_start_of_a_group_is_decided_once",
     ),
     _mutant(
         "start_not_decided",
@@ -159,7 +162,7 @@ _ASSIGNING: Final = (
         "        self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}\n",
         "",
         'start="next" is decided anew until something was committed',
-        _OWNERSHIP + "where_a_group_begins_is_decided_once",
+        _START_POSITIONS + "the_start_of_a_group_is_decided_once",
     ),
     _mutant(
         "completed_forgotten",
@@ -175,7 +178,7 @@ _ASSIGNING: Final = (
         '    if out_of_range == "fail":\n',
         "    if False:\n",
         "a gap that nobody has allowed is passed over",
-        _OWNERSHIP + "a_position_out_of_range_ends_the_source",
+        _OUT_OF_RANGE + "a_position_out_of_range_ends_the_source",
     ),
 )
 
@@ -187,7 +190,7 @@ _READING: Final = (
         "self._group.rebalances != rebalances else raws\n",
         "        return raws\n",
         "what was fetched for a former assignment moves the new one on",
-        _OWNERSHIP + "what_was_read_for_a_former_assignment_is_read_again",
+        _ASSIGNMENTS + "messages_of_a_former_assignment_are_read_again",
     ),
     _mutant(
         "held_messages_outlive_a_loss",
@@ -195,7 +198,7 @@ _READING: Final = (
         "            elif isinstance(event, Lost | Revoking):\n                self.drop(event.partition)\n",
         "            elif isinstance(event, Lost | Revoking):\n",
         "messages of a lost partition are delivered behind its loss",
-        _OWNERSHIP + "what_is_held_of_a_lost_partition_is_not_delivered",
+        _ASSIGNMENTS + "prefetched_messages_of_a_lost_partition_are_dropped",
     ),
     _mutant(
         "resumed_without_room",
@@ -203,7 +206,7 @@ _READING: Final = (
         "        self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)\n",
         "        self._group.apply_pauses(self._client, demand.client_paused, demand.paused)\n",
         "a client that is full is resumed and paused again and again",
-        _OWNERSHIP + "without_room_nothing_is_resumed",
+        _ASSIGNMENTS + "without_room_nothing_is_resumed",
     ),
     _mutant(
         "rests_at_once",
@@ -211,7 +214,7 @@ _READING: Final = (
         "            self.client_paused = (self.client_paused & room.paused) | over\n",
         "            self.client_paused = room.paused\n",
         "a commit that takes a moment costs the client what it has fetched",
-        _HELD + "the_client_rests_when_a_partition_is_paused_for_long_and_at_once_where_all_are",
+        _PREFETCH + "the_client_is_paused_for_a_long_pause_or_for_all_partitions",
     ),
     _mutant(
         "closed_before_drained",
@@ -219,7 +222,7 @@ _READING: Final = (
         "            self._group.release(command.partition)\n",
         "            self._group.release(command.partition)\n            self._group.closing = True\n",
         "the client is closed when the first of several partitions is drained",
-        _OWNERSHIP + "a_stop_closes_the_client_when_all_is_drained",
+        _SHUTDOWN + "a_stop_closes_the_client_after_all_partitions_are_drained",
     ),
 )
 

@@ -15,7 +15,7 @@ from lanes_jetstream import JetStreamDeadLetters
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from tests.jetstream.workload import Stream
-from tests.kafka.letters import letter
+from tests.kafka.dead_letters import dead_letter
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ def dead_letter_of(stream: Stream, **changes: object) -> lanes.DeadLetter:
         "headers": (("color", b"red"),),
         "record_key": None,
     }
-    return letter(**usual | changes)
+    return dead_letter(**usual | changes)
 
 
 async def park(client: Client, subject: str, *letters: lanes.DeadLetter) -> None:

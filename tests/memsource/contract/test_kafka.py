@@ -21,7 +21,7 @@ from lanes_kafka import KafkaSource
 from memsource.contract.source import Ability, Check, Sample, checks
 from tests.components import KafkaServer, wait_until
 from tests.kafka.mock_cluster import MockCluster, mock_cluster
-from tests.kafka.rivals import remove_member
+from tests.kafka.remove_member import remove_member
 from tests.memsource.contract.delegate import name_of
 
 QUIET: Final = {"log_level": 0}

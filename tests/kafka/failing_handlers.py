@@ -1,4 +1,4 @@
-"""Handlers that fail on a real broker, and what a group has committed together with its metadata."""
+"""Handlers that fail, and the committed metadata of a group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kafka.members import Story, Work
 from tests.kafka.workload import QUIET, Topic
 
 
-class Refusing(Work):
+class FailingWork(Work):
     """Handlers of the keys in ``bad`` raise ``error``; ``refused`` counts them by position."""
 
     def __init__(self, story: Story, *bad: bytes, error: Exception | None = None) -> None:
@@ -29,12 +29,12 @@ class Refusing(Work):
 
 
 def commit(topic: Topic, group: str, offset: int, texts: list[str]) -> None:
-    """Commit of each partition the same offset, as another client does: with metadata of its own. Blocks."""
+    """Commit the same offset of each partition with the given metadata, as another client may do. Blocks."""
     _ask(topic, group, [TopicPartition(topic.name, number, offset, text) for number, text in enumerate(texts)])
 
 
 def metadata(topic: Topic, group: str) -> list[str | None]:
-    """What is kept beside the committed offsets, by partition. Blocks."""
+    """The metadata of the committed offsets, by partition. Blocks."""
     places = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
     return [each.metadata for each in _ask(topic, group, places)]
 

@@ -1,4 +1,4 @@
-"""What a group does in the callbacks of its client: a group on its own, with a client and a broker that are played."""
+"""The rebalance callbacks of a group, with a fake client and a fake admin client."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from tests.kafka.fakes import FakeAdmin
 
 
 class Member:
-    """A group and the client of a log from 0 to 10 in which 5 is committed. ``within``: called in ``consume``;
-    ``beginning``: called when it is asked what is committed."""
+    """A group, and its client with a log from 0 to 10 in which 5 is committed.
+
+    Attributes:
+        within: Functions to call in ``consume``.
+        beginning: Functions to call in ``committed``.
+    """
 
     def __init__(self, **topics: str | int) -> None:
         ticks = itertools.count()
@@ -84,7 +88,7 @@ class Member:
         pass
 
 
-def test_an_assignment_checks_what_is_owned_already() -> None:
+def test_an_assignment_checks_topics_that_are_owned_already() -> None:
     member = Member(t="id-A")
     kept = member.assign("t", 0)
     member.admin.topics = {"t": "id-B"}
@@ -93,7 +97,7 @@ def test_an_assignment_checks_what_is_owned_already() -> None:
     assert "deleted and recreated" in failure and not member.group.owns(kept)
 
 
-def test_an_assignment_has_the_id_from_before_it_was_asked_where_to_begin() -> None:
+def test_an_assignment_takes_the_topic_id_before_its_start_position() -> None:
     member = Member(t="id-A")
 
     def anew() -> None:
@@ -107,13 +111,13 @@ def test_an_assignment_has_the_id_from_before_it_was_asked_where_to_begin() -> N
 
 
 @pytest.mark.parametrize("missing", [{"t": KafkaError.UNKNOWN_TOPIC_OR_PART, "u": "id-U"}, {"t": "", "u": "id-U"}])
-def test_an_assignment_asks_again_for_an_id_that_is_missing(missing: dict[str, str | int | None]) -> None:
+def test_an_assignment_asks_again_for_a_missing_topic_id(missing: dict[str, str | int | None]) -> None:
     member = Member(t="", u="id-U")
     member.admin.next = [missing, missing, {"t": "id-A", "u": "id-U"}]
     assert member.assign("t", 0).incarnation == "id-A" and not member.failures
 
 
-def test_a_revoke_does_not_wait_for_what_is_being_given_back_around_it() -> None:
+def test_a_revoke_does_not_wait_for_a_release_around_it() -> None:
     member = Member(t="id-A")
     client: Any = member
     partition = member.assign("t", 0)
@@ -121,11 +125,11 @@ def test_a_revoke_does_not_wait_for_what_is_being_given_back_around_it() -> None
     member.within.append(lambda: member.group.on_revoke(client, [TopicPartition("t", 0)]))
     intake.read_past(partition, 5, 60.0)
     assert member.served == 0 and not member.failures and not member.group.owned
-    # Nobody is asked to give back, or told that it is lost, what was given back already.
+    # A released partition is neither revoked nor lost.
     assert [type(event) for event in member.told] == [Assigned]
 
 
-def test_a_revoke_waits_for_what_is_committed_behind_that() -> None:
+def test_a_revoke_waits_for_a_commit_after_a_release() -> None:
     member = Member(t="id-A")
     client: Any = member
     partition = member.assign("t", 0)
@@ -135,7 +139,7 @@ def test_a_revoke_waits_for_what_is_committed_behind_that() -> None:
     assert member.served == 1
 
 
-def test_a_topic_that_is_gone_and_may_not_be_seen_does_not_keep_the_others_from_an_answer() -> None:
+def test_a_deleted_invisible_topic_does_not_block_answers_for_others() -> None:
     member = Member(t="id-A", u="id-U")
     member.admin.topics = {"t": "id-A", "u": KafkaError.UNKNOWN_TOPIC_OR_PART}
     while "u" in member.topics.known:

@@ -1,5 +1,4 @@
-"""No secret of a Kafka configuration, nor a message, is in anything that is shown: see
-tests/backends/test_secrets.py."""
+"""No output shows a secret of a Kafka configuration or a message; see tests/backends/test_secrets.py."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from lanes_kafka.errors import fatal_error
 from tests.backends.test_secrets import CANARIES, HEADER, HERE, KEY, PASSWORD, USER, VALUE, handler, leaks, logged, told
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.letters import letter
+from tests.kafka.dead_letters import dead_letter
 from tests.kafka.workload import produce
 
 SECRETS: dict[str, Any] = {
@@ -41,7 +40,7 @@ SECRETS: dict[str, Any] = {
     "ssl.keystore.password": PASSWORD,
     "ssl.key.pem": f"-----BEGIN PRIVATE KEY-----\n{PASSWORD}\n-----END PRIVATE KEY-----\n",
 }
-# The client takes these, and talks to nobody with them; its own log goes to the standard error.
+# The client accepts these and connects to no broker; its own log goes to stderr.
 UNUSED: dict[str, Any] = {
     "bootstrap.servers": HERE,
     "group.id": "g",
@@ -64,7 +63,7 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is waited for long that does not come."""
+    """Use short timeouts for answers that never come."""
     monkeypatch.setattr("lanes_kafka.client.thread.OPEN_TIMEOUT", 0.3)
     monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 0.3)
     monkeypatch.setattr("lanes_kafka.cli.commands.examine", functools.partial(examine, timeout=0.3))
@@ -73,13 +72,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name", [*SECRETS, "ssl.key.location", "ssl.certificate.pem", "sasl.kerberos.keytab", "some.new.token"]
 )
-def test_what_is_a_secret_of_kafka_is_known_by_its_name(name: str) -> None:
+def test_secret_settings_are_known_by_name(name: str) -> None:
     assert is_secret(name)
     text = f"no such key: {SECRETS.get(name, PASSWORD)}!"
     assert leaks([redacted(text, {name: SECRETS.get(name, PASSWORD)})]) == []
 
 
-def test_what_is_no_secret_of_kafka_is_shown() -> None:
+def test_other_settings_are_shown() -> None:
     for name in ("bootstrap.servers", "sasl.mechanism", "security.protocol", "client.id", "group.instance.id"):
         assert not is_secret(name)
         assert redacted("from here to there", {name: "here"}) == "from here to there"
@@ -102,7 +101,7 @@ def test_what_is_no_secret_of_kafka_is_shown() -> None:
     ],
     ids=lambda more: "+".join(more) or "none",
 )
-async def test_secrets_of_a_kafka_that_is_not_reached_or_refused(
+async def test_an_unreachable_or_refusing_broker_shows_no_secret(
     more: dict[str, Any], soon: None, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = UNUSED | more
@@ -117,7 +116,7 @@ async def test_secrets_of_a_kafka_that_is_not_reached_or_refused(
         await letters.open()
     said = [*told(of_source.value), *told(of_letters.value)]
     if more.get("sasl.mechanism") == PASSWORD:
-        # A mechanism is none: what the client says of it names it, so that it can be corrected.
+        # A mechanism is not secret: the error names it, so that it can be corrected.
         said = [text.replace(f'"{PASSWORD}"', "") for text in said]
     printed = capfd.readouterr()
     found = [str(check) for check in examine(client_config(config), ["orders"], timeout=0.3)]
@@ -127,7 +126,7 @@ async def test_secrets_of_a_kafka_that_is_not_reached_or_refused(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [KafkaError._INVALID_ARG, KafkaError._AUTHENTICATION, KafkaError._FATAL])
-async def test_secrets_in_what_the_client_itself_says(
+async def test_errors_of_the_client_show_no_secret(
     error: int, topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     orders = topic()
@@ -149,7 +148,7 @@ async def test_secrets_in_what_the_client_itself_says(
 @pytest.mark.parametrize(
     ("method", "what"), [("consume", "the client's thread failed"), ("committed", "assigning partitions failed")]
 )
-async def test_secrets_in_what_ends_the_thread_of_a_client(
+async def test_a_fatal_error_shows_no_secret(
     method: str,
     what: str,
     of_client: bool,
@@ -171,7 +170,7 @@ async def test_secrets_in_what_ends_the_thread_of_a_client(
     assert leaks([*told(ended.value), *logged(caplog)]) == []
 
 
-def test_what_ends_a_client_is_chained_where_it_shows_no_secret() -> None:
+def test_a_fatal_error_is_chained_if_it_shows_no_secret() -> None:
     found = RuntimeError("out of memory")
     assert fatal_error("kafka g: it failed", found, SECRETS).__cause__ is found
 
@@ -187,7 +186,7 @@ def test_what_ends_a_client_is_chained_where_it_shows_no_secret() -> None:
     ],
     ids=["refused", "closed"],
 )
-def test_secrets_in_what_refuses_a_commit(raised: Exception, said: str) -> None:
+def test_a_refused_commit_shows_no_secret(raised: Exception, said: str) -> None:
     given: list[Exception] = []
 
     def commit(**named: Any) -> None:
@@ -203,7 +202,7 @@ def test_secrets_in_what_refuses_a_commit(raised: Exception, said: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_secrets_in_what_refuses_a_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_dead_letter_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send(*arguments: Any) -> None:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT, f"not with {PASSWORD}"))
 
@@ -212,7 +211,7 @@ async def test_secrets_in_what_refuses_a_letter(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ConfirmedProducer, "send", send)
     monkeypatch.setattr(ConfirmedProducer, "connect", connect)
     with pytest.raises(lanes.SourceError, match="_TRANSPORT: not with …") as parked:
-        await KafkaDeadLetters(UNUSED, "dead").put(letter())
+        await KafkaDeadLetters(UNUSED, "dead").put(dead_letter())
     with pytest.raises(lanes.SourceError, match="_TRANSPORT: not with …") as replayed:
         await KafkaDeadLetterBox(UNUSED, "dead")._send("orders", Record(None, b"", []), 0)
     assert leaks([*told(parked.value), *told(replayed.value)]) == []
@@ -241,7 +240,7 @@ FILES = {
     ],
     ids=" ".join,
 )
-def test_secrets_of_kafka_on_the_command_line(
+def test_commands_show_no_secret(
     command: list[str],
     file: str,
     soon: None,
@@ -263,7 +262,7 @@ def test_secrets_of_kafka_on_the_command_line(
 
 @pytest.mark.anyio
 @pytest.mark.slow
-async def test_secrets_that_a_kafka_refuses(
+async def test_refused_credentials_are_not_shown(
     fresh_kafka: KafkaFactory, topic: MakeTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lanes_kafka.client.thread.OPEN_TIMEOUT", 2.0)

@@ -1,4 +1,4 @@
-"""Letters as records: written and read back they are the same, and whatever else lies in the topic is refused."""
+"""The format of dead letters in a topic: read back as written, with other records refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from confluent_kafka import Message as Raw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes import ConfigError, DeadLetter, MessageError
+from lanes import DeadLetter, MessageError
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.wire import TRUNCATED
 from lanes_kafka import read_dead_letter, read_disposition
 from lanes_kafka.dead_letters.box import message_at
-from lanes_kafka.dead_letters.producer import producer_settings
 from lanes_kafka.dead_letters.wire import Record, dead_letter_record, disposition_record
 
 NAMES = st.one_of(
@@ -50,7 +49,7 @@ SAMPLE = DeadLetter(
 
 @st.composite
 def letters(draw: st.DrawFn) -> DeadLetter:
-    """Any letter: with keys of its own or the broker's, with and without a value, and headers of all kinds."""
+    """A dead letter with any keys, value and headers."""
     letter_id = draw(IDS)
     keys = st.none() | st.binary(max_size=6) | st.just(letter_id.encode())
     key = draw(keys)
@@ -78,22 +77,22 @@ def letters(draw: st.DrawFn) -> DeadLetter:
 
 
 def read_back(record: Record) -> Message:
-    """The record as a consumer of the client gives it out."""
+    """The message of a consumer that reads this record."""
     raw = Raw("dead", 0, 7, record.key, record.value, record.headers or None, None, (1, 5))
     return message_at("dead", raw)
 
 
 @given(letter=letters(), by_id=st.booleans())
-def test_a_letter_written_is_the_letter_read(letter: DeadLetter, by_id: bool) -> None:
+def test_a_dead_letter_is_read_back_as_written(letter: DeadLetter, by_id: bool) -> None:
     record = dead_letter_record(letter, by_id=by_id)
     assert read_dead_letter(read_back(record)) == letter
     assert read_disposition(read_back(record)) is None
-    # What the client ends the process over, or cuts.
+    # Names that the client cuts, or that crash the process.
     assert not any("\0" in name or "\ud800" <= sign <= "\udfff" for name, _ in record.headers for sign in name)
 
 
 @given(letter=letters())
-def test_the_record_is_the_original_as_far_as_it_can_be(letter: DeadLetter) -> None:
+def test_the_record_keeps_the_original_key_value_and_headers(letter: DeadLetter) -> None:
     key, value, headers = dead_letter_record(letter)
     assert key == (letter.key if letter.record_key is None else letter.record_key)
     assert value == (None if letter.tombstone else letter.value)
@@ -105,14 +104,14 @@ def test_the_record_is_the_original_as_far_as_it_can_be(letter: DeadLetter) -> N
 
 
 @given(letter=letters())
-def test_in_a_compacted_topic_a_letter_stands_alone(letter: DeadLetter) -> None:
+def test_in_a_compacted_topic_the_key_is_the_id(letter: DeadLetter) -> None:
     key, value, _ = dead_letter_record(letter, by_id=True)
     assert key == letter.id.encode()
-    assert value == letter.value  # no tombstone, which would be gone after a while
+    assert value == letter.value  # not a tombstone, which compaction would remove
 
 
 @given(letter=letters(), limit=st.integers(0, 2_000))
-def test_what_does_not_fit_is_cut_and_says_so(letter: DeadLetter, limit: int) -> None:
+def test_a_record_above_the_limit_is_cut(letter: DeadLetter, limit: int) -> None:
     whole = dead_letter_record(letter)
     record = dead_letter_record(letter, limit=limit)
     if whole.size <= limit:
@@ -123,12 +122,12 @@ def test_what_does_not_fit_is_cut_and_says_so(letter: DeadLetter, limit: int) ->
     assert letter.value.startswith(found.value)
     assert dataclasses.replace(letter, headers=(), null_headers=(), value=found.value) == found
     assert dict(record.headers)[TRUNCATED] == str(len(letter.value)).encode()
-    # All the room there is, and no more, unless there is none at all.
+    # The record uses the whole limit and no more, unless nothing fits.
     assert record.size == limit or (record.size > limit and not found.value) or found.value == letter.value
 
 
 @pytest.mark.parametrize("how", ["replayed", "dropped"])
-def test_a_disposition_is_read_back_and_is_no_letter(how: Any) -> None:
+def test_a_disposition_is_read_back_and_is_no_dead_letter(how: Any) -> None:
     message = read_back(disposition_record(SAMPLE.id, how, 5.0))
     assert read_disposition(message) == (SAMPLE.id, how)
     assert message.key == SAMPLE.id.encode()
@@ -163,7 +162,7 @@ def without(name: str) -> list[tuple[str, Any]]:
         ([*wire(), ("Lanes-Origin-%FF", b"")], "a header 'Lanes-Origin-%FF', a name that lanes does not write"),
     ],
 )
-def test_what_is_no_letter_is_refused_by_what_is_wrong(headers: Any, said: str) -> None:
+def test_an_invalid_record_is_refused_by_its_fault(headers: Any, said: str) -> None:
     with pytest.raises(MessageError, match="no dead letter: dead/0 position 7 has") as refused:
         read_dead_letter(read_back(Record(b"k", b"payload", headers)))
     assert said in str(refused.value)
@@ -174,7 +173,7 @@ def test_what_is_no_letter_is_refused_by_what_is_wrong(headers: Any, said: str) 
     [("lanes-a(b", "lanes-a(b"), ("%6canes-%61", "lanes-a"), ("Lanes-%C3%A9é", "Lanes-éé"), ("", "")],
     ids=["less", "more", "half", "nothing"],
 )
-def test_a_name_that_is_quoted_otherwise_is_the_same_name(kept: str, name: str) -> None:
+def test_a_header_name_may_be_quoted_differently(kept: str, name: str) -> None:
     read = read_dead_letter(read_back(Record(b"k", b"payload", [*wire(), (f"Lanes-Origin-{kept}", b"x")])))
     assert read.headers[-1] == (name, b"x")
 
@@ -184,7 +183,7 @@ def test_a_name_that_is_quoted_otherwise_is_the_same_name(kept: str, name: str) 
     changes=st.lists(st.tuples(st.integers(0, 20), st.none() | st.binary(max_size=8)), max_size=3),
     others=st.lists(st.tuples(st.text(st.sampled_from("Lanes-OrigKey%F0\ud800"), max_size=20), VALUES), max_size=3),
 )
-def test_hostile_headers_make_a_letter_or_a_message_error(
+def test_hostile_headers_make_a_dead_letter_or_a_message_error(
     letter: DeadLetter, changes: list[tuple[int, bytes | None]], others: list[tuple[str, bytes | None]]
 ) -> None:
     record = dead_letter_record(letter)
@@ -200,7 +199,7 @@ def test_hostile_headers_make_a_letter_or_a_message_error(
 
 
 class PlainReader:
-    """A source that knows no more than every source."""
+    """A source without details of its records."""
 
     def value(self, raw: object) -> bytes:
         return b""
@@ -220,57 +219,3 @@ def test_without_details_the_key_is_that_of_the_lane() -> None:
 
 
 # --- settings
-
-
-def test_a_consumers_dictionary_is_enough() -> None:
-    given = {
-        "bootstrap.servers": "one:9092",
-        "group.id": "g",
-        "auto.offset.reset": "earliest",
-        "on_commit": print,
-        "stats_cb": print,
-        "compression.type": "lz4",
-        "sasl.password": "secret",
-    }
-    settings = producer_settings(given)
-    assert settings.keys().isdisjoint({"group.id", "auto.offset.reset", "on_commit", "stats_cb"})
-    assert (settings["compression.type"], settings["sasl.password"]) == ("lz4", "secret")
-    assert (settings["enable.idempotence"], settings["acks"]) == (True, "all")
-    assert given["group.id"] == "g"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "ours"),
-    [
-        ("acks", -1, "acks"),
-        ("request.required.acks", "all", "acks"),
-        ("linger.ms", 50, "linger.ms"),
-        ("delivery.timeout.ms", 1_000, "message.timeout.ms"),
-        ("topic.message.timeout.ms", 1_000, "message.timeout.ms"),
-        ("message.max.bytes", 5_000, "message.max.bytes"),
-        ("logger", object(), "log_level"),
-    ],
-)
-def test_what_the_user_has_set_stays(name: str, value: object, ours: str) -> None:
-    settings = producer_settings({"bootstrap.servers": "one:9092", name: value})
-    assert settings[name] == value
-    assert name == ours or ours not in settings
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({}, "bootstrap.servers is missing"),
-        ({"bootstrap.servers": ""}, "bootstrap.servers is missing"),
-        ({"bootstrap.servers": "a", "enable.idempotence": False}, "enable.idempotence=False: "),
-        ({"bootstrap.servers": "a", "enable.idempotence": "false"}, "enable.idempotence='false': "),
-        ({"bootstrap.servers": "a", "acks": 1}, "acks=1: dead letters must outlive a broker"),
-        ({"bootstrap.servers": "a", "request.required.acks": "0"}, "request.required.acks='0': "),
-        ({"bootstrap.servers": "a", "default.topic.config": {"acks": 0}}, "acks=0: "),
-        ("bootstrap.servers=a", "config is of type str"),
-    ],
-)
-def test_settings_that_would_lose_letters_are_refused(config: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        producer_settings(config)
-    assert str(refused.value).startswith(said)

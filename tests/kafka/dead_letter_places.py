@@ -1,4 +1,4 @@
-"""Where dead letters are parked, on either broker, and the command line over them."""
+"""Places for dead letters on both brokers, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import lanes
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_kafka import KafkaDeadLetters
 from tests.components import KafkaServer, NatsServer
-from tests.kafka.letters import letter, records
+from tests.kafka.dead_letters import dead_letter, records
 from tests.kafka.workload import Topic
 
-HERE = "tests.kafka.letters"
-"""The module of the handlers."""
+HERE = "tests.kafka.dead_letters"
+"""Module of the handlers that commands name."""
 
 
 class Said(NamedTuple):
@@ -32,7 +32,7 @@ Command = Callable[..., Said]
 
 
 class Place:
-    """Somewhere letters are parked, and where they come from. All calls block."""
+    """A place for dead letters, and their origin. All calls block."""
 
     def __init__(self, options: list[str], origin: str, remembers: bool) -> None:
         self.options = options
@@ -124,7 +124,7 @@ def _number() -> str:
 
 def of(place: Place, **changes: Any) -> lanes.DeadLetter:
     usual = {"source": place.origin, "subject": place.origin, "headers": (("color", b"red"),)}
-    return letter(**usual | changes)
+    return dead_letter(**usual | changes)
 
 
 def ids(command: Command, place: Place) -> list[str]:

@@ -1,7 +1,7 @@
-"""A rival that takes a member out of its group: by its id, and without asking it, as any client of the group can.
+"""Removes a member from its group by its id, as any client of the group can.
 
-The admin client of librdkafka has no call for it, so the request is written here: LeaveGroup of the classic protocol,
-and a heartbeat of KIP-848 that says so.
+The admin client of librdkafka has no call for it, so the requests are written here. They are LeaveGroup of the classic
+protocol, and a heartbeat of KIP-848 that leaves.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _LEAVING: Final = -1
 
 
 def remove_member(url: str, group: str, member: str, *, classic: bool) -> None:
-    """Take the member with this id out. ``url``: the address of the group's coordinator. Blocks.
+    """Remove the member with this id. ``url``: the address of the group's coordinator. Blocks.
 
-    It hears of it with its next heartbeat. Raises ``RuntimeError`` with the code of the broker that refuses.
+    The member learns of it by its next heartbeat. Raises ``RuntimeError`` with the error code of the broker.
     """
     if classic:
         answer = _asked(url, _LEAVE_GROUP, _string(group) + _string(member), flexible=False)
-        # Behind how long the client is throttled.
+        # The code follows the throttle time.
         (code,) = struct.unpack_from(">h", answer, 4)
     else:
         body = _compact(group) + _compact(member) + struct.pack(">i", _LEAVING)
-        # Neither instance nor rack; no timeout; neither topics nor pattern nor assignor; no partitions; no tags.
+        # No instance, rack, timeout, topics, pattern, assignor, partitions and tags.
         body += b"\0\0" + struct.pack(">i", -1) + b"\0\0\0\0\0"
         answer = _asked(url, _HEARTBEAT, body, flexible=True)
         (code,) = struct.unpack_from(">h", answer, 5)
@@ -36,7 +36,7 @@ def remove_member(url: str, group: str, member: str, *, classic: bool) -> None:
 
 
 def _asked(url: str, api: tuple[int, int], body: bytes, *, flexible: bool) -> bytes:
-    """What follows the correlation id of the answer."""
+    """The answer, after its correlation id."""
     host, port = url.rsplit(":", 1)
     request = struct.pack(">hhi", *api, 0) + _string("rival") + (b"\0" if flexible else b"") + body
     with socket.create_connection((host, int(port)), _SECONDS) as connection:

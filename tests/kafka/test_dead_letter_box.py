@@ -1,4 +1,4 @@
-"""The operator's side of a topic of dead letters: what is parked, what became of it, and the way back."""
+"""The box of dead letters in a topic: listed, disposed of and republished."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lanes_kafka.dead_letters.box import KafkaDeadLetterBox
 from lanes_kafka.dead_letters.wire import dead_letter_record
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.letters import letter, records
+from tests.kafka.dead_letters import dead_letter, records
 from tests.kafka.test_dead_letters import allow
 from tests.kafka.workload import Topic
 
@@ -60,13 +60,13 @@ async def parked(box: DeadLetterBox, one: lanes.DeadLetter) -> StoredDeadLetter:
     return found
 
 
-async def test_letters_are_listed_in_the_order_they_were_parked_and_found_whole(topic: MakeTopic) -> None:
+async def test_dead_letters_are_listed_in_order_and_found_whole(topic: MakeTopic) -> None:
     dead = topic(partitions=3)
-    sent = [letter(key=b"%d" % number) for number in range(9)]
-    sent += [letter(key=None, value=b"", tombstone=True), letter(value=b"x" * 900_000)]
+    sent = [dead_letter(key=b"%d" % number) for number in range(9)]
+    sent += [dead_letter(key=None, value=b"", tombstone=True), dead_letter(value=b"x" * 900_000)]
     await park(dead, *sent)
     async with opened(dead) as box:
-        # Two of one millisecond are in no order.
+        # Two dead letters of one millisecond have no order.
         assert sorted(await box.ids()) == sorted(one.id for one in sent)
         assert len(await box.ids(4)) == 4
         found = await box.find([one.id for one in sent] + ["f" * 32])
@@ -80,9 +80,9 @@ async def test_letters_are_listed_in_the_order_they_were_parked_and_found_whole(
 
 @only_asyncio
 @pytest.mark.parametrize("policy", ["delete", "compact"])
-async def test_what_is_disposed_of_is_listed_no_more_by_anybody(topic: MakeTopic, policy: str) -> None:
+async def test_a_disposed_dead_letter_is_listed_by_no_box(topic: MakeTopic, policy: str) -> None:
     dead = topic(partitions=2, config={"cleanup.policy": policy})
-    first, second, third = sent = [letter(), letter(), letter(key=None)]
+    first, second, third = sent = [dead_letter(), dead_letter(), dead_letter(key=None)]
     await park(dead, *sent)
     async with opened(dead) as box, opened(dead) as other:
         assert len(await other.ids()) == 3
@@ -98,9 +98,9 @@ async def test_what_is_disposed_of_is_listed_no_more_by_anybody(topic: MakeTopic
 
 
 @only_asyncio
-async def test_a_disposition_lies_behind_its_letter_and_takes_its_place_when_compacted(topic: MakeTopic) -> None:
+async def test_a_disposition_follows_its_dead_letter_and_replaces_it_when_compacted(topic: MakeTopic) -> None:
     dead = topic(partitions=4, config={"cleanup.policy": "compact"})
-    sent = letter()
+    sent = dead_letter()
     await park(dead, sent)
     async with opened(dead) as box:
         await box.dispose(await parked(box, sent), "replayed")
@@ -111,9 +111,9 @@ async def test_a_disposition_lies_behind_its_letter_and_takes_its_place_when_com
 
 
 @only_asyncio
-async def test_a_letter_written_twice_is_one_letter_and_disposed_of_in_every_partition(topic: MakeTopic) -> None:
+async def test_copies_of_a_dead_letter_are_disposed_of_together(topic: MakeTopic) -> None:
     dead = topic(partitions=2)
-    sent = letter(key=None)
+    sent = dead_letter(key=None)
     producer = Producer({"bootstrap.servers": dead.url, "enable.idempotence": True})
     key, value, headers = dead_letter_record(sent)
     for number in (0, 1, 1):
@@ -128,9 +128,9 @@ async def test_a_letter_written_twice_is_one_letter_and_disposed_of_in_every_par
 
 
 @only_asyncio
-async def test_a_message_parked_again_after_it_was_replayed_stays_replayed(topic: MakeTopic) -> None:
+async def test_a_dead_letter_written_again_after_its_replay_stays_replayed(topic: MakeTopic) -> None:
     dead = topic()
-    sent = letter()
+    sent = dead_letter()
     await park(dead, sent)
     async with opened(dead) as box:
         await box.dispose(await parked(box, sent), "replayed")
@@ -140,9 +140,9 @@ async def test_a_message_parked_again_after_it_was_replayed_stays_replayed(topic
 
 
 @only_asyncio
-async def test_what_is_no_letter_is_counted_and_left_alone(topic: MakeTopic) -> None:
+async def test_other_messages_are_counted_and_ignored(topic: MakeTopic) -> None:
     dead = topic()
-    sent = letter()
+    sent = dead_letter()
     producer = Producer({"bootstrap.servers": dead.url, "enable.idempotence": True})
     producer.produce(dead.name, b"anything")
     producer.produce(dead.name, b"x", headers=[("Lanes-Disposition", b"eaten"), ("Lanes-Id", sent.id.encode())])
@@ -154,22 +154,22 @@ async def test_what_is_no_letter_is_counted_and_left_alone(topic: MakeTopic) -> 
 
 
 @only_asyncio
-async def test_what_comes_meanwhile_is_read_and_nothing_is_read_twice(topic: MakeTopic) -> None:
+async def test_new_dead_letters_are_read_and_none_twice(topic: MakeTopic) -> None:
     dead = topic(partitions=2)
     async with opened(dead) as box:
         assert await box.ids() == []
         for number in range(1, 4):
-            await park(dead, letter(key=b"%d" % number))
+            await park(dead, dead_letter(key=b"%d" % number))
             assert len(await box.ids()) == number
         assert all(len(places) == 1 for _, places in box._seen.values())
 
 
 @only_asyncio
-async def test_letters_far_apart_are_fetched_without_what_lies_between(
+async def test_distant_dead_letters_are_fetched_without_the_records_between(
     topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = topic()
-    sent = [letter() for _ in range(30)]
+    sent = [dead_letter() for _ in range(30)]
     await park(dead, *sent)
     monkeypatch.setattr("lanes_kafka.dead_letters.box._NEAR", 5)
     wanted = [sent[number] for number in (0, 3, 20, 29)]
@@ -181,14 +181,14 @@ async def test_letters_far_apart_are_fetched_without_what_lies_between(
 
 
 @only_asyncio
-async def test_the_end_of_a_topic_may_be_markers_of_a_transaction(topic: MakeTopic) -> None:
+async def test_a_topic_may_end_with_transaction_markers(topic: MakeTopic) -> None:
     dead = topic()
-    sent = letter()
+    sent = dead_letter()
     producer = Producer({"bootstrap.servers": dead.url, "transactional.id": dead.name})
     producer.init_transactions(20)
     for commit in (True, False):
         producer.begin_transaction()
-        key, value, headers = dead_letter_record(sent if commit else letter())
+        key, value, headers = dead_letter_record(sent if commit else dead_letter())
         producer.produce(dead.name, value, key, headers=headers)
         producer.flush(20)
         end = producer.commit_transaction if commit else producer.abort_transaction
@@ -199,7 +199,7 @@ async def test_the_end_of_a_topic_may_be_markers_of_a_transaction(topic: MakeTop
             assert await box.ids() == [sent.id]
 
 
-# --- back to the origin
+# --- republishing
 
 
 @only_asyncio
@@ -213,13 +213,15 @@ async def test_the_end_of_a_topic_may_be_markers_of_a_transaction(topic: MakeTop
     ],
     ids=["plain", "tombstone", "two keys", "headers"],
 )
-async def test_a_letter_goes_back_to_the_end_of_where_it_came_from(topic: MakeTopic, changes: dict[str, Any]) -> None:
+async def test_a_dead_letter_is_republished_at_the_end_of_its_partition(
+    topic: MakeTopic, changes: dict[str, Any]
+) -> None:
     orders, dead = topic(partitions=4), topic()
-    sent = letter(source=orders.name, subject=orders.name, **changes)
+    sent = dead_letter(source=orders.name, subject=orders.name, **changes)
     await park(dead, sent)
     async with opened(dead) as box:
         place = await box.publish(await parked(box, sent))
-        # That it is disposed of is for the caller to say.
+        # The caller disposes of it.
         assert await box.ids() == [sent.id]
     assert place == f"{orders.name}/3 offset 0"
     (raw,) = await run_sync(records, orders)
@@ -235,10 +237,10 @@ async def test_a_letter_goes_back_to_the_end_of_where_it_came_from(topic: MakeTo
 
 
 @only_asyncio
-async def test_an_origin_that_is_gone_is_refused_and_not_made(topic: MakeTopic) -> None:
+async def test_a_missing_origin_is_refused_and_not_created(topic: MakeTopic) -> None:
     dead = topic()
     few = topic(partitions=2)
-    sent = [letter(source=f"{dead.name}-not"), letter(source=few.name)]
+    sent = [dead_letter(source=f"{dead.name}-not"), dead_letter(source=few.name)]
     await park(dead, *sent)
     async with opened(dead) as box:
         for one in sent:
@@ -251,21 +253,21 @@ async def test_an_origin_that_is_gone_is_refused_and_not_made(topic: MakeTopic) 
 @pytest.mark.parametrize("name", ["\ud800", "a\0b"], ids=["surrogate", "NUL"])
 async def test_a_header_that_cannot_be_sent_is_refused_by_name(topic: MakeTopic, name: str) -> None:
     orders, dead = topic(), topic()
-    sent = letter(source=orders.name, subject=orders.name, partition=0, headers=(("fine", b"1"), (name, b"2")))
+    sent = dead_letter(source=orders.name, subject=orders.name, partition=0, headers=(("fine", b"1"), (name, b"2")))
     await park(dead, sent)
     async with opened(dead) as box:
-        # Sent as it is the first one would end the process with a segmentation fault.
+        # Sent unchanged, the first name would crash the process.
         with pytest.raises(lanes.SourceError, match=f"letter {sent.id} has a header '.*', a name that this client"):
             await box.publish(await parked(box, sent))
         assert await box.ids() == [sent.id]
     assert await run_sync(records, orders) == []
 
 
-# --- what cannot be
+# --- errors
 
 
 @only_asyncio
-async def test_a_box_that_is_not_there_is_refused(topic: MakeTopic) -> None:
+async def test_a_missing_dead_letter_topic_is_refused(topic: MakeTopic) -> None:
     there = topic()
     with pytest.raises(lanes.ConfigError, match="does not exist; correct its name, or the brokers"):
         await KafkaDeadLetterBox({"bootstrap.servers": there.url}, f"{there.name}-not").open()
@@ -278,9 +280,9 @@ def guarded(kafka_prepared: None) -> Iterator[KafkaServer]:
 
 
 @only_asyncio
-async def test_to_read_the_topic_is_enough_to_look_and_not_to_dispose(guarded: KafkaServer, topic: MakeTopic) -> None:
+async def test_reading_needs_read_and_disposing_needs_write(guarded: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=guarded)
-    sent = letter()
+    sent = dead_letter()
     await park(dead, sent)
     await run_sync(partial(allow, dead, AclOperation.READ))
     async with opened(dead, guarded.config("ann")) as box:
@@ -293,9 +295,9 @@ async def test_to_read_the_topic_is_enough_to_look_and_not_to_dispose(guarded: K
 
 
 @only_asyncio
-async def test_a_topic_that_may_not_be_read_is_said(guarded: KafkaServer, topic: MakeTopic) -> None:
+async def test_a_missing_read_permission_is_named(guarded: KafkaServer, topic: MakeTopic) -> None:
     dead = topic(on=guarded)
-    await park(dead, letter())
+    await park(dead, dead_letter())
     await run_sync(partial(allow, dead, AclOperation.DESCRIBE))
     async with opened(dead, guarded.config("ann")) as box:
         with pytest.raises(lanes.SourceError, match=r"cannot read topic .* \(TOPIC_AUTHORIZATION_FAILED"):

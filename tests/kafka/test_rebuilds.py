@@ -1,6 +1,6 @@
-"""Clients that have failed for good, and are made anew after a pause; and members that only have to join again.
+"""Clients that have failed for good and are rebuilt after a pause, and members that only join again.
 
-On a mock cluster: which of its answers a broker gives to whom is no question here.
+A mock cluster gives the errors, so it does not matter when a broker would give them.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from lanes_kafka.client import thread
 from lanes_kafka.client.thread import HEALTHY_AFTER, LONGEST_PAUSE, Rebuilds
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster
-from tests.kafka.sourced import WITHIN, Reader, reading, topic_of
+from tests.kafka.reader import WITHIN, Reader, reading, topic_of
 from tests.kafka.workload import produce, until
 
 UNRELEASED_INSTANCE_ID = 111
 HEARTBEATS = {"eager": 12, "cooperative": 12, "848": 68}
-"""The request of each protocol by which a member hears what has become of it."""
+"""The request of each protocol that tells a member its state."""
 CLASSIC = [protocol for protocol in PROTOCOLS if protocol != "848"]
 
 
 def fence(cluster: MockCluster, protocol: str) -> None:
-    """Tell the next member that asks that its name is somebody else's."""
+    """Fence the next member that sends this request."""
     cluster.fail(HEARTBEATS[protocol], [UNRELEASED_INSTANCE_ID if protocol == "848" else KafkaError.FENCED_INSTANCE_ID])
 
 
 async def lost(reader: Reader, partition: Partition) -> str:
-    """Why."""
-    event = await reader.told()
+    """Wait for the loss of a partition; return its reason."""
+    event = await reader.next_event()
     assert isinstance(event, Lost) and event.partition is partition
     return event.reason
 
 
-# --- how often, and after which pause
+# --- attempts and pauses
 
 
-def test_each_attempt_comes_after_a_longer_pause_and_health_gives_them_back() -> None:
+def test_pauses_grow_and_health_restores_attempts() -> None:
     now = 1_000.0
     attempts = Rebuilds(7, lambda: now)
     pauses = [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None, None]
@@ -53,11 +53,11 @@ def test_each_attempt_comes_after_a_longer_pause_and_health_gives_them_back() ->
     assert [attempts.next_pause() for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE, LONGEST_PAUSE, None]
 
 
-def test_two_that_fence_each_other_in_turn_use_up_their_attempts() -> None:
+def test_two_clients_that_fence_each_other_use_up_their_attempts() -> None:
     now = 0.0
     both = [Rebuilds(100, lambda: now) for _ in range(2)]
     for turn in range(200):
-        # Each is well for as long as the other one pauses.
+        # Each client works while the other one pauses.
         pause = both[turn % 2].next_pause()
         assert pause is not None
         now += pause
@@ -65,12 +65,12 @@ def test_two_that_fence_each_other_in_turn_use_up_their_attempts() -> None:
     assert [each.next_pause() for each in both] == [None, None]
 
 
-# --- made anew
+# --- rebuilt clients
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.slow) for one in CLASSIC), "848"])
-async def test_a_fenced_client_is_made_anew_and_at_last_its_cause_is_raised(
+async def test_a_fenced_client_is_rebuilt_until_its_attempts_end(
     protocol: str, cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(thread, "FIRST_PAUSE", 0.01)
@@ -79,7 +79,7 @@ async def test_a_fenced_client_is_made_anew_and_at_last_its_cause_is_raised(
         (partition,) = await reader.assigned()
         fence(cluster, protocol)
         assert "only one member may have group.instance.id='twin'" in await lost(reader, partition)
-        # Whoever has failed does not leave, and the mock lets no twin take its place.
+        # A failed client does not leave its group, and the mock lets no twin replace it.
         await reader.removed(reader.clients[0])
         (again,) = await reader.assigned()
         assert len(reader.clients) == 2 and again is not partition
@@ -93,7 +93,7 @@ async def test_a_fenced_client_is_made_anew_and_at_last_its_cause_is_raised(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("protocol", ["eager", "848"])
-async def test_in_a_pause_commands_are_answered_and_a_stop_ends_it(
+async def test_commands_are_answered_in_a_pause_and_a_stop_ends_it(
     protocol: str, cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(thread, "FIRST_PAUSE", 3_600.0)
@@ -112,16 +112,14 @@ async def test_in_a_pause_commands_are_answered_and_a_stop_ends_it(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.slow) for one in CLASSIC), "848"])
-async def test_an_unknown_member_joins_again_with_the_client_it_has(
-    protocol: str, cluster: MockCluster, name: str
-) -> None:
+async def test_an_unknown_member_rejoins_with_the_same_client(protocol: str, cluster: MockCluster, name: str) -> None:
     produce(topic_of(cluster, name, 1), 3)
     async with reading(cluster, protocol, name) as reader:
         (partition,) = await reader.assigned()
         cluster.fail(HEARTBEATS[protocol], [KafkaError.UNKNOWN_MEMBER_ID])
         await lost(reader, partition)
         if protocol != "848":
-            # It comes with a new id, and the one of before would be waited for.
+            # The member joins with a new id, and the group would wait for the former one.
             await reader.removed()
         (again,) = await reader.assigned()
         assert again is not partition

@@ -28,7 +28,7 @@ from memsource.contract.dead_letters import (
 )
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.letters import records
+from tests.kafka.dead_letters import records
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.workload import QUIET, Topic
 from tests.memsource.contract.outage import killed
@@ -39,7 +39,7 @@ LIMIT = 20_000
 
 
 class KafkaHarness:
-    """Two topics. ``server``: what is killed in an outage."""
+    """Two topics on ``server``, which is killed in an outage."""
 
     limit = LIMIT
 
@@ -97,7 +97,7 @@ class KafkaHarness:
         return killed(self._server)
 
     async def hang_up(self, dead_letters: DeadLetters) -> None:
-        """The client comes back by itself."""
+        """The client reconnects by itself."""
 
     def _write(self, value: bytes | None, **more: object) -> None:
         producer = Producer({**QUIET, "bootstrap.servers": self._dead.url})
@@ -110,14 +110,14 @@ class KafkaHarness:
         )
         offset = first.offset()
         assert offset is not None
-        # All before it goes too.
+        # All records before it are deleted as well.
         for done in self._dead.admin.delete_records([TopicPartition(self._dead.name, 0, offset + 1)]).values():
             done.result(20)
 
 
 ON_THE_MOCK: tuple[DeadLetterAbility, ...] = ("place", "headers")
 ON_A_BROKER: tuple[DeadLetterAbility, ...] = ("place", "headers", "box", "limit")
-"""It can lose copies, and has a limit."""
+"""The topic can lose copies, and has a size limit."""
 
 
 @pytest.mark.parametrize("check", dead_letter_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
@@ -132,7 +132,7 @@ async def test_on_the_mock_cluster(check: DeadLetterCheck, cluster: MockCluster,
 @pytest.mark.parametrize(
     "check",
     [
-        # What the mock cluster has shown already is slow here.
+        # Checks that passed on the mock cluster are slow here.
         pytest.param(check, marks=pytest.mark.slow if check in dead_letter_checks(ON_THE_MOCK) else ())
         for check in dead_letter_checks(ON_A_BROKER)
     ],

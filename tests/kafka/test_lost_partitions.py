@@ -1,4 +1,4 @@
-"""Partitions that are taken away from a member that does not get on: nothing of them is committed or counted by it."""
+"""Partitions lost by a frozen member, which commits nothing of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = lanes.Settings(commit_interval=0.0, drain_timeout=1.0, grace=0.2)
 
 
 def commits(story: Story, member: str, since: int) -> list[int]:
-    """What a member committed since that many events, before it was assigned anything again."""
+    """Positions that a member committed after event ``since`` and before its next assignment."""
     found = []
     for each in story.events[since:]:
         if each.member == member and each.what == "assigned":
@@ -29,7 +29,7 @@ def commits(story: Story, member: str, since: int) -> list[int]:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, *, watch: bool) -> None:
-    """Without ``watch`` only the client says that something is lost, once it is polled again."""
+    """Without ``watch`` only the client reports a loss, after it is polled again."""
     if not watch:
         monkeypatch.setattr(KafkaSource, "_check_polling", lambda source: None)
 
@@ -38,7 +38,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, *, watch: bool) -> None:
     "watch", [pytest.param(True, marks=pytest.mark.slow, id="presumed"), pytest.param(False, id="told")]
 )
 @pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.slow) for one in CLASSIC), "848"])
-async def test_lost_commits_nothing(
+async def test_a_lost_partition_commits_nothing(
     protocol: str, watch: bool, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched(monkeypatch, watch=watch)
@@ -46,7 +46,7 @@ async def test_lost_commits_nothing(
     story = Story()
     work = Work(story)
     async with group(events, protocol, work, **short_sessions(events, protocol)) as members:
-        # Finished, and not committed yet.
+        # Messages end without a commit.
         old = members.start("old", settings=lanes.Settings(commit_interval=3_600.0, drain_timeout=1.0, grace=0.2))
         await members.owning(old=1)
         produce(events, 5)
@@ -69,7 +69,7 @@ async def test_lost_commits_nothing(
 
 
 async def frozen(members: Group, story: Story) -> Client:
-    """A member that runs one message, and whose client is not polled any more."""
+    """The client of a member that runs one message, and is no longer polled."""
     old = members.start("old", settings=QUICK)
     await members.owning(old=1)
     produce(members.topic, 1, keys=[b"key"])
@@ -78,13 +78,13 @@ async def frozen(members: Group, story: Story) -> Client:
     return old.client
 
 
-async def test_lost_is_ours_to_enforce(topic: MakeTopic) -> None:
+async def test_a_frozen_member_commits_nothing(topic: MakeTopic) -> None:
     events = topic(1)
     story = Story()
     work = Work(story)
     work.hold(b"key")
     work.stubborn.add(b"key")
-    # The broker says nothing: it takes the commits of this member for as long again as a session.
+    # The broker does not help: it accepts commits of this member for another session timeout.
     async with group(events, "848", work, **short_sessions(events, "848")) as members:
         client = await frozen(members, story)
         since, polls = len(story.events), client.polls

@@ -1,14 +1,15 @@
-"""What is committed of a topic whose id may have changed: nothing before that was asked for behind the last message."""
+"""Topic ids: a commit waits for an id that was asked for after it, and a recreated topic gets no commit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
@@ -17,14 +18,18 @@ from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits, TopicIdC
 from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.errors import ErrorLog
+from tests.kafka.conftest import MakeTopic
 from tests.kafka.fakes import FakeAdmin, FakeAnswer
+from tests.kafka.members import Story, Work, group
 from tests.kafka.mock_cluster import MockCluster
-from tests.kafka.sourced import reading, topic_of
-from tests.kafka.workload import produce
+from tests.kafka.reader import reading, topic_of
+from tests.kafka.workload import Topic, produce, until
+
+pytestmark = pytest.mark.anyio
 
 
 class Broker:
-    """A client, and what its broker has. ``hangs``: nothing is answered."""
+    """A client, and the commits of its broker. ``hangs``: it answers no question."""
 
     def __init__(self) -> None:
         self.commits: list[tuple[int, int]] = []
@@ -43,7 +48,7 @@ class Broker:
 
 
 class Bench:
-    """A vetting on its own, with a clock that stands, and partitions of the topic whose id was ``incarnation``."""
+    """A topic id check with a manual clock, and partitions of a topic that had the id ``incarnation``."""
 
     def __init__(self, incarnation: str = "id-A") -> None:
         self.now = 0.0
@@ -92,12 +97,12 @@ class Bench:
         self.check.advance(client)
 
 
-def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None:
+def test_a_commit_waits_for_a_topic_id_asked_for_after_it() -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     bench.topics.ask()
     first = bench.commit(0, 5)
-    # It may have been answered before what is committed was read.
+    # This answer may be older than the messages that are committed.
     bench.admin.answer("id-A")
     bench.look()
     assert (bench.broker.commits, bench.admin.asked) == ([], 2) and bench.check
@@ -105,7 +110,7 @@ def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None
     bench.admin.answer("id-A")
     bench.look()
     assert bench.broker.commits == [(0, 5)]
-    # One question is for all that became due meanwhile.
+    # One question covers all commits that became due meanwhile.
     bench.admin.answer("id-A")
     bench.look()
     assert bench.broker.commits == [(0, 5), (1, 6), (2, 7)] and bench.admin.asked == 3 and not bench.check
@@ -113,7 +118,7 @@ def test_a_commit_leaves_behind_an_answer_that_was_asked_for_behind_it() -> None
 
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
-def test_nothing_is_committed_to_a_topic_made_anew(synchronous: bool) -> None:
+def test_nothing_is_committed_to_a_recreated_topic(synchronous: bool) -> None:
     bench = Bench()
     bench.admin.topics = {"t": "id-B"}
     answer = bench.commit(0, 5, synchronous=synchronous, releases=True)
@@ -122,7 +127,7 @@ def test_nothing_is_committed_to_a_topic_made_anew(synchronous: bool) -> None:
     assert "given up" in str(error) and bench.broker.commits == [] and bench.released == [bench.partitions[0]]
 
 
-def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> None:
+def test_a_commit_without_an_answer_fails_and_a_later_one_is_sent() -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     answer = bench.commit(0, 5, releases=True)
@@ -134,7 +139,7 @@ def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> 
     (error,) = answer.given
     assert isinstance(error, lanes.SourceError) and error.retryable and "did not confirm the topic ids" in str(error)
     assert bench.broker.commits == [] and bench.released == [bench.partitions[0]] and not bench.check
-    # A question that fails is asked again, and lets nothing go.
+    # A failed question is repeated, and allows no commit.
     later = bench.commit(1, 6)
     bench.admin.answer(KafkaError._TIMED_OUT)
     bench.look()
@@ -146,7 +151,7 @@ def test_without_an_answer_nothing_is_committed_and_a_later_one_lets_it_go() -> 
     assert bench.broker.commits == [(1, 6)] and later.given == []
 
 
-def test_a_callback_waits_for_an_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_waits_for_topic_ids_with_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "_CALLBACK_TIMEOUT", 0.01)
     bench = Bench()
     bench.admin.topics = {"t": None}
@@ -155,7 +160,7 @@ def test_a_callback_waits_for_an_answer_for_a_while(monkeypatch: pytest.MonkeyPa
     assert bench.released == [bench.partitions[0]]
 
 
-def test_a_commit_in_a_callback_does_not_block_on_a_broker_that_hangs() -> None:
+def test_a_commit_in_a_callback_does_not_block_on_a_hanging_broker() -> None:
     bench = Bench()
     bench.broker.hangs = True
     (error,) = bench.commit(0, 5, synchronous=True).given
@@ -166,7 +171,7 @@ def test_a_commit_in_a_callback_does_not_block_on_a_broker_that_hangs() -> None:
 
 
 @pytest.mark.parametrize("recalled", ["waiting", "sent"])
-def test_what_has_no_answer_is_recalled_in_a_callback(recalled: str) -> None:
+def test_unanswered_commits_are_recalled_in_a_callback(recalled: str) -> None:
     bench = Bench()
     bench.admin.topics = {"t": None if recalled == "waiting" else "id-A"}
     bench.commit(0, 5)
@@ -177,7 +182,7 @@ def test_what_has_no_answer_is_recalled_in_a_callback(recalled: str) -> None:
 
 
 @pytest.mark.parametrize(("until", "waited"), [(0.5, 0.5), (1e9, 5.0), (-1.0, -1.0)])
-def test_a_commit_in_a_callback_is_waited_for_until_that_has_to_end(
+def test_a_commit_in_a_callback_waits_until_the_callback_must_end(
     until: float, waited: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench()
@@ -188,7 +193,7 @@ def test_a_commit_in_a_callback_is_waited_for_until_that_has_to_end(
 
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
-def test_a_broker_without_ids_is_not_waited_for(synchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_without_topic_ids_delays_no_commit(synchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commits, "_CALLBACK_TIMEOUT", 0.01)
     bench = Bench("")
     bench.admin.topics = {"t": None}
@@ -197,7 +202,7 @@ def test_a_broker_without_ids_is_not_waited_for(synchronous: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_topic_is_gone_when_it_is_unknown_for_a_while(comes_back: bool) -> None:
+def test_a_topic_counts_as_deleted_after_a_while(comes_back: bool) -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     answer = bench.commit(0, 5)
@@ -212,7 +217,7 @@ def test_a_topic_is_gone_when_it_is_unknown_for_a_while(comes_back: bool) -> Non
 
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
-def test_what_was_given_up_is_not_asked_about(synchronous: bool) -> None:
+def test_a_lost_partition_asks_for_no_topic_id(synchronous: bool) -> None:
     bench = Bench()
     bench.owned = False
     (error,) = bench.commit(0, 5, synchronous=synchronous, releases=True).given
@@ -220,14 +225,14 @@ def test_what_was_given_up_is_not_asked_about(synchronous: bool) -> None:
 
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
-def test_what_nobody_waits_for_is_not_asked_about(synchronous: bool) -> None:
+def test_an_abandoned_commit_asks_for_no_topic_id(synchronous: bool) -> None:
     bench = Bench()
     answer = bench.commit(0, 5, synchronous=synchronous, releases=True, given_up=True)
     assert (bench.admin.asked, bench.broker.commits, answer.given) == (0, [], []) and not bench.check
     assert bench.released == [bench.partitions[0]]
 
 
-def test_an_answer_that_somebody_else_took_in_is_checked_too() -> None:
+def test_an_answer_read_by_another_caller_is_checked() -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     answer = bench.commit(0, 5)
@@ -240,7 +245,7 @@ def test_an_answer_that_somebody_else_took_in_is_checked_too() -> None:
 
 
 @pytest.mark.parametrize("by", ["look", "commit"])
-def test_a_question_that_never_ends_is_given_up(by: str) -> None:
+def test_a_question_without_an_answer_is_given_up(by: str) -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     first = bench.commit(0, 5)
@@ -254,7 +259,7 @@ def test_a_question_that_never_ends_is_given_up(by: str) -> None:
         assert bench.admin.asked == 2
     later = bench.commit(1, 6)
     assert bench.admin.asked == 2
-    # What it says now is older than what is asked for.
+    # Its late answer is older than the current question.
     stuck.set_result(SimpleNamespace(topic_id="id-A", partitions=[0]))
     bench.look()
     assert bench.broker.commits == [] and first.given and not later.given
@@ -264,7 +269,7 @@ def test_a_question_that_never_ends_is_given_up(by: str) -> None:
     assert bench.broker.commits == [(1, 6)]
 
 
-def test_what_a_callback_cannot_send_again_is_answered() -> None:
+def test_commits_that_cannot_be_sent_again_fail() -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     answers = [bench.commit(0, 5), bench.commit(1, 6)]
@@ -278,7 +283,7 @@ def test_what_a_callback_cannot_send_again_is_answered() -> None:
     assert bench.broker.commits == [] and not bench.check
 
 
-def test_a_topic_is_not_gone_when_it_is_unknown_twice_but_not_in_a_row() -> None:
+def test_a_topic_unknown_for_a_moment_is_not_deleted() -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     for said in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TIMED_OUT, KafkaError.UNKNOWN_TOPIC_OR_PART):
@@ -294,7 +299,7 @@ def test_a_topic_is_not_gone_when_it_is_unknown_twice_but_not_in_a_row() -> None
     assert not bench.owned
 
 
-def test_a_user_who_may_not_look_any_more_commits_on() -> None:
+def test_a_revoked_describe_permission_does_not_stop_commits() -> None:
     bench = Bench()
     bench.admin.topics = {"t": None}
     bench.commit(0, 5)
@@ -303,8 +308,7 @@ def test_a_user_who_may_not_look_any_more_commits_on() -> None:
     assert bench.broker.commits == [(0, 5)] and bench.owned
 
 
-@pytest.mark.anyio
-async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
+async def test_messages_read_on_in_a_recreated_topic_are_not_committed(
     cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce(topic_of(cluster, name, 1), 5)
@@ -315,7 +319,7 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
             return asked.describe_topics(*arguments, **named)
 
     monkeypatch.setattr(thread, "AdminClient", Admin)
-    # Only commits ask.
+    # Only commits ask for ids.
     monkeypatch.setattr(topics, "ASK_EVERY", 3_600.0)
 
     async def ended() -> None:
@@ -326,7 +330,7 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
         (partition,) = await reader.assigned()
         await reader.take(3)
         await reader.settle(partition, 3)
-        # The client has not noticed, and reads on.
+        # The client does not notice the change, and reads on.
         asked.topics = {name: "id-B"}
         await reader.take(2)
         with pytest.raises(lanes.SourceError, match="given up"):
@@ -334,3 +338,82 @@ async def test_what_was_read_on_in_a_topic_made_anew_is_not_committed(
         with pytest.raises(lanes.SourceError, match="deleted and recreated"):
             await ended()
         assert await reader.committed() == [3]
+
+
+@pytest.mark.parametrize("pending", [False, True], ids=["heard", "unheard"])
+def test_an_older_answer_is_ignored(pending: bool) -> None:
+    admin = FakeAdmin(t="id-A")
+    client: Any = admin
+    topics = Topics(["t"], client, lambda: 0.0)
+    if pending:
+        topics.ask()
+    else:
+        topics.wait(1.0)
+    admin.topics = {"t": "id-B"}
+    assert topics.wait(1.0) and topics.known["t"].id == "id-B"
+
+
+async def made_anew(topic: Topic, count: int) -> None:
+    """Delete a topic and create it again at once, with so many messages."""
+    topic.delete()
+    new = NewTopic(topic.name, 1, 1)
+    made = False
+    while not made:
+        with suppress(KafkaException):
+            topic.admin.create_topics([new])[topic.name].result(10)
+            made = True
+    await until(topic.exists)
+    produce(topic, count)
+
+
+@pytest.mark.parametrize("protocol", ["eager", "cooperative", "848"])
+async def test_a_topic_recreated_within_300_ms_is_detected(protocol: str, topic: MakeTopic) -> None:
+    events = topic(1)
+    produce(events, 100)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        one = members.start("one", settings=lanes.Settings(commit_interval=0.0))
+        await until(lambda: len(work.ended) == 100)
+        await until(lambda: members.committed() == [100])
+        before = len(story.events)
+        await made_anew(events, 150)
+        await until(lambda: one.ended.is_set() or len(story.of("end")) == 250)
+        if one.ended.is_set():
+            assert isinstance(one.failure, lanes.SourceError)
+            assert f"topic '{events.name}' was deleted" in str(one.failure)
+        else:
+            # With KIP-848 the group may reassign the new topic, which is then read from its beginning.
+            assert protocol == "848" and {each.position for each in story.of("assigned")} == {0}
+        # The old position is neither committed to the new topic nor continued from.
+        behind = story.events[before:]
+        begun = next((at for at, each in enumerate(behind) if each.what == "assigned"), len(behind))
+        assert [each for each in behind[:begun] if each.what == "commit" and each.position] == []
+        if one.ended.is_set():
+            assert [each for each in behind if each.what == "commit" and each.position] == []
+            assert members.committed() in ([None], [0])
+    assert set(work.ended) == {(0, position) for position in range(len(work.ended))}
+
+
+@pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow)])
+async def test_messages_of_a_recreated_topic_are_never_committed(
+    protocol: str, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "ASK_EVERY", 3_600.0)
+    events = topic(1)
+    produce(events, 100)
+    story = Story()
+    work = Work(story)
+    async with group(events, protocol, work) as members:
+        one = members.start("one", settings=lanes.Settings(commit_interval=0.0))
+        await until(lambda: members.committed() == [100])
+        # The client fetches after the new topic has grown past its position, and gets no sign of the change.
+        one.consumer.pause()
+        await until(lambda: one.client.paused == {0})
+        await made_anew(events, 150)
+        one.consumer.resume()
+        await one.ended.wait()
+        assert f"topic '{events.name}' was deleted and recreated" in str(one.failure)
+        assert max(each.position for each in story.of("commit")) == 100
+        assert {each.position for each in story.of("end")} > set(range(100, 150))
+        assert members.committed() == [None]

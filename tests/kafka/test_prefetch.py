@@ -1,4 +1,4 @@
-"""What was read and is not delivered yet: shared among partitions, forgotten for those that rest, never skipped."""
+"""Prefetched messages: shared among partitions, dropped for long pauses, never skipped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def positions(events: list[SourceEvent], number: int) -> list[int]:
     return [message.position for found in runs for message in found]
 
 
-def test_partitions_share_the_room_and_leave_what_they_do_not_need() -> None:
+def test_partitions_share_the_room_by_need() -> None:
     held = Prefetched()
     held.add([run(0, 0, 100), run(1, 0, 5), run(2, 0, 100)], 1)
     assert delivered(held.take(Room(45, 1_000))) == {0: 20, 1: 5, 2: 20}
@@ -43,7 +43,7 @@ def test_partitions_share_the_room_and_leave_what_they_do_not_need() -> None:
     assert positions(held.take(Room(10, 1_000)), 0) == [20, 21, 22, 23, 24]
 
 
-def test_bytes_are_crossed_by_one_message() -> None:
+def test_the_byte_bound_is_crossed_by_one_message_at_most() -> None:
     held = Prefetched()
     held.add([run(0, 0, 10, size=100)], 1)
     assert positions(held.take(Room(10, 250)), 0) == [0, 1]
@@ -55,7 +55,7 @@ def paused(*numbers: int, messages: int = 10) -> Room:
     return Room(messages, 1 << 20, frozenset(PARTITIONS[number] for number in numbers))
 
 
-def test_a_partition_that_is_paused_for_a_moment_keeps_what_was_read_of_it() -> None:
+def test_a_briefly_paused_partition_keeps_its_messages() -> None:
     held = Prefetched()
     held.add([run(0, 0, 10)], 1)
     assert held.rewind(paused(0), OWNED, 2, 0.0) == {} and held.client_paused == frozenset()
@@ -65,7 +65,7 @@ def test_a_partition_that_is_paused_for_a_moment_keeps_what_was_read_of_it() -> 
     assert positions(held.take(Room(10, 100)), 0) == list(range(10))
 
 
-def test_the_client_rests_when_a_partition_is_paused_for_long_and_at_once_where_all_are() -> None:
+def test_the_client_is_paused_for_a_long_pause_or_for_all_partitions() -> None:
     held = Prefetched()
     held.rewind(paused(0), OWNED, 1, 0.0)
     held.rewind(paused(0, 1), OWNED, 2, 0.5)
@@ -80,14 +80,14 @@ def test_the_client_rests_when_a_partition_is_paused_for_long_and_at_once_where_
     assert held.client_paused == OWNED and held.due() == math.inf
 
 
-def test_what_was_forgotten_is_asked_for_until_somebody_has_seen_that() -> None:
+def test_dropped_messages_are_requested_until_they_are_read_again() -> None:
     held = Prefetched()
     held.add([run(0, 5, 10)], 1)
     held.rewind(paused(0), OWNED, 2, 0.0)
     assert held.due() == REWIND_AFTER
     assert held.rewind(paused(0), OWNED, 3, REWIND_AFTER) == {PARTITIONS[0]: (3, 5)}
     assert held.messages == 0 and held.due() == math.inf
-    # A request replaces the one before it: whoever reads may never have seen that one.
+    # A demand replaces the former one, which the thread may never have seen.
     assert held.rewind(Room(10, 100), OWNED, 4, REWIND_AFTER) == {PARTITIONS[0]: (3, 5)}
     held.add([run(0, 15, 5)], 2)
     assert not held, "it comes again, behind what was forgotten"
@@ -106,7 +106,7 @@ def test_paused_partitions_leave_room_for_the_others(count: int, size: int) -> N
     assert held.due() == REWIND_AFTER and held.rewind(paused(0, 1), OWNED, 2, 0.0) == {}
     held.add([run(0, count, 1)], 1)
     assert held.due() < 0
-    # Where nothing can be delivered, they take it from nobody.
+    # Without deliverable messages, no other partition needs their room.
     assert held.rewind(paused(0, 1, messages=0), OWNED, 3, 0.0) == {}
     assert held.rewind(paused(0, 1), OWNED, 4, 0.0) == {PARTITIONS[0]: (4, 0), PARTITIONS[1]: (4, 0)}
     assert held.client_paused == {PARTITIONS[0], PARTITIONS[1]} and held.messages == count
@@ -129,13 +129,13 @@ def wanted(
     return ahead.to_read(demand, group, average)
 
 
-def test_what_is_read_ahead_is_bounded() -> None:
+def test_reading_ahead_is_bounded() -> None:
     ahead = ReadAhead()
     assert wanted(ahead, 10) == 10 + READ_AHEAD, "the first look"
     ahead.gather([run(0, 0, 70), run(1, 0, 30)])
     assert wanted(ahead, 10) == 10 + READ_AHEAD - 100
     assert delivered(list(ahead.take())) == {0: 70, 1: 30} and ahead.take() == []
-    # On its way to the loop, which does not know of it yet.
+    # The messages are on their way to the loop.
     assert wanted(ahead, 10) == 0
     assert wanted(ahead, 10, received=100) == 10, "handlers that keep up get what is there"
     assert wanted(ahead, 0, received=100) == READ_AHEAD
@@ -145,7 +145,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
     assert wanted(ahead, 10, received=100, average=1e12) == 1, "larger than all the room"
 
 
-def test_what_is_kept_of_paused_partitions_is_bounded_too() -> None:
+def test_messages_of_paused_partitions_are_bounded() -> None:
     ahead = ReadAhead()
     assert wanted(ahead, 10, partitions=3, client_paused=1, aside=1_000) == 10 + READ_AHEAD - 1_000
     ahead.gather([run(0, 0, 1), run(1, 0, 1)])

@@ -1,13 +1,19 @@
-"""Dead letters for tests, a topic of them read to its end, and handlers that the command line can name."""
+"""Dead letters for tests: made, written, read back, and handlers that commands can name."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 
+import anyio
+from anyio.to_thread import run_sync
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 import lanes
+from lanes_kafka import KafkaDeadLetters, read_dead_letter
+from lanes_kafka.dead_letters.box import message_at
 from memsource.contract.dead_letter_harness import Origin, dead_letter_from
 from tests.kafka.workload import Topic
 
@@ -18,8 +24,8 @@ class _Orders:
     origin = Origin("orders", 3, "orders")
 
 
-def letter(**changes: Any) -> lanes.DeadLetter:
-    """A dead letter of a new position."""
+def dead_letter(**changes: Any) -> lanes.DeadLetter:
+    """A dead letter with a new position."""
     ours: dict[str, Any] = {
         "key": b"customer-42",
         "value": b"payload",
@@ -30,7 +36,7 @@ def letter(**changes: Any) -> lanes.DeadLetter:
 
 
 def records(topic: Topic, config: dict[str, Any] | None = None) -> list[Message]:
-    """All records of a topic, partition by partition. Blocks."""
+    """All records of a topic, one partition after the other. Blocks."""
     found = []
     consumer = Consumer(
         {"bootstrap.servers": topic.url, "group.id": "x", "enable.partition.eof": True, "fetch.wait.max.ms": 10}
@@ -53,7 +59,48 @@ def records(topic: Topic, config: dict[str, Any] | None = None) -> list[Message]
     return found
 
 
-# --- for the command line
+@contextlib.asynccontextmanager
+async def opened(config: Any, topic: str) -> AsyncIterator[KafkaDeadLetters]:
+    target = KafkaDeadLetters(config, topic)
+    await target.open()
+    try:
+        yield target
+    finally:
+        await target.aclose()
+
+
+async def confirmed(target: KafkaDeadLetters, one: lanes.DeadLetter) -> None:
+    """Write a dead letter as a consumer does, with retries. The first write to a new broker takes a second."""
+    with anyio.fail_after(30):
+        while True:
+            with contextlib.suppress(NotYet):
+                await attempt(target, one)
+                return
+
+
+class NotYet(Exception):
+    """A write that may be retried."""
+
+
+async def attempt(target: KafkaDeadLetters, one: lanes.DeadLetter) -> None:
+    try:
+        await target.put(one)
+    except lanes.SourceError as error:
+        if not error.retryable:
+            raise
+        raise NotYet from error
+
+
+def config_of(topic: Topic, **more: Any) -> dict[str, Any]:
+    """A consumer's dictionary, as a team has it."""
+    return {"bootstrap.servers": topic.url, "group.id": "g", "auto.offset.reset": "earliest"} | more
+
+
+async def stored(topic: Topic) -> list[lanes.DeadLetter]:
+    return [read_dead_letter(message_at(topic.name, raw)) for raw in await run_sync(records, topic)]
+
+
+# --- handlers for commands
 
 SEEN: list[tuple[int, bytes | None, bytes, object]] = []
 

@@ -1,4 +1,4 @@
-"""One source on a mock cluster, called as an engine calls it: its events, and what its client was asked to do."""
+"""One source on a mock cluster, called as an engine calls it, and the calls of its client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lanes.source import Assigned, Delivered, SourceEvent
 from lanes_kafka import KafkaSource
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster
-from tests.kafka.rivals import remove_member
+from tests.kafka.remove_member import remove_member
 from tests.kafka.workload import QUIET, Topic
 
 ROOM: Final = Room(1_000, 1 << 20)
@@ -25,17 +25,23 @@ WITHIN: Final = 20.0
 
 
 class Called(NamedTuple):
-    """``inside``: in a callback of the client."""
+    """One call of a client; ``inside``: within a callback."""
 
     name: str
     inside: bool
     asynchronous: bool = False
 
 
-class Noting(Consumer):
-    """A client that notes what it is asked for. ``member``: its id in the group. ``change``: what ``consume`` returns
-    passes through it. ``on_error``: tells its owner of an error, as a client does. ``called_back``: which rebalances it
-    has told of while it was closed, and before."""
+class RecordingClient(Consumer):
+    """A client that records its calls.
+
+    Attributes:
+        on_error: The ``error_cb`` of the source.
+        calls: Calls of the client.
+        member: Its id in the group.
+        change: A function applied to the messages that ``consume`` returns.
+        called_back: Callbacks of rebalances, before ``close`` and in it.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -99,12 +105,12 @@ class Noting(Consumer):
 
 
 class Reader:
-    """An open source; every wait of it has an end. ``instance``: its name as a static member."""
+    """An open source; each wait has a timeout. ``instance``: its id as a static member."""
 
     def __init__(self, topic: Topic, protocol: str, *, instance: str | None = None, **source: Any) -> None:
         self.topic = topic
         self.group = f"g-{topic.name}"
-        self.clients: list[Noting] = []
+        self.clients: list[RecordingClient] = []
         self._kept: Sequence[SourceEvent] = ()
         self._classic = protocol != "848"
         config = {
@@ -117,35 +123,35 @@ class Reader:
         }
         self.source = KafkaSource(config, topics=topic.name, client=self._make, **source)
 
-    def _make(self, config: dict[str, Any]) -> Noting:
-        self.clients.append(Noting(config))
+    def _make(self, config: dict[str, Any]) -> RecordingClient:
+        self.clients.append(RecordingClient(config))
         return self.clients[-1]
 
     @property
-    def client(self) -> Noting:
-        """The newest."""
+    def client(self) -> RecordingClient:
+        """The newest client."""
         return self.clients[-1]
 
     @property
     def rests(self) -> bool:
-        """Whether the client was paused last, not resumed."""
+        """Whether the last of pauses and resumes was a pause."""
         return [call.name for call in self.client.calls if call.name in ("pause", "resume")][-1] == "pause"
 
     async def receive(self, room: Room = ROOM) -> Sequence[SourceEvent]:
-        """What ``told`` has left, else what the source says."""
+        """Events that ``next_event`` has left over, or else new events of the source."""
         if self._kept:
             kept, self._kept = self._kept, ()
             return kept
         with anyio.fail_after(WITHIN):
             return await self.source.receive(room)
 
-    async def told(self, room: Room = NOTHING) -> SourceEvent:
-        """The next event; others that came with it are received next."""
+    async def next_event(self, room: Room = NOTHING) -> SourceEvent:
+        """The next event; events that came with it are received later."""
         event, *self._kept = await self.receive(room)
         return event
 
     async def assigned(self, count: int = 1) -> list[Partition]:
-        """The next partitions that it begins with."""
+        """The next assigned partitions."""
         found: list[Partition] = []
         while len(found) < count:
             for event in await self.receive(NOTHING):
@@ -154,7 +160,7 @@ class Reader:
         return found
 
     async def take(self, count: int) -> list[Message]:
-        """The next messages, and nothing else."""
+        """The next messages; other events fail."""
         found: list[Message] = []
         while len(found) < count:
             for event in await self.receive(Room(count - len(found), 1 << 20)):
@@ -166,8 +172,8 @@ class Reader:
         with anyio.fail_after(WITHIN):
             await self.source.settle([Settlement(partition, [], floor, list(completed))])
 
-    async def removed(self, client: Noting | None = None) -> None:
-        """Let a rival take it, or a former client of it, out of its group."""
+    async def removed(self, client: RecordingClient | None = None) -> None:
+        """Remove the client, or a former one, from its group."""
         member = (client or self.client).member
         await run_sync(lambda: remove_member(self.topic.url, self.group, member, classic=self._classic))
 
@@ -179,7 +185,7 @@ class Reader:
 async def reading(
     cluster: MockCluster, protocol: str, name: str, partitions: int = 1, **source: Any
 ) -> AsyncIterator[Reader]:
-    """A source on a topic of this name, which is made where there is none; closed at the end."""
+    """A source on a topic of this name, which is created if it is missing; closed at the end."""
     reader = Reader(topic_of(cluster, name, partitions), protocol, **source)
     await reader.source.open()
     try:
@@ -190,7 +196,7 @@ async def reading(
 
 
 def topic_of(cluster: MockCluster, name: str, partitions: int) -> Topic:
-    """A topic of the mock. What is there stays."""
+    """A topic of the mock cluster; an existing one keeps its messages."""
     topic = Topic(cluster.url, name, partitions)
     known = topic.admin.list_topics(timeout=WITHIN).topics
     if name not in known:
