@@ -28,8 +28,7 @@ class Seen(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """All verdicts, how often messages came again, by cause (restart, held, settled, late), the most in flight, and the
-    figures of a group."""
+    """Verdicts, redeliveries by cause (restart, held, settled, late), the peak in flight, figures of a group."""
 
     verdicts: Sequence[Verdict]
     redelivered: Mapping[str, int]

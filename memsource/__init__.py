@@ -7,7 +7,8 @@ and the base class of state machines is in ``memsource.sim.runs.machine``.
 A name is imported when it is first used, because every test run loads the pytest plugin.
 
 Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
-``explorer``; and ``personality``, ``cli``, ``pytest_plugin``."""
+``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The Protocol of a simulated broker: data that acts when it is called, with the time as an argument.
 
-Nothing here blocks, sleeps or knows a loop. The world calls ``advance`` when the time of ``next_at`` has come."""
+Nothing here blocks, sleeps or knows a loop. The world calls ``advance`` when the time of ``next_at`` has come.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Personality(Protocol):
         """The assignments that the broker took from members, in order, whether or not the members know it.
 
         The members had heard of them and not released them. They were taken because a session or lease expired, the
-        time to release them was over, or ``lose`` was called."""
+        time to release them was over, or ``lose`` was called.
+        """
 
     @property
     def unfinished(self) -> list[Record]:

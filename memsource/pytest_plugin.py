@@ -3,7 +3,8 @@
 ``--lanes-runs N`` makes N runs of each of them. ``--lanes-replay TOKEN`` makes only the run of that token. The summary
 has one line for each test.
 
-Nothing is imported before an option needs it. A project without a simulated test imports nothing of lanes."""
+Nothing is imported before an option needs it. A project without a simulated test imports nothing of lanes.
+"""
 
 from __future__ import annotations
 

@@ -106,8 +106,10 @@ class Knowledge:
 
     @property
     def forgotten(self) -> frozenset[Assignment]:
-        """The assignments that ended while the broker was away, or shortly after: it may have forgotten of them what it
-        had been told."""
+        """The assignments that ended while the broker was away, or shortly after.
+
+        The broker may have forgotten their commits.
+        """
         last = {segment.member: segment.rows[-1].mono for segment in self.segments}
         return frozenset(
             assignment

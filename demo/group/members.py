@@ -131,7 +131,6 @@ class Members:
 
     async def run(self) -> None:
         """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
-
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self.progress.phase = "starting the members"

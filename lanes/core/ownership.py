@@ -62,8 +62,9 @@ class Ownership:
         self.partitions[partition.id] = partition
 
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
-        """Start no more messages of a partition; returns the abandoned ones. Idempotent; ignored for a fenced
-        partition.
+        """Start no more messages of a partition; returns the abandoned ones.
+
+        Idempotent; ignored for a fenced partition.
 
         ``close_prefix``: the completed set cannot be handed over, so run the queued messages below the highest started
         one. Only for sources that commit.

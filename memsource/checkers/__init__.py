@@ -4,7 +4,8 @@
 
 Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
 ``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``; ``retries``, ``progress``, ``bounds``,
-``drains``; ``report``."""
+``drains``; ``report``.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ State = TypeVar("State")
 class Assignments(Generic[State]):
     """A state for each assignment whose rows are all known, made by ``make`` when its first row comes.
 
-    Nothing is known about an assignment that began before or in a gap, until the process gets another assignment."""
+    Nothing is known about an assignment that began before or in a gap, until the process gets another assignment.
+    """
 
     def __init__(self, make: Callable[[], State]) -> None:
         self._make = make
@@ -101,7 +102,8 @@ def begin_committing(
 class LatestRun:
     """The messages of the latest runs of deliveries that were not held before.
 
-    The rows that tell which deliveries were repeats follow the whole run."""
+    The rows that tell which deliveries were repeats follow the whole run.
+    """
 
     __slots__ = ("_n", "_new")
 
@@ -130,7 +132,8 @@ class LatestRun:
 def lane_of(rules: Rules, row: Row) -> str | None:
     """The name of a message's lane within its partition, None where it has none.
 
-    Keys that are folded onto one lane get a name each, because a history does not tell which keys share a lane."""
+    Keys that are folded onto one lane get a name each, because a history does not tell which keys share a lane.
+    """
     if rules.order == "none":
         return None
     if rules.order in ("partition", "serial"):

@@ -39,7 +39,8 @@ class _Bound(PromiseChecker):
 
     A message that comes again while it is held counts once. It leaves when it is settled, or when it has finished where
     the source commits. It also leaves when it is abandoned or interrupted, when it fails during a drain, and when its
-    assignment ends."""
+    assignment ends.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
@@ -177,7 +178,8 @@ class _Bound(PromiseChecker):
 class BoundedInFlight(_Bound):
     """A member never has more than ``max_in_flight`` messages in flight: delivered and not yet settled (25).
 
-    Messages that the client has prefetched do not count. The note has the peak."""
+    Messages that the client has prefetched do not count. The note has the peak.
+    """
 
     @property
     def peak(self) -> int:
@@ -204,7 +206,8 @@ class BoundedBytes(_Bound):
     """Nothing is received while ``max_in_flight_bytes`` or more are in flight (26).
 
     One received batch may overshoot the bound, and a larger message comes alone. A batch ends where a handler starts or
-    ends. The note has the peak."""
+    ends. The note has the peak.
+    """
 
     def _limit(self, segment: Segment) -> int | None:
         return segment.max_in_flight_bytes
@@ -252,7 +255,8 @@ class _Above:
 class MaxAhead(AssignmentChecker[_Above]):
     """No handler starts a message more than ``max_ahead`` deliveries above the confirmed floor (27).
 
-    Only sources that commit positions are judged."""
+    Only sources that commit positions are judged.
+    """
 
     _state_class = _Above
 
@@ -294,7 +298,8 @@ class StallNamed(AssignmentChecker[_Above]):
     """Reaching ``max_ahead`` is reported at once, with the message that holds the floor (29).
 
     This is the lowest delivered message that has not finished. There is none where all have finished and only the
-    confirmation is missing. ``LaneProgress`` judges that other keys go on until then."""
+    confirmation is missing. ``LaneProgress`` judges that other keys go on until then.
+    """
 
     _state_class = _Above
 

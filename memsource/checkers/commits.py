@@ -171,7 +171,8 @@ class CommitsInTime(TimedChecker[_Waiting]):
     """A finished message is committed within ``commit_interval``, also when nothing more is delivered (14).
 
     While a commit is under way the next one waits for its answer. ``UnknownCommitRepeated`` judges the time after a
-    failed commit, and ``NoDuplicateCleanly`` the time of a drain."""
+    failed commit, and ``NoDuplicateCleanly`` the time of a drain.
+    """
 
     _state_class = _Waiting
 
@@ -226,7 +227,8 @@ class CommitsInTime(TimedChecker[_Waiting]):
 class UnknownCommitRepeated(TimedChecker[_Waiting]):
     """A commit that failed, or whose result is unknown, is repeated within a second (15).
 
-    It is not judged when its partition is lost or drained meanwhile."""
+    It is not judged when its partition is lost or drained meanwhile.
+    """
 
     _state_class = _Waiting
 

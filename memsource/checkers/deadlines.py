@@ -26,7 +26,8 @@ class Deadlines:
     """Judges actions that come later than their deadline and ``margin`` seconds.
 
     A process that wrote nothing between its deadline and its action may have been suspended. That is a doubt, no
-    violation. In virtual time only a mistake or a freeze makes a process late."""
+    violation. In virtual time only a mistake or a freeze makes a process late.
+    """
 
     def __init__(self, findings: Findings, margin: float) -> None:
         self._findings = findings

@@ -19,7 +19,8 @@ class DrainInTime(TimedChecker[Drain]):
     """A drain takes at most its timeout and the grace (38), and the handover follows in time (39).
 
     The time of the handover is that for settling and releasing. It is not judged when the partition is lost meanwhile,
-    or the whole run is cancelled."""
+    or the whole run is cancelled.
+    """
 
     _state_class = Drain
 

@@ -32,7 +32,8 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
     It finishes when its handler returns or its dead letter is confirmed. It is given up when it is abandoned,
     interrupted or fenced, and only if it has not finished. A message that never started is abandoned when its partition
-    is handed over, unless it was in a batch. A later delivery may have another outcome."""
+    is handed over, unless it was in a batch. A later delivery may have another outcome.
+    """
 
     _state_class = _Outcomes
 
@@ -179,7 +180,8 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
 
     Lanes without a key are whole partitions (``order="partition"`` or ``"serial"``), and all messages without a key
     (``keyless="one_lane"``). They start in the order of delivery, except for messages that come too late.
-    ``PerKeyOrder`` judges the order of keys."""
+    ``PerKeyOrder`` judges the order of keys.
+    """
 
     _state_class = _Line
 

@@ -14,7 +14,8 @@ from memsource.history.timeline import Assignment, Timeline
 class _Tenure:
     """The time of an owner.
 
-    ``rival``: a process that was assigned the partition meanwhile. ``acted``: the first act of the owner after that."""
+    ``rival``: a process that was assigned the partition meanwhile. ``acted``: the first act of the owner after that.
+    """
 
     __slots__ = ("acted", "rival")
 

@@ -25,7 +25,8 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
     """A message that is redelivered within an assignment does not run again.
 
     It runs neither beside the handler that runs (21) nor after one has finished it (22). The checker remembers the last
-    65,536 finished messages of an assignment, as a consumer does."""
+    65,536 finished messages of an assignment, as a consumer does.
+    """
 
     _state_class = _Run
 
@@ -70,7 +71,8 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
 class _Alive:
     """When the broker last heard of each position.
 
-    ``failed`` has those whose handler did not end well: they may be held no longer."""
+    ``failed`` has those whose handler did not end well: they may be held no longer.
+    """
 
     __slots__ = ("failed", "heard", "latest")
 

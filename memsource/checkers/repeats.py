@@ -21,7 +21,8 @@ class _Line:
     """The messages of one key.
 
     ``delivered``: their positions, in order. ``started``: how many of them have started, without those that a rewind
-    took back. ``taken``: the most of them that started in an assignment that the broker had taken."""
+    took back. ``taken``: the most of them that started in an assignment that the broker had taken.
+    """
 
     __slots__ = ("by", "delivered", "started", "taken")
 
@@ -155,7 +156,8 @@ class _Work:
 
     ``finished``: position -> row of its end, while it is not settled for good. ``began``: started and unfinished.
     ``abandoned``: given up. ``too_late``: given up because no time was left. ``confirmed``: number of the latest
-    confirmed commit."""
+    confirmed commit.
+    """
 
     __slots__ = (
         "abandoned",

@@ -18,7 +18,8 @@ _ROUNDING: Final = 2e-6
 class _Attempts:
     """The latest attempt of each position, negative when cancelled.
 
-    ``unlimited`` has the positions that were blocked once."""
+    ``unlimited`` has the positions that were blocked once.
+    """
 
     __slots__ = ("latest", "unlimited")
 

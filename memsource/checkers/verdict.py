@@ -77,7 +77,8 @@ class Findings:
         """The verdict so far.
 
         ``across``: the promise needs an order between segments. ``doubts``: reasons that show only at the end, with
-        their counts; a count of 0 is ignored."""
+        their counts; a count of 0 is ignored.
+        """
         late = {why: count for why, count in (doubts or {}).items() if count}
         reasons = []
         if late or self._doubts:

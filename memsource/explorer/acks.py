@@ -1,7 +1,8 @@
 """One engine over a broker with individual acknowledgements, in every order of events.
 
 The broker delivers in order. It may redeliver an unacknowledged message at any time, under a new token, and accepts
-only the newest token. When the partition is lost and assigned again, unacknowledged messages come before new ones."""
+only the newest token. When the partition is lost and assigned again, unacknowledged messages come before new ones.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class AckState(NamedTuple):
     """The engine, the newest token of each message (0 = none), and the acknowledged messages.
 
     ``first``: messages that come before new ones. ``done``: messages that were handled in this assignment. ``sent``:
-    acknowledgements under way."""
+    acknowledgements under way.
+    """
 
     engine: EngineState
     tokens: tuple[int, ...]

@@ -1,6 +1,7 @@
 """The invariants of every order of events, each a function that raises ``Broken``.
 
-The numbers are those of the table in ``docs/design/explorer.md``."""
+The numbers are those of the table in ``docs/design/explorer.md``.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,7 @@ def broken(invariant: Callable[..., None], text: str) -> Never:
 
 
 def one_handler_a_key(running: Collection[tuple[object, ...]]) -> None:
-    """1: at most one handler of a key runs at any time. ``running`` has an entry for each handler, equal for the same
-    key."""
+    """1: at most one handler of a key runs at any time. Entries of ``running`` are equal for the same key."""
     if len(set(running)) < len(running):
         broken(one_handler_a_key, f"two handlers of one key run at once: {sorted(map(str, running))}")
 
@@ -159,7 +159,8 @@ def prefix_closed(done: Collection[int], positions: Sequence[int]) -> None:
 def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:
     """37: a drain starts nothing. If it closes the prefix, it starts nothing above the highest started message.
 
-    ``closing``: it closes the prefix, and its deadline has not passed."""
+    ``closing``: it closes the prefix, and its deadline has not passed.
+    """
     if draining and (not closing or position > highest):
         broken(drain_starts_nothing_above, f"position {position} starts during a drain; highest started: {highest}")
 

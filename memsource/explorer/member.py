@@ -1,7 +1,8 @@
 """One member of a group: its value, and the next value after an event.
 
 The value is the engine with the knowledge of the shell around it. The shell stands for the rest of ``lanes`` without
-waiting: it performs the steps that the real drains ask for."""
+waiting: it performs the steps that the real drains ask for.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ Published: TypeAlias = dict[int, dict[int, str]]
 class Event(NamedTuple):
     """An event of a member: a word, with a partition, an assignment and a position where it needs them.
 
-    ``run``: positions and keys. ``notices``: news about partitions, each with its committed set."""
+    ``run``: positions and keys. ``notices``: news about partitions, each with its committed set.
+    """
 
     word: str
     number: int = 0
@@ -109,7 +111,8 @@ class Assignment(NamedTuple):
 
     ``origin``: the committed set at its beginning. ``done``: positions that it has handled. ``started``: the last
     started position of each key. ``sent``: the last commit. ``confirmed``: the floor that the broker confirmed.
-    ``drain``: the phase of its drain. ``over``: it was lost or released."""
+    ``drain``: the phase of its drain. ``over``: it was lost or released.
+    """
 
     number: int
     origin: Commit
@@ -425,8 +428,10 @@ class _Actor:
             self._note("abandoned by a drain")
 
     def _excuse(self) -> None:
-        """A drain waits for no waiting head and no failed handler. Without a completed set, messages above them may
-        repeat."""
+        """A drain waits for no waiting head and no failed handler.
+
+        Without a completed set, messages above them may repeat.
+        """
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
 

@@ -28,7 +28,8 @@ class World(Protocol[S]):
     def steps(self, state: S) -> Iterator[tuple[Callable[[], str], S]]:
         """Every possible event of ``state``: its text on demand, and the next state. Pure.
 
-        Raises ``Broken`` for an event or a state that breaks an invariant."""
+        Raises ``Broken`` for an event or a state that breaks an invariant.
+        """
 
     @property
     def reached(self) -> Counter[str]:

@@ -5,7 +5,8 @@ group and of one member are numbered, and each event in one of them is computed 
 
 Two kinds of orders are left out, because they show nothing new. A member that has lost a partition hears of it at once:
 it could have acted before the loss, and its messages may still arrive after it. While a member owns nothing and hears
-nothing, its fenced handlers end last, because no other member sees them."""
+nothing, its fenced handlers end last, because no other member sees them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Groups:
     """The states of a group, by number. Each call in one of them is made once.
 
     ``topic`` has the published messages: partition -> position -> key. The member ``first`` is there from the
-    beginning."""
+    beginning.
+    """
 
     def __init__(self, scope: Scope, first: str) -> None:
         self.topic: Published = {number: {} for number in range(scope.partitions)}
@@ -140,7 +142,8 @@ class _Done(NamedTuple):
 class Members:
     """The states of a member, by number. Each event in one of them is computed once.
 
-    ``fresh`` is the number of a member that has just started."""
+    ``fresh`` is the number of a member that has just started.
+    """
 
     def __init__(self, scope: Scope, topic: Published) -> None:
         self._scope = scope
@@ -204,7 +207,8 @@ class State(NamedTuple):
     """The whole state: the group, its members, the handled messages (one bit each), and the events that are used up.
 
     ``split``: a message that a member sent before a loss may arrive after it. ``excused``: a drain had to leave a hole.
-    ``crashed``: the member that crashed and did not start again yet."""
+    ``crashed``: the member that crashed and did not start again yet.
+    """
 
     group: int
     members: tuple[int, ...]

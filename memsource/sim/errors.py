@@ -13,10 +13,11 @@ class SimulationError(LanesError):
 
 
 class Refused(SimulationError):
-    """Code in a simulation used something without virtual time: a thread, a socket, a signal, or a sleep by the wall
-    clock.
+    """Code in a simulation used something without virtual time.
 
-    The message names it and its replacement."""
+    Examples are a thread, a socket, a signal, and a sleep by the wall clock.
+    The message names it and its replacement.
+    """
 
 
 class Deadlock(SimulationError):
@@ -52,11 +53,12 @@ class SimulationFailed(AssertionError):
 
 
 def is_finding(error: BaseException) -> bool:
-    """Whether an exception says that the code under test is wrong: any ``Exception``, and the failure of
-    ``pytest.fail``.
+    """Whether an exception says that the code under test is wrong.
 
+    Any ``Exception`` does, and so does the failure of ``pytest.fail``.
     Bad use of the simulation is no finding. Neither is an exception for the runner of the test: Ctrl-C, an exit,
-    ``pytest.skip``."""
+    ``pytest.skip``.
+    """
     if isinstance(error, Exception):
         return not isinstance(error, ImpossiblePlan | Refused)
     # Code that raises it has imported it.

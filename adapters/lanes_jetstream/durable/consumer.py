@@ -267,9 +267,9 @@ class DurableConsumer:
         return ConsumerSnapshot(stream, config, state)
 
     async def check_stream(self, highest: int) -> StreamState:
-        """Raise ``SourceError`` if the stream was replaced, or lost its end below ``highest``, the highest sequence
-        read.
+        """Raise ``SourceError`` if the stream was replaced or lost its end.
 
+        ``highest`` is the highest sequence read; the stream must not end below it.
         New messages would reuse those sequences and pass for settled ones.
         """
         try:

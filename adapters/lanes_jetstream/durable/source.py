@@ -266,8 +266,9 @@ class DurableSource:
     # --- start
 
     async def _find_consumer(self) -> None:
-        """Find or create the consumer, and check that no other process pulls it. Waits for a leader until the start
-        timeout.
+        """Find or create the consumer, and check that no other process pulls it.
+
+        Waits for a leader until the start timeout.
         """
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._start_timeout

@@ -167,8 +167,9 @@ class DurableWatch:
         return monotonic() - self._suspected > SUSPICION
 
     def _check_backlog(self, snapshot: ConsumerSnapshot, takeovers: int) -> None:
-        """Whether the backlog shrank by more than the deliveries since the last check. Works for filtered consumers
-        too.
+        """Whether the backlog shrank by more than the deliveries since the last check.
+
+        Works for filtered consumers too.
         """
         before, self._before = self._before, snapshot.state
         same, self._takeovers = takeovers == self._takeovers, takeovers

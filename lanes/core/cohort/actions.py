@@ -28,9 +28,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Compare and set, as in ``lanes.cohort.leases.LeaseStore``. The result is the new revision, ``Refused`` or
-    ``Unknown``.
+    """Compare and set, as in ``lanes.cohort.leases.LeaseStore``.
 
+    The result is the new revision, ``Refused`` or ``Unknown``.
     It compares the ``revision`` of the key itself, or a ``fence``: another key and the revision that it must have.
     """
 

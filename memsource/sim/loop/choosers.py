@@ -1,7 +1,8 @@
 """The choosers of a ``SimLoop``, which decide who takes the next step.
 
 A chooser sees only the number of the turn and the numbers of the ready tasks. Its answers depend on its seed or its
-schedule alone. It serves one run."""
+schedule alone. It serves one run.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,14 @@ class Chooser(Protocol):
         """The index of the task that takes a step in this turn: 0 … len(tasks) - 1.
 
         ``tasks`` has the numbers of the ready tasks, the one that has waited longest first. Called only for two or
-        more."""
+        more.
+        """
 
     def jump(self, turn: int) -> bool:
         """Whether time jumps to the next timer although tasks are ready, as on a slow processor.
 
-        Called before ``choose``, and only where a task is ready and a timer is due within a second."""
+        Called before ``choose``, and only where a task is ready and a timer is due within a second.
+        """
 
 
 class Fifo:
@@ -77,7 +80,8 @@ class Priorities:
     bug that needs few changes in few tasks more often than a random walk does.
 
     With probability ``mix`` (0 … 1) a choice is any ready task, because a task that polls would starve the one it waits
-    for. Raises ``ValueError`` for a number out of its range."""
+    for. Raises ``ValueError`` for a number out of its range.
+    """
 
     def __init__(self, seed: int, changes: int = 3, *, span: int = 1_000, mix: float = 0.1) -> None:
         if changes < 0 or span < max(1, changes) or not 0 <= mix <= 1:
@@ -143,5 +147,6 @@ class Recording:
 def mixed(seed: int) -> Chooser:
     """A chooser for this seed: of three seeds, two walk at random and one has priorities.
 
-    No strategy finds every bug, so a campaign over seeds uses all of them."""
+    No strategy finds every bug, so a campaign over seeds uses all of them.
+    """
     return Priorities(seed, changes=seed // 3 % 5) if seed % 3 == 2 else RandomWalk(seed)

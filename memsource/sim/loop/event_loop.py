@@ -9,7 +9,8 @@ Three rules keep it so. Tasks are numbered as they are made, and those that beco
 because anyio delivers a cancellation by walking a set. Tasks, futures and cancel scopes hash by number, so each walk
 over a set of them has the same order. This includes the user's own walk over the result of ``asyncio.wait``. Garbage is
 collected only between runs. The user is responsible for sets of other objects, for strings in sets
-(``PYTHONHASHSEED``), and for clocks."""
+(``PYTHONHASHSEED``), and for clocks.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     ``run`` makes it, and ``current`` finds it. ``thread_time`` returns the virtual seconds that the function of a
     thread takes; None = threads are refused. ``turns_limit``: the most turns without passing time, and the most turns
-    to cancel the remaining tasks."""
+    to cancel the remaining tasks.
+    """
 
     _closed: bool
     _stopping: bool
@@ -182,8 +184,10 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.create_task(inline(seconds, func, args), name=f"inline {getattr(func, '__name__', func)}")
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Handle a report of asyncio about a task. After a failure most reports are about abandoned tasks, and are
-        dropped."""
+        """Handle a report of asyncio about a task.
+
+        After a failure most reports are about abandoned tasks, and are dropped.
+        """
         if self.failure is None:
             super().call_exception_handler(context)
 
@@ -273,11 +277,12 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- groups
 
     def freeze(self, group: str, until: float) -> None:
-        """Let no task of ``group`` take a step before ``until`` (seconds of ``time``), as under SIGSTOP. Does not
-        block.
+        """Let no task of ``group`` take a step before ``until`` (seconds of ``time``), as under SIGSTOP.
 
+        Does not block.
         Its timers come due meanwhile, and it notices when it wakes. A later call replaces an earlier one. A time in the
-        past wakes the group at once."""
+        past wakes the group at once.
+        """
         self._frozen[group] = until
         if until <= self._now or self._ending:
             self._frozen[group] = self._now
@@ -365,7 +370,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def abandon(self) -> None:
         """Close the coroutines of unfinished tasks after the loop was closed, and drop their errors.
 
-        Otherwise the garbage collector would close them later, at any place."""
+        Otherwise the garbage collector would close them later, at any place.
+        """
         for inner in self._wrapped:
             inner.close()
         for task in sorted(asyncio.all_tasks(self), key=self._number_of):

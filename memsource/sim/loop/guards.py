@@ -3,7 +3,8 @@
 The guards stand in the standard library and in anyio's asyncio backend while a simulation runs in the process. They
 refuse only where its loop is the running one, and let other threads through. They do not see a function that was
 imported by name before (``from time import sleep``). A step that waits by the wall clock ends at the loop's
-``step_limit`` instead."""
+``step_limit`` instead.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Refuser(Protocol):
     def thread_seconds(self, what: str) -> float:
         """Virtual seconds that a thread's function takes, before it is called on the loop.
 
-        Raises ``Refused`` where threads are not inlined; ``what`` names the call that asked for one."""
+        Raises ``Refused`` where threads are not inlined; ``what`` names the call that asked for one.
+        """
 
 
 THREADS: Final = 'make it async, or pass threads="inline" for calls of anyio.to_thread and asyncio.to_thread'
@@ -97,7 +99,8 @@ def installed(kind: type[Refuser]) -> Iterator[None]:
 
     ``kind`` is the class of the guarded loops; from several threads at once it must be the same. The cycles of a run
     are collected at its end. A finalizer during the run would act at a turn that depends on other memory of the
-    process."""
+    process.
+    """
     global _users, _collecting
     with _lock:
         _users += 1
@@ -167,10 +170,11 @@ def _guard(kind: type[Refuser], original: Callable[..., Any], what: str, remedy:
 
 @functools.cache
 def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> type[backend.CancelScope]:
-    """anyio's cancel scope, with a hash that is the same in every run.
+    """Cancel scope of anyio, with a hash that is the same in every run.
 
     anyio keeps the scopes within a scope in a set, and cancels them in its order, which would be by address. One class
-    serves all runs, because the interpreter specializes code for a class."""
+    serves all runs, because the interpreter specializes code for a class.
+    """
 
     def number_of(scope: Any) -> int:
         try:

@@ -33,7 +33,8 @@ _NAMED: Final = 10
 def place_of_frame(frame: FrameType | None) -> str:
     """``file:line in function`` of the innermost caller outside of asyncio, anyio and the simulator.
 
-    Where there is none, the innermost one outside of the simulator."""
+    Where there is none, the innermost one outside of the simulator.
+    """
     innermost = None
     # Frames outside of the loop have only started it.
     while frame is not None and frame.f_code.co_name != _STEP:

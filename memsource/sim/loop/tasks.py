@@ -97,7 +97,8 @@ async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) 
 class Timers:
     """A heap of timers, by time and then in the order in which they were set.
 
-    A cancelled one is dropped when its time comes, or earlier when there are many."""
+    A cancelled one is dropped when its time comes, or earlier when there are many.
+    """
 
     __slots__ = ("_heap", "_pushed", "cancelled")
 

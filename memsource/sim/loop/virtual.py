@@ -27,7 +27,8 @@ class LoopResult(Generic[T]):
     """The end of a run.
 
     ``result``: the return value of ``main``. ``time``: virtual seconds. ``turns`` and ``steps`` count the loop and its
-    tasks. ``digest`` is a hash of all (turn, task number); it is equal for runs with the same steps."""
+    tasks. ``digest`` is a hash of all (turn, task number); it is equal for runs with the same steps.
+    """
 
     result: T
     time: float
@@ -52,7 +53,8 @@ def run(
     passing time. ``step_limit``: seconds by the wall clock that one step may take.
 
     Raises the error of ``main``. Raises ``Deadlock``, ``Livelock`` or ``Refused`` even where the tasks caught them, and
-    ``SimulationError`` inside a running event loop. Leaves nothing behind."""
+    ``SimulationError`` inside a running event loop. Leaves nothing behind.
+    """
     if _get_running_loop() is not None:
         raise SimulationError("a simulation cannot run in an event loop: call run where none is running")
     if turns_limit < 1 or not step_limit > 0:

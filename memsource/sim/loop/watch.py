@@ -39,7 +39,8 @@ def watching(watched: Watched, limit: float) -> Iterator[None]:
     """Interrupt each step of the calling thread that takes longer than ``limit`` seconds by the wall clock.
 
     Takes the process's real-time timer where it can, and gives it back. An alarm that was set before (the timeout of a
-    test) is still delivered meanwhile, up to a quarter of the limit late."""
+    test) is still delivered meanwhile, up to a quarter of the limit late.
+    """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) is not None:
         with _by_signal(watched, limit):
             yield

@@ -173,7 +173,8 @@ def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng
 
     Half of the runs have all faults of a kind that can happen there, the others any number. One fault of four is at the
     boundary of another fault or soon after it. Without boundaries there is no fault. Raises ``ImpossiblePlan`` for
-    ``boundaries`` below 0."""
+    ``boundaries`` below 0.
+    """
     _check_boundaries(boundaries)
     found: list[Fault] = []
     for kind in budget.kinds(personality) if boundaries else ():
@@ -190,7 +191,8 @@ def crash_sweep(boundaries: int, target: int = 0, amount: float = 1.0) -> Iterat
     """The faults of one run for each boundary of a run: a crash there.
 
     ``target``: the worker that crashes, 0 = the one at the boundary. ``amount``: seconds until a new one starts. Raises
-    ``ImpossiblePlan`` for ``boundaries`` below 0 when it is called."""
+    ``ImpossiblePlan`` for ``boundaries`` below 0 when it is called.
+    """
     _check_boundaries(boundaries)
     return ((Fault(at, "crash", target, amount),) for at in range(boundaries))
 

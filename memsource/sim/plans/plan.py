@@ -1,7 +1,8 @@
 """A plan: the traffic of a run, its faults, and the order in which its tasks take their steps.
 
 A run is a function of its plan. Each part of a plan can be made smaller: fewer faults, fewer deviations, fewer
-messages."""
+messages.
+"""
 
 from __future__ import annotations
 

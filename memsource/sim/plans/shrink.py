@@ -2,7 +2,8 @@
 
 Lists are shortened by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
 Input*, IEEE Transactions on Software Engineering 28(2), 2002. This ``ddmin`` does not test the parts alone, because
-they seldom fail where several points are needed. Numbers shrink by steps that halve."""
+they seldom fail where several points are needed. Numbers shrink by steps that halve.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPT
     deviations and jumps; shrinking it again gives the same.
 
     Raises ``SimulationError`` when ``plan`` itself does not fail, ``ValueError`` for ``attempts`` below 1, and any
-    error of ``fails``."""
+    error of ``fails``.
+    """
     if attempts < 1:
         raise ValueError(f"attempts={attempts}: shrinking takes 1 or more, the first is the plan itself")
     search = _Search(fails, attempts)
@@ -160,7 +162,8 @@ def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
     """Leave out items that ``fails`` does not need: first all, then halves, then smaller parts, then single ones.
 
     ``fails`` gets the items that remain. An item that was needed only for another that is gone is found in the next
-    round."""
+    round.
+    """
     size = len(items)
     while items and size:
         for start in range((len(items) - 1) // size * size, -1, -size):

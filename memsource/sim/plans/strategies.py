@@ -1,6 +1,7 @@
 """Plans as Hypothesis strategies, for your own property tests. Needs the extra ``testing``.
 
-Everything shrinks towards few messages, without a fault, first in, first out."""
+Everything shrinks towards few messages, without a fault, first in, first out.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ The JSON names the version of lanes, the minor version of Python, and the fields
 defaults. Turns are distances from the turn before. A plan has one text; its compression depends on zlib.
 
 Only the same code repeats a run: another version of lanes schedules other steps, and so does another minor version of
-Python. A token of those is refused."""
+Python. A token of those is refused.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ _FIELDS: Final = ("lanes", "python", "personality", "seed", "limit", "faults", "
 def encode(plan: Plan) -> str:
     """The token of a plan: printable, without a blank, usually below 200 characters.
 
-    Raises ``ImpossiblePlan`` for a plan of more than about 200,000 deviations."""
+    Raises ``ImpossiblePlan`` for a plan of more than about 200,000 deviations.
+    """
     text = _text(plan)
     if len(text) > LIMIT:
         raise ImpossiblePlan(
@@ -64,7 +66,8 @@ def decode(token: str) -> Plan:
     """The plan of a token.
 
     Raises ``TokenRefused`` with the reason: not a token, damaged, of another version of lanes or minor version of
-    Python, too large, not a plan. The memory is bounded: at most 1 MiB of text is read."""
+    Python, too large, not a plan. The memory is bounded: at most 1 MiB of text is read.
+    """
     try:
         return _plan(_text_of(token))
     except ImpossiblePlan as error:

@@ -22,7 +22,8 @@ class Item:
     """One message to publish, with its number in the traffic.
 
     A key always goes to the same ``partition``, that of ``memsource.memory.topic``. ``gap``: positions that are left
-    out before it."""
+    out before it.
+    """
 
     key: PartitionKey | None
     partition: int

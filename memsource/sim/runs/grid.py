@@ -1,7 +1,8 @@
 """Text in columns over time: rows of short marks and bars, cut where nothing happens, and folded to a width.
 
 A column is one event. Columns are in order and not to scale. A blank between two columns means that time has passed,
-and ``~`` that much time has."""
+and ``~`` that much time has.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def draw(
 
     ``times`` has the seconds of each column, and never falls. ``merged``: columns of one time become one, except for
     those in ``alone``; a row keeps its order within it. ``width``: characters of a line, at least 40. Each panel begins
-    with a line of times, and omits rows that are empty in it."""
+    with a line of times, and omits rows that are empty in it.
+    """
     if not times:
         return []
     groups = _merged(times, rows, alone) if merged else [[column] for column in range(len(times))]

@@ -1,6 +1,7 @@
 """A state machine whose rules are the actions of a broker, for your own stateful property tests.
 
-Each step drives the simulation, and nothing happens between two steps. Needs the extra ``testing``."""
+Each step drives the simulation, and nothing happens between two steps. Needs the extra ``testing``.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +120,8 @@ class SimulationMachine(RuleBasedStateMachine):
     def process(self) -> App | Handler:
         """The handler of one worker, asked for whenever one starts, after a crash too.
 
-        Override it instead of ``app`` where a process must forget its memory: return a new handler each time."""
+        Override it instead of ``app`` where a process must forget its memory: return a new handler each time.
+        """
         if self._shared is None:
             self._shared = self.app()
         return self._shared

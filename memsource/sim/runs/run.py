@@ -51,7 +51,8 @@ class Conditions:
     ``setup`` is called before each run. ``threads``: ``"refuse"`` or ``"inline"``, see
     ``memsource.sim.loop.virtual.run``. ``time_limit``: virtual seconds of the test, after which it is the finding
     ``Overtime``. ``checkers`` judge the history. ``broker`` makes the broker of a run; None = the default of its
-    personality."""
+    personality.
+    """
 
     test: Test
     partitions: int = 4
@@ -122,7 +123,8 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
 
     ``chooser`` decides instead of the plan's schedule; the plan of the result then has the schedule that repeats it.
     Raises ``Refused`` for a call without virtual time, ``NeverYields`` for a step without end, and ``ImpossiblePlan``
-    for an impossible request of the test. An error that is no finding (see ``is_finding``) goes through."""
+    for an impossible request of the test. An error that is no finding (see ``is_finding``) goes through.
+    """
     recording = None if chooser is None else Recording(chooser)
     worlds: list[World] = []
     loops: list[SimLoop] = []

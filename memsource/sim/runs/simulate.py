@@ -199,7 +199,8 @@ def replay(campaign: Campaign, token: str) -> Run:
 def _place_of_world(test: Simulated) -> int:
     """The index of the world among the test's parameters: 0, or 1 for a method.
 
-    Raises ``ImpossiblePlan`` where there is no world."""
+    Raises ``ImpossiblePlan`` where there is no world.
+    """
     parameters = list(inspect.signature(test).parameters.values())
     place = int(bool(parameters) and parameters[0].name in _OWNERS)
     name = getattr(test, "__qualname__", repr(test))

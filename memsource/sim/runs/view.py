@@ -80,7 +80,8 @@ class _Track:
 class LaneView:
     """The events of the messages of a key of a partition. ``odd``: some message did not just run once and well.
 
-    It has one track, and more where its handlers ran at the same time."""
+    It has one track, and more where its handlers ran at the same time.
+    """
 
     partition: str
     key: str | None
@@ -105,7 +106,8 @@ class Note:
 class Story:
     """The lanes, notes and commits of the histories of one run, in order.
 
-    ``letters``: the letter of each worker. ``crashes``: members that a fault has crashed."""
+    ``letters``: the letter of each worker. ``crashes``: members that a fault has crashed.
+    """
 
     def __init__(self, segments: Sequence[Segment], moments: Sequence[Moment] = ()) -> None:
         self.strokes: list[Stroke] = []
@@ -274,7 +276,8 @@ def render(run: Run, width: int = 100) -> str:
     """The lanes of a run over virtual time, as plain text. Pure; O(rows).
 
     It has at most ``LINES`` lines of ``width`` characters (40 or more). A run that is too large shows the lanes that
-    its findings name, or those with unusual events."""
+    its findings name, or those with unusual events.
+    """
     plan = run.plan
     title = [plan.personality, f"seed {plan.seed}"]
     if plan.limit is not None:

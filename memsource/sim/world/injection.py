@@ -25,7 +25,8 @@ class Injection:
     """The ``faults`` of a plan. Nothing blocks.
 
     Some faults act at their boundary. Others are armed there, and strike the next call of their kind. ``performed``:
-    faults that acted or were armed at a boundary. ``moments``: faults that have happened."""
+    faults that acted or were armed at a boundary. ``moments``: faults that have happened.
+    """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.performed: list[Fault] = []

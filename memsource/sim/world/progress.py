@@ -33,7 +33,8 @@ class WorldProgress:
     def left(self) -> list[Record]:
         """The messages that were never finished.
 
-        A late commit may set a position back. A message that was finished once then runs again at worst."""
+        A late commit may set a position back. A message that was finished once then runs again at worst.
+        """
         return [record for record in self._broker.unfinished if not self._was_committed(record)]
 
     def left_in_words(self) -> tuple[int, str]:
@@ -45,7 +46,8 @@ class WorldProgress:
     def caught_up(self, asked: Callable[[], Sequence[Status]]) -> bool:
         """Whether nothing is left, or the rest cannot go on because a poison policy has blocked it.
 
-        ``asked`` returns the statuses of all workers that are ready. It is called only where they matter."""
+        ``asked`` returns the statuses of all workers that are ready. It is called only where they matter.
+        """
         left = Counter(record.partition for record in self.left())
         if not left:
             return True
@@ -62,8 +64,10 @@ class WorldProgress:
 
 
 def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool:
-    """Whether the rest of a partition has no room, or is delivered while no handler runs: blocked, queued or finished
-    above."""
+    """Whether the rest of a partition has no room, or is delivered while no handler runs.
+
+    The delivered messages are blocked, queued, or finished above a gap.
+    """
     owners = [
         (status, owned)
         for status in statuses

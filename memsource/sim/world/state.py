@@ -14,7 +14,8 @@ def copied(state: Callable[[], object]) -> object:
     """A copy of the value that ``state`` returns now.
 
     Raises ``ImpossiblePlan`` for a function that is not plain, and for a value that must be awaited or cannot be
-    copied."""
+    copied.
+    """
     if not callable(state) or inspect.iscoroutinefunction(state):
         raise ImpossiblePlan(
             f"check(state={state!r:.200}): must be a plain function that returns the state, such as "

@@ -61,7 +61,8 @@ class _MemorySegment(SegmentFile):
 class MemoryRecorder(Recorder):
     """Records the history of one worker in memory, with the rows of a file.
 
-    ``number`` stands for its process, and ``wall`` is its wall clock."""
+    ``number`` stands for its process, and ``wall`` is its wall clock.
+    """
 
     __slots__ = ("_kept", "_number", "_wall_clock")
 

@@ -2,7 +2,8 @@
 
 A crash is like ``kill -9``. The worker's tasks take no further step, so no ``finally`` and no ``except`` of a handler
 runs, and the broker hears nothing. A dead handler keeps what it held in memory for ever, such as a lock around a fake
-that all workers share. A real process that shares nothing with the others cannot do that."""
+that all workers share. A real process that shares nothing with the others cannot do that.
+"""
 
 from __future__ import annotations
 
