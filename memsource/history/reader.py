@@ -345,7 +345,7 @@ class _Reader:
             segment = Segment(file=self._file, member=member, mono_first=mono, wall_first=wall, wall_last=wall)
             self._segment, self._n = segment, n
             self._no_row(number)
-            self._gap(f"no begin row in front of row {n}")
+            self._gap(f"no begin row before row {n}")
         elif fields["member"] != segment.member or n <= self._n or segment.reason is not None:
             raise ValueError("not of this segment")
         elif n > self._n + 1:

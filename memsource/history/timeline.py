@@ -128,7 +128,7 @@ class Timeline:
         for partition, segments in holders.items():
             if len(incarnations[partition]) > 1:
                 self.recreated.add(partition)
-                self.incomparable[partition] = "recreated: its positions began anew"
+                self.incomparable[partition] = "recreated: its positions started again"
             elif any(self._overlap(a, b, ends) for a, b in combinations(segments, 2)):
                 self.incomparable[partition] = "in overlapping segments of different boots"
 

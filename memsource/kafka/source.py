@@ -163,7 +163,7 @@ class KafkaMemberSource(CommittingSource):
             for number in callback.partitions:
                 if number in self._owned:
                     # Its release was cancelled, and meanwhile the partition was taken and assigned again.
-                    yield Lost(self._forget(number), "it is assigned anew")
+                    yield Lost(self._forget(number), "it was lost and assigned again")
                 yield self._assigned(number)
         elif callback.kind == "lost":
             # After the loss of the membership no callback comes for revoked partitions.

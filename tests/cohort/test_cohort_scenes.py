@@ -140,7 +140,7 @@ def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
         # After it with its key, so that they wait; the last message is finished.
         stage.publish(1, 1, key=f"key {len(stage.broker.records) - 1}")
         done = stage.publish(1, key="another")
-        await stage.wait(lambda: stage.ends() == done, "what is behind them is done")
+        await stage.wait(lambda: stage.ends() == done, "the later messages are done")
         stage.publish(0)
         _, second = stage.join()
         await stage.pass_time(2.0)
@@ -333,7 +333,7 @@ def test_a_late_renewal_loses_the_partition_on_both_sides() -> None:
         tokens = [token for _, token in source.announced]
         (tenancy,) = source._partitions.by_number.values()
         tenancy.partition.deadline = stage.world.now
-        await stage.wait(lambda: len(source.announced) == 2, "it is lost and owned anew")
+        await stage.wait(lambda: len(source.announced) == 2, "it is lost and owned again")
         assert max(token for _, token in source.announced) > tokens[0]
         before = stage.publish(0, 0)
         await stage.world.settled()

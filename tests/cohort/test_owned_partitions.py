@@ -102,9 +102,9 @@ async def test_a_reported_loss_allows_a_new_acquisition() -> None:
     of.tell((3, LeaseLost("why")))
     assert (owned.durable, of.wakes) == (None, wakes + 1)
     of.partitions.step()
-    assert of.told() == [], "nobody has heard of it"
+    assert of.told() == [], "the membership has not heard of it"
     assert of.partitions.next_events() == [Lost(owned.partition, "why")]
-    assert of.told() == [], "nobody has made anything of it"
+    assert of.told() == [], "the membership has not heard of it"
     for _ in range(2):
         of.partitions.step()
     assert of.told() == [("ended", 3)]

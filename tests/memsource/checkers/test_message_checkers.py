@@ -394,7 +394,7 @@ class TestAcrossSegments:
         second = segment(owned("assigned", incarnation="i-2"), handled(2), start=200.0, pid=2)
         assert not violated(first, second)
         verdict = verdicts(first, second)["PerKeyOrder"]
-        assert "S/0 across segments: recreated: its positions began anew" in verdict.reasons
+        assert "S/0 across segments: recreated: its positions started again" in verdict.reasons
         assert "AtLeastOnce" in unproven(first, second)
         second[1]["incarnation"] = "i-1"
         assert violated(first, second) == {"PerKeyOrder"}

@@ -12,7 +12,7 @@ from tests.components import KafkaServer, NatsServer
 
 @contextlib.asynccontextmanager
 async def killed(server: KafkaServer | NatsServer | None) -> AsyncIterator[None]:
-    """Dead within it, and back behind it."""
+    """Killed inside the context, and started again after it."""
     assert server is not None, "the harness was made without one to kill"
     await run_sync(server.kill)
     yield

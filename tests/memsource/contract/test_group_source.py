@@ -25,7 +25,7 @@ ROOM: Final = Room(100, 1 << 20)
 class GroupHarness:
     """A group with one member at a time."""
 
-    # Whatever comes, comes within a few turns of the loop.
+    # Every event comes within a few turns of the loop.
     patience = 0.005
     ack_wait = 0.0
 
@@ -368,7 +368,7 @@ async def test_the_end_waits_for_a_rebalance() -> None:
     assert isinstance(await only(source), Revoking)
     await cut_short(source.receive, ROOM)
     group.lose("m-1", 0)
-    # Nobody else is there, so the rebalance gives it back.
+    # Without another member the rebalance assigns it again.
     assert [type(event) for event in await source.receive(ROOM)] == [Lost, Assigned]
     assert positions(await source.receive(ROOM)) == [0, 1]
     assert isinstance(await only(source), Exhausted)

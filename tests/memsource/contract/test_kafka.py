@@ -114,7 +114,7 @@ class KafkaHarness:
         raise NotImplementedError("a broker of positions waits for no acknowledgement")
 
     async def revoke(self, partition: Partition) -> None:
-        """Somebody joins: under the eager protocol that takes everything away for a moment."""
+        """A member joins: under the eager protocol that revokes everything for a moment."""
         self._start(self._join_and_leave)
 
     def _start(self, peer: Callable[[], None]) -> None:

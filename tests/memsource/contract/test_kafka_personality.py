@@ -25,7 +25,7 @@ class KafkaHarness:
     """A broker with one member at a time, and a clock that goes only where the broker's timers are."""
 
     can: Collection[Ability] = ABILITIES
-    # Whatever comes, comes within a few turns of the loop.
+    # Every event comes within a few turns of the loop.
     patience = 0.01
     ack_wait = 0.0
 

@@ -23,7 +23,7 @@ class MemoryHarness:
     """A broker in memory whose clock moves only by ``elapse``."""
 
     can: Collection[Ability] = EVERYTHING
-    # Whatever comes, comes within a few turns of the loop.
+    # Every event comes within a few turns of the loop.
     patience = 0.005
     ack_wait = 3.0
 

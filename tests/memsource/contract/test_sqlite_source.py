@@ -149,7 +149,7 @@ async def test_a_late_settlement_does_not_change_the_next_claim(harness: SqliteH
         (again,) = await take(other, 1)
         assert [row.raw.attempts for row in (late[0], again)] == [1, 2]  # type: ignore[attr-defined]
         await settle(one, late[:1])
-        # The second one nobody has claimed again. If it were extended, its key had two owners.
+        # The second one has no new claim. With an extension its key would have two owners.
         await one.extend(late)
         assert await harness.unsettled() == 2
         assert values(await take(other)) == [b"a2"]
@@ -164,13 +164,13 @@ async def test_a_claim_that_ends_while_its_extension_waits_is_not_extended(harne
         late = await take(one)
         await harness.elapse(harness.ack_wait * 0.9)
         async with anyio.create_task_group() as tasks, one._one:
-            # Asked for in time, and done behind the deadline, for the connection is taken.
+            # Requested in time, and done after the deadline, because the connection is busy.
             tasks.start_soon(one.extend, late)
             await until(lambda: one._one.statistics().tasks_waiting == 1)
             await harness.elapse(harness.ack_wait * 0.1)
             (again,) = await take(other, 1)
         await settle(other, [again])
-        assert values(await take(other)) == [b"a2"], "nobody has a claim on it"
+        assert values(await take(other)) == [b"a2"], "no process has a claim on it"
 
 
 @pytest.mark.anyio
@@ -252,7 +252,7 @@ async def test_workers_that_share_a_table_keep_every_promise(harness: SqliteHarn
     async def member(name: str) -> None:
         async def handler(message: lanes.Message) -> None:
             began[name].set()
-            # Whoever comes first cannot hold all 20 keys, nor finish before the second one has some.
+            # The first process can neither hold all 20 keys nor finish before the second one has some.
             for each in began.values():
                 await each.wait()
             await anyio.sleep(0.001)

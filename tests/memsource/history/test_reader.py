@@ -215,7 +215,7 @@ def test_a_missing_line_is_a_gap(line: int) -> None:
         return
     (gap,) = found[0].gaps
     assert gap.line == line + 1
-    assert gap.why == ("no begin row in front of row 2" if line == 0 else f"rows {line + 1}…{line + 1} are missing")
+    assert gap.why == ("no begin row before row 2" if line == 0 else f"rows {line + 1}…{line + 1} are missing")
     assert found[0].max_in_flight == (None if line == 0 else 100)
 
 

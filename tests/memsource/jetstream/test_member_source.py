@@ -65,7 +65,7 @@ async def came(source: JetStreamMemberSource, room: Room = ALL) -> list[SourceEv
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(receive)
-        # It suspends once, and then has what is there, or waits for something that nobody here does.
+        # It suspends once. Then it returns the events of now, or waits for an event that never comes.
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
@@ -98,7 +98,7 @@ async def test_the_next_owner_gets_all_orphans_by_sequence_before_new_messages()
     bench.until(LEASE + SHRINK_SECONDS - 0.01)
     assert await came(b) == []
     bench.until(LEASE + SHRINK_SECONDS)
-    # Taken by then, whatever the room; handed over as there is room.
+    # Collected by then without room; delivered when there is room.
     assert await came(b, Room(0, 0)) == []
     assert await positions(b, Room(2, 1 << 20)) == [1, 3]
     assert await positions(b) == [4, 5, 6]
@@ -213,7 +213,7 @@ async def test_a_woken_owner_may_acknowledge_until_it_hears_of_its_loss() -> Non
     await came(b)
     bench.until(20.0)
     assert await positions(b) == [1, 2, 3]
-    # Two owners. Nobody checks a token: the acknowledgement of an old delivery counts.
+    # Two owners. The server checks no token: the acknowledgement of an old delivery counts.
     await ack(a, old, first[:1])
     assert bench.broker.consumer(0).unacknowledged == [2, 3]
     (event,) = await came(a)

@@ -207,7 +207,7 @@ def heartbeats_stop_in_close(cluster: Cluster) -> Seen:
     seen: Seen = []
 
     def linger(member: Member) -> None:
-        # Somebody else owns all of it while it is still being drained.
+        # Another member owns all of it during the drain.
         cluster.until(lambda: len(peer.owned()) == 2, peer)
         seen.extend((len(peer.owned()), member.commit(1, 1)))
 
@@ -242,7 +242,7 @@ def a_member_that_is_not_polled_hears_late_that_it_has_lost_everything(cluster: 
 
 
 def _but_assigned(heard: Sequence[str]) -> list[str]:
-    """It comes again before or behind the error."""
+    """It comes again before or after the error."""
     return [each for each in heard if not each.startswith("assign")]
 
 
@@ -278,7 +278,7 @@ def an_outage_of_the_broker_is_a_loss_to_classic_members_alone(cluster: Cluster)
     member = _alone(cluster)
     cluster.outage(member)
     cluster.until(lambda: bool(member.owned()) and member.commit(1) is None, member)
-    # It may also say, once or not at all, that it reaches nobody.
+    # It may also report once that it reaches no broker.
     return [[each for each in member.heard() if each != "_TRANSPORT"], member.commit(2)]
 
 

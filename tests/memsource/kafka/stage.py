@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple, Protocol, get_args
 from memsource.kafka.client import OffsetReset, RebalanceProtocol
 
 NEW_MESSAGES: Final = 30
-"""How many a recreated topic has."""
+"""Number of messages of a recreated topic."""
 
 LIMIT: Final = 20.0
-"""Seconds within which what is waited for happens."""
+"""Seconds within which an awaited event happens."""
 
 PROTOCOLS: Final = get_args(RebalanceProtocol)
 
@@ -22,7 +22,7 @@ Hook = Callable[["Member"], None]
 
 
 class Committed(NamedTuple):
-    """What is committed of a partition."""
+    """The commit of a partition."""
 
     offset: int
     metadata: str
@@ -32,16 +32,16 @@ class Member(Protocol):
     """A client that has subscribed."""
 
     def heard(self) -> list[str]:
-        """Its callbacks that named a partition, as "assign 2", and the codes of the errors it was told, in order."""
+        """Its callbacks with a partition, as "assign 2", and the codes of its errors, in order."""
 
     def owned(self) -> list[int]:
-        """What it believes to own."""
+        """The partitions that it believes to own."""
 
     def poll(self) -> None:
-        """Let the client do what there is to be done, and take the messages it hands out."""
+        """Let the client run its callbacks, and take its messages."""
 
     def taken(self, partition: int = 0) -> list[int]:
-        """The offsets of the messages that were taken since this was asked last."""
+        """The offsets of the messages taken since the last call."""
 
     def commit(self, *offsets: int, partition: int = 0, metadata: str = "") -> str | None:
         """Commit synchronously, the first offset of ``partition``, the next one of the next; what it fails with.
@@ -50,13 +50,13 @@ class Member(Protocol):
         """
 
     def pause(self, partition: int) -> None:
-        """Have nothing of it handed out."""
+        """Pause a partition."""
 
     def resume(self, partition: int) -> None:
-        """Have it handed out again."""
+        """Resume a partition."""
 
     def position(self, partition: int = 0) -> int:
-        """Next to read."""
+        """The next position to read."""
 
     def close(self) -> None:
         """Close the client."""
@@ -71,41 +71,43 @@ class Cluster(Protocol):
         """Publish messages."""
 
     def transact(self, count: int, partition: int = 0, *, commit: bool = True) -> None:
-        """Publish messages in a transaction, which leaves a marker behind them."""
+        """Publish messages in a transaction, which leaves a marker after them."""
 
     def join(
         self, name: str, *, instance: str | None = None, on_revoke: Hook | None = None, on_lost: Hook | None = None
     ) -> Member:
-        """A new member, with what is run inside its callbacks. Does not wait."""
+        """Start a member, with a hook inside its callbacks. Does not wait."""
 
     def until(self, condition: Callable[[], bool], *members: Member) -> None:
-        """Poll these, and no others, until the condition holds."""
+        """Poll only these members until the condition holds."""
 
     def wait(self, seconds: float, *members: Member) -> None:
-        """Poll these, and no others, for so long."""
+        """Poll only these members for some seconds."""
 
     def committed(self, partition: int = 0) -> Committed | None:
-        """What the group has committed."""
+        """The commit of the group."""
 
     def delete_records(self, before: int, partition: int = 0) -> None:
-        """Let the log begin there."""
+        """Delete the records below an offset."""
 
     def delete_topic(self) -> None:
-        """Delete the topic. Does not wait for what the members do."""
+        """Delete the topic. Does not wait for the members."""
 
     def recreate_topic(self) -> None:
-        """Delete the topic and create it anew at once, with messages of the new one behind it: ``NEW_MESSAGES``."""
+        """Delete the topic, create it again at once, and publish ``NEW_MESSAGES``."""
 
     def freeze(self, member: Member, seconds: float) -> None:
-        """Stop the process of a member that was made ``apart`` for so long, and wait."""
+        """Freeze the process of a member that was made ``apart``, and wait for its end."""
 
     def outage(self, member: Member) -> None:
         """Kill the broker, start it again after more than a session, and poll the member all the time."""
 
 
 class Settings(NamedTuple):
-    """How brokers and clients are set for a script. ``session``: None = long. ``apart``: each member in a process of
-    its own; ``outage``: the broker is killed."""
+    """Settings of the broker and the clients of a script.
+
+    ``session``: None = long. ``apart``: each member has a process of its own. ``outage``: the script kills the broker.
+    """
 
     partitions: int = 1
     session: float | None = None
@@ -118,8 +120,10 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """A script, what it runs on, and what was seen on a broker, by protocol. ``quick``: the protocols in which it is
-    among the quick tests there."""
+    """A script with its settings, and the observations on a real broker by protocol.
+
+    ``quick``: the protocols in which it is a quick test on a real broker.
+    """
 
     play: Callable[[Cluster], Seen]
     settings: Settings
@@ -132,11 +136,11 @@ class Scenario:
 
 
 def same(*seen: Any) -> dict[RebalanceProtocol, Seen]:
-    """All protocols do the same."""
+    """The same observations for all protocols."""
     return {protocol: list(seen) for protocol in PROTOCOLS}
 
 
 def differing(*, classic: Seen | None = None, **by_protocol: Seen) -> dict[RebalanceProtocol, Seen]:
-    """What each does; ``classic`` = eager and cooperative; ``new`` = 848. One that is left out is not looked at."""
+    """Observations by protocol: ``classic`` is eager and cooperative, ``new`` is 848. Others are not compared."""
     found = {"eager": classic, "cooperative": classic, "848": by_protocol.pop("new", None), **by_protocol}
     return {protocol: seen for protocol in PROTOCOLS if (seen := found[protocol]) is not None}

@@ -44,7 +44,7 @@ async def settle_later(source: KafkaMemberSource, settlement: Settlement, told: 
 
 
 async def settled() -> None:
-    """Everybody who can run has run."""
+    """Let every task run that can."""
     for _ in range(5):
         await anyio.lowlevel.checkpoint()
 
@@ -73,7 +73,7 @@ async def test_completed_positions_are_handed_over_with_the_floor() -> None:
     await source.aclose()
     source, (again,) = await opened(stand, "two")
     assert (again.floor, list(again.completed)) == (3, [(4, 6), (8, 9)])
-    # Somebody else's metadata says nothing.
+    # Foreign metadata is ignored.
     stand.commit(source.client, 3, "written by another client")
     await source.aclose()
     source, (foreign,) = await opened(stand, "three")
@@ -236,7 +236,7 @@ async def test_a_member_that_hangs_in_a_revoke_loses_all_partitions() -> None:
     stand.to(0.5)
     (event,) = await source.receive(Room(0, 0))
     assert isinstance(event, Revoking)
-    source.client.polling = True  # heartbeats go on, but nobody comes to look at the time
+    source.client.polling = True  # heartbeats continue, and no receive checks the deadline
     stand.to(10.5)
     assert stand.owners() == ["two", "two"]
     overdue, lost = (await source.receive(Room(0, 0)), await source.receive(Room(0, 0)))

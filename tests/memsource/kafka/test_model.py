@@ -21,14 +21,14 @@ ACTIONS: Final = (
 
 
 class Assignment(NamedTuple):
-    """Who was assigned a partition, under which membership."""
+    """The client and the membership of an assignment."""
 
     client: Client
     membership: str
 
 
 class Model:
-    """What every client was told, and what follows from that. Naive."""
+    """A naive model of the callbacks of every client, and their consequences."""
 
     def __init__(self, protocol: str) -> None:
         self.stand = Stand(
@@ -107,7 +107,7 @@ class Model:
 
     def elapse(self, seconds: float) -> None:
         self.stand.to(self.stand.now + seconds)
-        # No timer is left behind, or a world would stand still.
+        # No due timer is left, or a world would stand still.
         assert self.broker.next_at() > self.stand.now
 
     def poll(self, client: Client) -> None:
@@ -178,12 +178,12 @@ class Model:
             owner = group.owner(partition)
             assert owner is None or owner in group.members
         for client, since in self.silent.items():
-            # Outages begin sessions anew.
+            # Outages restart sessions.
             over = self.broker.up and self.stand.now >= max(since, self.up_since) + SESSION
             assert not (over and self.broker.coordinator.knows(client)), "a dead member outlived its session"
 
     def settle(self) -> None:
-        """With good weather all of it is read, by somebody."""
+        """Without further faults all messages are read."""
         self.act("start", 0, 0)
         self.act("join", 0, 0)
         self.elapse(30.0)

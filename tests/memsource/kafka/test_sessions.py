@@ -226,7 +226,7 @@ def test_a_short_outage_changes_nothing(protocol: str) -> None:
     assert (stand.poll(one), stand.commit(one, 1)) == ([], "_WAIT_COORD")
     stand.broker.start_broker(6.0)
     assert (stand.poll(one), stand.commit(one, 1)) == ([], None)
-    # Sessions begin anew.
+    # Sessions restart.
     stand.to(11.9)
     assert stand.broker.coordinator.knows(two)
     stand.to(12.0)

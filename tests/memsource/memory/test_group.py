@@ -199,7 +199,7 @@ def test_a_release_says_nothing_about_a_later_assignment() -> None:
     group.revoke(0)
     group.lose("a", 0)
     group.revoke(0)
-    # Lost, assigned anew and asked for again, all of it unheard.
+    # Lost, assigned and revoked again, all without a poll.
     assert group.owner(0) == "a"
     group.release("a", 0)
     assert (group.owner(0), group.rebalancing) == ("a", True)
