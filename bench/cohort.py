@@ -5,8 +5,8 @@ one consumer of the whole stream.
 
 Move: a member joins another member, in a process of its own, that has all partitions of an idle stream. The figure is
 the time from the start of the new member, connection included, until it has handled a message of each partition that
-moves to it. Each message is published when its partition is assigned. The baseline is the same time of one consumer
-that shares with no other.
+moves to it. Each message is published when its partition is assigned. The baseline is the same measurement
+for one consumer that reads the whole stream.
 
 Failover: two members share the partitions of a stream that is published to all the time, and one ends by ``kill -9``.
 The figure is the time until the other one has handled a message of each of its partitions. The baseline is the lease.

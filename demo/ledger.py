@@ -43,9 +43,13 @@ class Apply(NamedTuple):
 class Audit:
     """The ledger compared with the log. Every list is sorted.
 
-    ``stored``: distinct events that are stored. ``doubled``: those stored more than once. ``lost``: neither
-    stored nor dead-lettered. ``violations``: applies refused out of order. ``foreign``: stored, and no event.
-    ``repeats``: how many applies were refused because they were stored already.
+    Attributes:
+        stored: Number of distinct stored events.
+        repeats: Number of writes that were refused because the ledger had the event already.
+        violations: Writes that were refused out of order.
+        doubled: Events stored more than once.
+        lost: Events neither stored nor dead-lettered.
+        foreign: Stored steps that are no event.
     """
 
     stored: int

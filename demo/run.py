@@ -48,9 +48,9 @@ _Answer = TypeVar("_Answer")
 async def run(config: DemoConfig, view: View | None = None) -> Report:
     """Run the demo once; nothing of it is left running, on the server or on disk, however it ends.
 
-    asyncio only; takes as long as the log needs. To stop it, cancel an ``anyio.CancelScope`` around it. Raises
-    ``DemoError`` or another ``LanesError`` for bad input and for what keeps the parent itself from going on;
-    everything that goes wrong under ``lanes`` is in the report.
+    Runs on asyncio only, until every event of the log is handled. To stop it, cancel an ``anyio.CancelScope`` around
+    it. Raises ``DemoError`` or another ``LanesError`` for bad input and for what keeps the parent itself from going
+    on; everything that goes wrong under ``lanes`` is in the report.
     """
     # The log first: what is wrong with it shows before anything is touched.
     events = await asyncio.to_thread(load, config.data, config.events, config.seed)

@@ -86,7 +86,7 @@ def check_committed(metadata: str | None, offset: int, low: int, high: int, hand
 
 
 def pairs_of(raw: Raw) -> Pairs:
-    """Return its headers, which the client gives with several types."""
+    """Return the headers of a record, an empty list if it has none."""
     return cast(Pairs, raw.headers() or [])
 
 

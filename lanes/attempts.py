@@ -34,8 +34,9 @@ class Attempts(Protocol):
     """A store of failed messages, so that the next owner of a partition continues their attempts.
 
     All calls come from one event loop. Several may run at once, but never two for the same message. Each is idempotent
-    and cancel-safe: it has happened or not. An exception counts as retryable, and the call is repeated for as long as
-    it takes. A ``SourceError`` that is not retryable, and any other error of ``lanes``, stop the consumer in order.
+    and cancel-safe: a cancelled call took effect completely or not at all. An exception counts as retryable, and the
+    call is repeated for as long as it takes. A ``SourceError`` that is not retryable, and any other error of
+    ``lanes``, stop the consumer in order.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:

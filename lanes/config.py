@@ -191,7 +191,7 @@ class Settings:
 
     @property
     def commit_count(self) -> int:
-        """Finished messages of a partition after which a commit does not wait for ``commit_interval``."""
+        """Number of finished messages of a partition at which a commit leaves before ``commit_interval`` ends."""
         return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 4))
 
     def poison_policy(self, *, has_dead_letters: bool) -> Poison:

@@ -80,8 +80,8 @@ class Assigned:
     """This process owns the partition from now on.
 
     Attributes:
-        partition: The assignment, a new object each time. With a ``deadline`` the ownership ends then at the latest;
-            from that moment no handler starts and nothing is settled.
+        partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the
+            latest; after it no handler starts and no message is settled.
     """
 
     partition: Partition

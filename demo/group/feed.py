@@ -36,7 +36,10 @@ class Feed:
         )
 
     async def publish(self, share: float = 1.0) -> int:
-        """Publish on, until so large a share of all events is; how many that are. Raises as ``Broker.publish`` does."""
+        """Publish events until ``share`` of all events is published, and return their number.
+
+        Raises as ``Broker.publish`` does.
+        """
         begin, end = self.published, round(len(self._events) * share)
 
         async def published(count: int) -> None:

@@ -177,7 +177,10 @@ class Members:
     # --- what a script does
 
     async def feed(self, share: float) -> int:
-        """Publish on, until so large a share of all events is; how many that are. Waits for their confirmation."""
+        """Publish events until ``share`` of all events is published, and return their number.
+
+        Waits for their confirmation.
+        """
         count = await self._feed.publish(share)
         self._pace.moved()
         return count

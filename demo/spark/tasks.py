@@ -78,7 +78,7 @@ async def handle(message: Message) -> None:
 
 
 def letters() -> DeadLetters:
-    """Where events go that are given up."""
+    """The dead-letter target for events whose attempts are used up."""
     from lanes_kafka import KafkaDeadLetters
 
     config = ReplayConfig.load()

@@ -240,7 +240,7 @@ async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None
 
 
 async def check_what_is_deleted_is_gone(harness: EpochHarness) -> None:
-    """A deletion removes one durable only. A repeated one, or one of an unknown durable, does nothing."""
+    """A deletion removes one durable only. A second deletion changes nothing, nor does that of an unknown durable."""
     consumers = harness.consumers()
     for partition in (0, 1):
         await consumers.create(partition, 3, 0, nonce="n", start=_start(harness, 1))

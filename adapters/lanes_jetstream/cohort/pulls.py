@@ -170,8 +170,8 @@ async def pull_in_turns(
     """Request as many messages as fit: all requests together stay within ``room``.
 
     Each of the cohort's ``partitions`` has an idle share reserved, up to a quarter of the room in total. This includes
-    partitions that are not pulled here, because they may move here. The rest goes to the ``busy`` ones evenly. ``now``:
-    seconds of the monotonic clock.
+    partitions that are not pulled here, because they may move here. The rest of ``room`` is
+    divided evenly among the ``busy`` partitions. ``now`` is in seconds of the monotonic clock.
 
     If the room is too small for all partitions, no request waits at the server for long. All partitions take turns, and
     an idle one is asked every ``AGAIN`` seconds. So a message may wait that long, and ``BRIEF`` seconds more for each

@@ -28,7 +28,7 @@ class CohortStream:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
         tokens: Indices of the tokens that select the partition, from 0; each must be a ``*``. The default is the whole
             subject; with a ``>`` that needs a server of 2.12.
-        origin: Name of the stream to copy such messages from. By default clients publish to the new stream.
+        origin: Name of an existing stream that the new stream sources. None: clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes a message when it is finished.
         replicas: Number of copies, 1 to 5.
         storage: Where the stream is stored, ``"file"`` or ``"memory"``.

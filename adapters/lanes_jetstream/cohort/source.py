@@ -221,7 +221,9 @@ class CohortSource:
         await keep_alive(self._connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
-        """Write down the finished messages of a drained partition, and give up its lease. Continues when cancelled.
+        """Write down the finished messages of a drained partition, and give up its lease.
+
+        A call after a cancelled one continues it.
 
         If a handler of the partition still runs, the lease expires by itself, and this call does not wait for it.
         """

@@ -111,7 +111,7 @@ class LeaseMachine:
     def deadline(self) -> float:
         """The time from which no handler may start; minus infinity unless the partition is owned or drains.
 
-        It only rises while the partition is owned, and never after it has passed.
+        While the partition is owned, the deadline never falls. A deadline that has passed never rises.
         """
         if self._held_lease is None or not self._announced or self.phase in (phases.SAVING, phases.RELEASING):
             return PAST

@@ -157,8 +157,8 @@ class Campaign:
         missing = [name for name in self._sometimes if not self.report.happened[name]]
         if missing:
             raise ImpossiblePlan(
-                f"{', '.join(missing)}: never happened in {self._runs} runs, and had to; make more runs, or let more "
-                "of it happen"
+                f"{', '.join(missing)}: never happened in {self._runs} runs, although sometimes= names it; make more "
+                "runs, or raise its number in faults="
             )
         return self.report
 

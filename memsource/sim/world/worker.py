@@ -122,7 +122,7 @@ def checked_app(app: object, what: str) -> App:
     if inspect.iscoroutine(app):
         app.close()
     if not callable(app):
-        raise ImpossiblePlan(f"{what}: {app!r:.200} is neither a handler nor an App of one")
+        raise ImpossiblePlan(f"{what}: {app!r:.200} is neither a handler nor an App; pass one of them")
     return App(handler=app)
 
 

@@ -122,7 +122,7 @@ def test_a_factory_must_make_a_handler(later: bool) -> None:
 
     plan = Plan(faults=(Fault(10, "crash", 0, 1.0),))
     name = "w-2" if later else "w-1"
-    with pytest.raises(ImpossiblePlan, match=f"^make= of {name}: 3 is neither a handler nor an App of one"):
+    with pytest.raises(ImpossiblePlan, match=f"^make= of {name}: 3 is neither a handler nor an App; pass one of them"):
         run_plan(plan, of(3))
     with pytest.raises(ImpossiblePlan, match=r"coroutine object .* is neither a handler nor an App"):
         run_plan(plan, of(factory()))
