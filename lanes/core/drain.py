@@ -4,6 +4,9 @@ Each phase of a drain is a task for the runtime: let handlers end, cancel them, 
 source release the partition. The runtime performs it and tells the drain the result. Between phases the drain makes the
 engine abandon, fence, stop committing and forget.
 
+``Ownership.drain`` decides which messages still start: none, or with ``close_prefix`` the queued ones below the highest
+started message. The runtime closes the prefix if ``SourceTraits.hands_over`` is false.
+
 ``TRANSITIONS`` is the whole machine: any other pair raises ``IllegalEvent``.
 """
 

@@ -56,13 +56,14 @@ def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
         pytest.param("line", "", id="one that waits in a thread"),
     ],
 )
-def test_a_second_signal_stops_at_once(job: Job, case: str, last_words: str) -> None:
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(job: Job, case: str, last_words: str, second: signal.Signals) -> None:
     process = job(case)
     assert says(process) == "running"
     process.send_signal(signal.SIGTERM)
     assert complains(process).startswith("lanes: SIGTERM: draining")
-    process.send_signal(signal.SIGINT)
-    assert complains(process) == "lanes: SIGINT: stopping at once"
+    process.send_signal(second)
+    assert complains(process) == f"lanes: {second.name}: stopping at once"
     # Standard input stays open, so the thread of "line" never ends.
     assert process.wait(timeout=TIMEOUT) == EXIT_AT_ONCE
     out, err = process.communicate()

@@ -1,4 +1,4 @@
-"""Batches that fail or are interrupted, and their span."""
+"""Whole calls of a batch handler that fail or are interrupted, and their span."""
 
 from __future__ import annotations
 

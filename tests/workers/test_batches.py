@@ -1,4 +1,4 @@
-"""Handlers of batches: the messages of a call, its outcomes, and the order within a key."""
+"""Handlers of batches: the messages of a call, the order within a key, and no outcome after a failure in its lane."""
 
 from __future__ import annotations
 
