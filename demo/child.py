@@ -55,6 +55,9 @@ def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
         process: Name of this kind of process, for the error.
         command: Command that starts it, for the error.
 
+    Returns:
+        The configuration, of the class ``kind``.
+
     Raises:
         DemoError: The variable holds no configuration.
     """

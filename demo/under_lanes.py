@@ -32,6 +32,13 @@ _STOP_WITHIN: Final = 20.0
 class UnderLanes:
     """Runs workers over the stream until nothing is left.
 
+    Args:
+        config: Configuration of the run.
+        broker: Broker that the workers read from.
+        ledger: Ledger that the workers' events are applied to.
+        places: Folders of the run.
+        progress: State of the run, updated in place.
+
     Attributes:
         seconds: Time from the first start to the last event done.
         kills: Number of workers killed.

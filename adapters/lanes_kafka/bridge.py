@@ -50,6 +50,9 @@ class Bridge:
 class Answer:
     """The answer to a command, awaited on the event loop.
 
+    Args:
+        bridge: Bridge to the event loop on which the answer is awaited.
+
     Attributes:
         given_up: Whether the waiting task was cancelled. The thread reads it before it performs the command.
     """

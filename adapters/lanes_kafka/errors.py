@@ -118,7 +118,11 @@ def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
 class ErrorLog:
     """Logs the errors of a client. In an outage a client reports the same error many times a second.
 
-    ``user`` is the ``error_cb`` of the configuration, called for every error. Secrets of ``settings`` are not shown.
+    Args:
+        name: Name of the client's owner, for log lines.
+        clock: Monotonic clock, in seconds.
+        user: The ``error_cb`` of the configuration, called for every error; None for none.
+        settings: Configuration of the client. Its secrets are not shown.
 
     Attributes:
         down: Whether the client has reported that it reaches no broker, and no broker has answered since.

@@ -59,8 +59,15 @@ class Process:
 class Members:
     """A group of members over one topic, or a cohort over one stream, until nothing is left. asyncio only.
 
-    ``script`` publishes by ``feed``, acts by ``join``, ``kill``, ``freeze``, ``thaw`` and ``stop``, and waits by
-    ``until``.
+    Args:
+        config: Configuration of the run.
+        broker: Broker that the members read from.
+        ledger: Ledger that the members' events are applied to.
+        places: Folders of the run.
+        progress: State of the run, updated in place.
+        feed: Publishes the log for the script.
+        script: Scenario, called with this object. It acts by ``join``, ``kill``, ``freeze``, ``thaw`` and ``stop``, and
+            waits by ``until``.
 
     Attributes:
         seconds: Time from the first start to the last event done.

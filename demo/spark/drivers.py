@@ -54,6 +54,14 @@ class _Kill:
 class Drivers:
     """Runs drivers on one checkpoint until one of them has come to the end. asyncio only.
 
+    Args:
+        config: Configuration of the run.
+        tables: Tables that the handlers write to.
+        where: Folders of the run.
+        progress: State of the run, updated in place.
+        told: Returns the configuration of a driver. Called with the approval service after its start.
+        token: Secret that opens the approval service.
+
     Attributes:
         seconds: Time from the first start to the end of the replay.
         workers_killed: Number of workers killed.

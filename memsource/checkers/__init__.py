@@ -145,6 +145,9 @@ def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
 
     Args:
         margin: Seconds by which something may be late, 0 or more.
+
+    Returns:
+        The makers of the checkers, in the order of ``CHECKERS``.
     """
     return tuple(partial(make, margin=margin) if make in TIMED else make for make in CHECKERS)
 

@@ -84,10 +84,13 @@ def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """The exit status for some verdicts: 0 all passed, 1 one was violated, 2 otherwise.
+    """The exit status for some verdicts.
 
     Args:
         verdicts: Verdicts of one history.
+
+    Returns:
+        0 when all verdicts passed, 1 when one was violated, 2 otherwise.
     """
     statuses = {verdict.status for verdict in verdicts}
     return VIOLATED if "violated" in statuses else UNPROVEN if "unproven" in statuses else PASSED
@@ -98,6 +101,9 @@ def counts(segments: Sequence[Segment]) -> Counts:
 
     Args:
         segments: Segments of the history, in any order.
+
+    Returns:
+        The figures of all segments together.
     """
     timeline = Timeline(segments)
     flow = BoundedInFlight(timeline)
@@ -136,6 +142,9 @@ def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
     Args:
         verdicts: Verdicts of the history.
         figures: Figures of the same history.
+
+    Returns:
+        Lines of text, without a newline at the end.
     """
     rows = sum(figures.events.values())
     lines = [

@@ -106,6 +106,9 @@ class DeadLetterHarness(Protocol):
 
         Args:
             name: Name of the header.
+
+        Returns:
+            True when the broker interprets the header.
         """
 
     def forged(self) -> Sequence[Origin]:

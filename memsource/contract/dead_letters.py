@@ -56,6 +56,9 @@ def dead_letter_checks(can: Collection[DeadLetterAbility]) -> list[DeadLetterChe
     Args:
         can: The abilities, as in ``DeadLetterHarness.can``.
 
+    Returns:
+        The checks whose needed abilities are all in ``can``.
+
     Raises:
         ValueError: A name in ``can`` is not an ability.
     """

@@ -32,29 +32,41 @@ class EpochHarness(Protocol):
 
         Args:
             lease: Seconds of the leases of the member.
+
+        Returns:
+            The new client.
         """
 
     async def publish(self, *partitions: int) -> list[int]:
-        """Publish one message for each partition, and return their sequences.
+        """Publish one message for each partition.
 
         Args:
             *partitions: Numbers of cohort partitions, 0 to 3. They may repeat.
+
+        Returns:
+            The sequences, in the order of ``partitions``.
         """
 
     async def pull(self, durable: Durable, count: int) -> list[int] | None:
-        """Pull messages without acknowledging them. Returns their sequences, or None if the durable does not exist.
+        """Pull messages without acknowledging them.
 
         Args:
             durable: The durable.
             count: Maximum number of messages.
+
+        Returns:
+            The sequences of the messages, or None if the durable does not exist.
         """
 
     async def ack(self, durable: Durable, sequence: int) -> bool:
-        """Acknowledge a pulled message. Returns False if no durable accepted it.
+        """Acknowledge a pulled message.
 
         Args:
             durable: The durable that delivered it.
             sequence: Its sequence.
+
+        Returns:
+            False if no durable accepted the acknowledgement.
         """
 
     def fail(self, consumers: EpochConsumers, what: Literal["request", "reply"]) -> None:

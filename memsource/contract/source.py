@@ -58,6 +58,9 @@ def checks(can: Collection[Ability]) -> list[Check]:
     Args:
         can: The abilities, as in ``Harness.can``.
 
+    Returns:
+        The checks whose needed abilities are all in ``can``.
+
     Raises:
         ValueError: A name in ``can`` is not an ability. A misspelt one would leave its checks out.
     """

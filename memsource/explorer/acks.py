@@ -75,10 +75,13 @@ class AckWorld:
         return AckState(snapshot(engine), (0,) * len(self._keys), frozenset())
 
     def steps(self, state: AckState) -> Iterator[tuple[Callable[[], str], AckState]]:
-        """Every possible event of a state: its text on demand, and the next state. Pure.
+        """Every possible event of a state. Pure.
 
         Args:
             state: The state.
+
+        Yields:
+            A function that returns the text of the event, and the next state.
 
         Raises:
             Broken: The event or the state breaks an invariant.

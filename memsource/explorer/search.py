@@ -86,6 +86,9 @@ def search(world: World[S], *, max_states: int | None = None) -> Exploration:
     Args:
         world: The world to explore.
         max_states: Stop after this number of states; None = never.
+
+    Returns:
+        The figures of the search, and the first violation if there is one.
     """
     first = world.start()
     known = {first: 0}

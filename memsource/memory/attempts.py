@@ -35,10 +35,13 @@ class MemoryAttempts:
         }
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        """Read the attempts of a partition, by position.
+        """Read the attempts of a partition.
 
         Args:
             partition: The partition.
+
+        Returns:
+            The attempts by position.
         """
         await self._reach("load attempts")
         return {position: attempt for position, (attempt, _) in self._of(partition).items()}

@@ -115,7 +115,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         subject: str | None = None,
         partition: int | None = None,
     ) -> Record:
-        """Append one message and return it.
+        """Append one message.
 
         Args:
             value: The payload. A str is encoded as UTF-8.
@@ -123,6 +123,9 @@ class MemoryBroker(Watched, KeepsDeadLetters):
             headers: The headers, in order.
             subject: The subject; None = the name of the topic.
             partition: Number of the partition; None = the same one for each key, and each in turn without a key.
+
+        Returns:
+            The message, with its partition and position.
 
         Raises:
             IndexError: The partition does not exist.
@@ -158,6 +161,9 @@ class MemoryBroker(Watched, KeepsDeadLetters):
             messages: Maximum number of messages.
             size: Bytes after which it stops. The message that reaches them is the last one.
             now: The time, in seconds.
+
+        Returns:
+            The deliveries in order; none when no message waits or may be delivered.
         """
         log = self._log(partition)
         deliveries: list[Delivery] = []
@@ -248,10 +254,13 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         self.redeliver(self.unacked(partition), partition=partition)
 
     def expire(self, now: float) -> int:
-        """Requeue by position every delivery whose ``ack_wait`` is over. Returns their number.
+        """Requeue by position every delivery whose ``ack_wait`` is over.
 
         Args:
             now: The time, in seconds.
+
+        Returns:
+            The number of requeued deliveries, 0 or more.
         """
         expired = 0
         for number, log in enumerate(self._logs):
@@ -264,19 +273,25 @@ class MemoryBroker(Watched, KeepsDeadLetters):
     # --- questions
 
     def unacked(self, partition: int = 0) -> list[int]:
-        """The delivered and unacknowledged positions, rising. Those that wait for redelivery are included.
+        """The delivered and unacknowledged positions. Those that wait for redelivery are included.
 
         Args:
             partition: Number of the partition.
+
+        Returns:
+            The positions, rising.
         """
         log = self._log(partition)
         return sorted({*log.unacked, *log.again})
 
     def acked(self, partition: int = 0) -> list[int]:
-        """The acknowledged positions, rising.
+        """The acknowledged positions.
 
         Args:
             partition: Number of the partition.
+
+        Returns:
+            The positions, rising.
         """
         return sorted(self._log(partition).acked)
 
@@ -285,6 +300,9 @@ class MemoryBroker(Watched, KeepsDeadLetters):
 
         Args:
             partition: Number of the partition.
+
+        Returns:
+            The number of messages, 0 or more; those that wait for redelivery are included.
         """
         log = self._log(partition)
         return len(log.again) + len(log.fresh)
@@ -295,6 +313,9 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         Args:
             position: Position of the message.
             partition: Number of the partition.
+
+        Returns:
+            The number of deliveries so far, 0 or more.
         """
         return self._log(partition).counts[position]
 

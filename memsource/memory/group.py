@@ -119,13 +119,16 @@ class Group(Watched):
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> Record:
-        """Append one message and return it.
+        """Append one message.
 
         Args:
             value: The payload. A str is encoded as UTF-8.
             key: The key; None = a message without one.
             headers: The headers, in order.
             partition: Number of the partition; None = the same one for each key, and each in turn without a key.
+
+        Returns:
+            The message, with its partition and position.
         """
         record = self.topic.publish(value, key=key, headers=headers, partition=partition)
         self._changed()
@@ -199,14 +202,20 @@ class Group(Watched):
 
         Args:
             member: Name of the member.
+
+        Returns:
+            The notices in order; the call does not take them.
         """
         return tuple(self._member(member).notices)
 
     def poll(self, member: str) -> list[Notice]:
-        """The decisions of the coordinator about a member since its last poll, in order.
+        """The decisions of the coordinator about a member since its last poll.
 
         Args:
             member: Name of the member.
+
+        Returns:
+            The notices in order; none when nothing changed.
         """
         state = self._member(member)
         notices, state.notices = state.notices, []
@@ -224,6 +233,9 @@ class Group(Watched):
 
         Args:
             member: Name of the member.
+
+        Returns:
+            The numbers of the partitions, rising.
         """
         return sorted(self._member(member).partitions)
 
@@ -235,6 +247,9 @@ class Group(Watched):
             partition: Number of the partition.
             messages: Maximum number of records.
             size: Bytes after which it stops. The record that reaches them is the last one.
+
+        Returns:
+            The records in order; none when nothing is left or a bound is 0.
 
         Raises:
             KeyError: The member does not believe to own the partition.
@@ -259,6 +274,9 @@ class Group(Watched):
         Args:
             member: Name of the member.
             partition: Number of the partition.
+
+        Returns:
+            The position, 0 or more.
 
         Raises:
             KeyError: The member does not believe to own the partition.
@@ -360,19 +378,25 @@ class Group(Watched):
         self._changed()
 
     def owner(self, partition: int) -> str | None:
-        """The owner of a partition, as the coordinator knows it; None = free.
+        """The owner of a partition, as the coordinator knows it.
 
         Args:
             partition: Number of the partition.
+
+        Returns:
+            The name of the member, or None when the partition is free.
         """
         self.topic.log(partition)
         return self._owners[partition]
 
     def committed(self, partition: int) -> Committed:
-        """The commit of a partition. Position 0 before the first one.
+        """The commit of a partition.
 
         Args:
             partition: Number of the partition.
+
+        Returns:
+            The last commit; its position is 0 before the first one.
         """
         self.topic.log(partition)
         return self._committed[partition]

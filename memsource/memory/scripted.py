@@ -143,6 +143,9 @@ class Scripted:
 
         Args:
             name: Name of the method.
+
+        Returns:
+            The calls, the oldest first.
         """
         return [call for call in self.calls if call.name == name]
 
@@ -195,6 +198,9 @@ class ScriptedSource(Scripted):
 
         Args:
             room: Room for messages.
+
+        Returns:
+            The next events in order, at least one.
         """
         self.calls.append(Call("receive", room))
         while True:

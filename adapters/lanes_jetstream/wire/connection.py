@@ -303,7 +303,14 @@ class Connection:
             flush.exception()
 
     async def api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Send one request to the JetStream API and return the answer.
+        """Send one request to the JetStream API and wait for the answer.
+
+        Args:
+            subject: Name of the request, without the prefix of the API.
+            request: Fields of the request, sent as JSON; None sends an empty request.
+
+        Returns:
+            The fields of the answer.
 
         Raises:
             ApiError: The API refused the request.

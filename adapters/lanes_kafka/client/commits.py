@@ -135,8 +135,13 @@ class Commit:
 class Commits:
     """The commits of one client, used in the thread that owns it.
 
-    ``owns`` returns whether a partition may still be committed. ``lost`` is called when the broker reports that this
-    process is no longer a member. The secrets of ``settings`` are not shown.
+    Args:
+        owns: Returns whether a partition may still be committed.
+        lost: Called with the reason when the broker reports that this process is no longer a member.
+        clock: Monotonic clock, in seconds.
+        name: Name of the source, for errors and log lines.
+        settings: Configuration of the client. Its secrets are not shown in errors.
+        limit: UTF-16 units of metadata to begin with; 0 for none.
 
     Attributes:
         limit: UTF-16 units of metadata that the broker accepts, as far as is known; 0 for none.

@@ -47,6 +47,11 @@ _START_TIMEOUT: Final = 60.0
 class Assignment:
     """One assignment of ``partition``, until it is revoked or lost.
 
+    Args:
+        partition: The assigned partition.
+        position: The first position to deliver.
+        rebalance: The number of the callback that assigned it.
+
     Attributes:
         position: The next position to deliver. Messages below it were delivered before.
         end: The position after the last message that was read.
@@ -77,9 +82,17 @@ class Assignment:
 class Group:
     """The assignments of one client.
 
-    ``deliver`` takes events for the event loop. ``serve`` performs commands of the loop for a moment while a callback
-    waits; the callback has to end at the time of the clock that it is given. ``fail`` ends the source. ``is_full``
-    returns True when there is no room for messages.
+    Args:
+        config: Configuration of the client.
+        topics: Topics of the client, as the broker knows them.
+        deliver: Takes events for the event loop.
+        serve: Performs commands of the loop while a callback waits. The callback must end at the time of the clock that
+            is passed.
+        fail: Ends the source with an error.
+        clock: Monotonic clock, in seconds.
+        name: Name of the source, for errors and log lines.
+        is_full: Returns True when there is no room for messages.
+        hands_over: Whether commits carry metadata for the next owner of a partition.
 
     Attributes:
         owned: Assignments that were neither revoked nor lost.

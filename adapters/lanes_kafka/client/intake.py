@@ -23,7 +23,13 @@ _READ_PAST_LIMIT: Final = 1_000
 
 
 class Intake:
-    """Reads the partitions of ``group`` from one client. ``on_error`` is called with each message that is an error.
+    """Reads the partitions of a group from one client.
+
+    Args:
+        client: Client to read from.
+        group: Assignments of the client.
+        key: Returns the key of a message.
+        on_error: Called with each message that is an error.
 
     Attributes:
         average: Approximate size in bytes of recent messages.

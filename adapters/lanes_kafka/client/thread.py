@@ -85,8 +85,19 @@ Deliver = Callable[[Sequence[SourceEvent], int], None]
 class ClientThread:
     """One client and its thread.
 
-    On the event loop it calls ``deliver`` with events in order and the number of the demand they were read for.
-    ``failed`` is called there when it cannot continue, and ``ended`` when the thread ends.
+    Args:
+        config: Configuration of the client.
+        topics: Names of the topics.
+        make: Makes a client from its configuration.
+        key: Returns the key of a message.
+        bridge: Bridge to the event loop.
+        deliver: Called on the event loop with events in order and the number of the demand they were read for.
+        failed: Called on the event loop when the thread cannot continue.
+        ended: Called on the event loop when the thread ends.
+        clock: Monotonic clock, in seconds.
+        name: Name of the source, for errors and log lines.
+        hands_over: Whether commits carry metadata for the next owner of a partition.
+        rebuilds: Number of rebuilds, 0 or more, without a period of health between them.
 
     Attributes:
         polled: When the client was polled last, in seconds of the clock.

@@ -44,7 +44,11 @@ class Topic(NamedTuple):
 class Topics:
     """The newest answer of the broker about some topics, asked for without blocking; used by one thread.
 
-    ``wake`` is called from a thread of the client when ``poll`` may find an answer.
+    Args:
+        names: Names of the topics.
+        admin: The client to ask.
+        clock: Monotonic clock, in seconds.
+        wake: Called from a thread of the client when ``poll`` may find an answer. Default: do nothing.
 
     Attributes:
         known: The newest answer; topics that do not exist are missing from it.

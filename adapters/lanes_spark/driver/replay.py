@@ -73,7 +73,7 @@ def replay(
         checkpoint: Folder in which Spark notes every batch. A stopped replay continues there. Without it there is
             one batch, and a failed replay begins again.
         explain: Run nothing and return the plan.
-        options: Options that ``stream`` has too, see ``RunOptions``.
+        **options: Options that ``stream`` has too, see ``RunOptions``.
 
     Returns:
         The report, or with ``explain`` the plan.

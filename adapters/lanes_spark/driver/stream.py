@@ -50,7 +50,7 @@ def stream(
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
         checkpoint: Folder in which Spark notes every batch; the stream continues there after a crash.
         interval: Seconds between two looks at a topic without new messages, 0.001 or more.
-        options: Options that ``replay`` has too, see ``RunOptions``.
+        **options: Options that ``replay`` has too, see ``RunOptions``.
 
     Returns:
         The running stream.

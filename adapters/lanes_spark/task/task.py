@@ -96,9 +96,9 @@ def run_task(
         member: Name of this attempt in its journal. By default one is made up.
         tell: Called with counts about once a second, on the event loop.
 
-    Yields:
-        Batches of ``output_schema(job.results)``: rows that handlers returned, in the order in which their messages
-        were settled, and at the end one row with the counts.
+    Returns:
+        An iterator over batches of ``output_schema(job.results)``: rows that handlers returned, in the order in
+        which their messages were settled, and at the end one row with the counts.
 
     Raises:
         LanesError: The consumer failed, or a returned row does not fit ``job.results``.

@@ -83,6 +83,9 @@ class FaultBudget:
 
         Args:
             kind: Kind of fault.
+
+        Returns:
+            The most faults of that kind in a run, 0 … 1,000.
         """
         count: int = getattr(self, kind)
         return count
@@ -92,6 +95,9 @@ class FaultBudget:
 
         Args:
             personality: The broker.
+
+        Returns:
+            The kinds in the order of ``FAULT_KINDS``.
         """
         return tuple(kind for kind in FAULT_KINDS if self.of(kind) and kind not in IMPOSSIBLE_FAULTS[personality])
 
@@ -149,6 +155,9 @@ def faults(
         io_fails: A call of ``World.io`` raises.
         clock_jump: The wall clock jumps forward or back.
         restart: The server is killed and back at once, without its last acknowledgements; only on JetStream.
+
+    Returns:
+        The budget with these numbers.
 
     Raises:
         ImpossiblePlan: A number is out of its range.

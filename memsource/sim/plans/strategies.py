@@ -33,6 +33,9 @@ def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic
     Args:
         max_n: The most messages; the least is 1.
         max_keys: The most keys; the least is 1.
+
+    Returns:
+        A Hypothesis strategy for traffic.
     """
     return st.builds(
         Traffic,
@@ -52,6 +55,9 @@ def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 
         max_turn: The last turn of a deviation or jump.
         max_deviations: The most deviations, and the most jumps.
         max_index: The highest index of a deviation.
+
+    Returns:
+        A Hypothesis strategy for schedules.
     """
     turns = st.integers(0, max_turn)
     deviations = st.dictionaries(turns, st.integers(1, max_index), max_size=max_deviations)
@@ -70,6 +76,9 @@ def fault_plans(
         budget: The most faults of each kind.
         personality: The broker.
         boundaries: Number of boundaries; faults are at 0 … ``boundaries`` − 1.
+
+    Returns:
+        A Hypothesis strategy for tuples of faults.
 
     Raises:
         ImpossiblePlan: The budget has a kind of fault that never happens there.
@@ -94,6 +103,9 @@ def plans(
         boundaries: Number of boundaries; faults are at 0 … ``boundaries`` − 1.
         max_turn: The last turn of a deviation or jump.
         max_deviations: The most deviations, and the most jumps.
+
+    Returns:
+        A Hypothesis strategy for plans.
 
     Raises:
         ImpossiblePlan: The budget has a kind of fault that happens on none of them.

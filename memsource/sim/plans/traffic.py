@@ -83,6 +83,9 @@ class Traffic:
             seed: Seed of the draw.
             partitions: Number of partitions, 1 or more.
 
+        Returns:
+            The ``n`` messages, in the order of their publication.
+
         Raises:
             ImpossiblePlan: ``partitions`` is below 1.
         """

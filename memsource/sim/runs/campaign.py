@@ -172,6 +172,9 @@ class Campaign:
         Args:
             plan: The plan of the run.
             chooser: Decides instead of the plan's schedule, if given.
+
+        Returns:
+            The run with the faults.
         """
         run = run_plan(plan, self._conditions, chooser)
         if plan.faults or len(run.plan.schedule):

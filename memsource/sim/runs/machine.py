@@ -157,7 +157,10 @@ class SimulationMachine(RuleBasedStateMachine):
 
         Args:
             function: The function.
-            args: Its arguments.
+            *args: Its arguments.
+
+        Returns:
+            The result of the function.
         """
 
         async def called() -> T:

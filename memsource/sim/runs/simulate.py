@@ -45,11 +45,14 @@ class Simulation(Protocol):
         """Run it, with what the test takes beside its world."""
 
     def campaign(self, *args: Any, **kwargs: Any) -> CampaignReport:
-        """Run the campaign and return its report, failed or not.
+        """Run the campaign.
 
         Args:
-            args: Positional arguments of the test after its world.
-            kwargs: Keyword arguments of the test.
+            *args: Positional arguments of the test after its world.
+            **kwargs: Keyword arguments of the test.
+
+        Returns:
+            The report, whether the campaign failed or not.
         """
 
     def replay(self, token: str, *args: Any, **kwargs: Any) -> Run:
@@ -57,8 +60,11 @@ class Simulation(Protocol):
 
         Args:
             token: Token of a failing run.
-            args: Positional arguments of the test after its world.
-            kwargs: Keyword arguments of the test.
+            *args: Positional arguments of the test after its world.
+            **kwargs: Keyword arguments of the test.
+
+        Returns:
+            The run that the token describes.
 
         Raises:
             TokenRefused: The token cannot be replayed here.

@@ -320,12 +320,15 @@ class World:
                 self.perform(fault, worker)
 
     def strikes(self, kind: FaultKind, who: str, of: str = "") -> Fault | None:
-        """Take the armed fault that strikes now; None = there is none.
+        """Take the armed fault that strikes now.
 
         Args:
             kind: Kind of fault.
             who: Worker that it strikes, for the view of the run.
             of: Worker for which it was armed; "" = for any.
+
+        Returns:
+            The fault, or None when no armed fault strikes.
         """
         fault = self.injection.take(kind, of)
         if fault is not None:
