@@ -60,6 +60,7 @@ check: environment-dev  ## lint, types, imports, docstrings, the list of errors,
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+	.venv/bin/pydoclint --quiet lanes adapters memsource demo
 	.venv/bin/lint-imports --cache-dir .cache/import-linter
 	.venv/bin/python -m tests.project.messages compare
 	$(MKDOCS) build --strict
