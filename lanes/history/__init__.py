@@ -2,4 +2,6 @@
 
 Reading order: ``recorder`` (the rows of a history), ``writer`` (numbers and files), ``rules`` (settings in the first
 row), ``journal`` (the same rows as Parquet files), ``buffer``, ``columns``, ``parquet``.
+
+The workers wait for the file before a handler starts.
 """

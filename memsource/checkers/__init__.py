@@ -4,7 +4,7 @@
 
 Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
 ``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``; ``retries``, ``progress``, ``bounds``,
-``drains``; ``report``.
+``drains``; ``report`` (text and exit status of ``lanes check``).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,6 +71,17 @@ class Scope:
             knows_settled=True,
             keeps_attempts=False,
         )
+
+    def unreached(self, reached: Collection[str]) -> list[str]:
+        """Return the events and branches of ``expected`` that an exploration has not reached, sorted.
+
+        Args:
+            reached: Names of the events and branches reached, as in ``Exploration.reached``.
+
+        Returns:
+            Names of the missing ones; an exploration that misses any has proved less than its scope says.
+        """
+        return sorted(self.expected() - set(reached))
 
     def expected(self) -> frozenset[str]:
         """The events and rare branches that a complete exploration must reach."""

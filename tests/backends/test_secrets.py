@@ -1,4 +1,4 @@
-"""No credential, key, payload or header is ever shown; the tests use a canary for each.
+"""No credential, key, payload or header is in a log, error, repr or page; the tests use a canary for each.
 
 The tests read reprs, error texts with their causes, log records of every logger and level, the status and
 the history. The text of a handler's own exception is shown.

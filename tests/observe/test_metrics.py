@@ -1,4 +1,4 @@
-"""Metrics equal the status, export no user data, and are listed in docs/reference/telemetry.md."""
+"""Metrics equal the status, metrics and spans export no user data, and docs/reference/telemetry.md lists all."""
 
 from __future__ import annotations
 

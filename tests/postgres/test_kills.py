@@ -1,4 +1,4 @@
-"""kill -9 at any statement neither doubles nor loses an effect."""
+"""A kill at any statement, also after COMMIT and before its answer, neither doubles nor loses an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audits on a real Spark: many histories in one job, and each verdict that of ``lanes check``."""
+"""Audits on a real Spark: many histories in one job, each with a planted fault of its own or none."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The thread that owns a Kafka client, and everything that runs in it.
 
 Reading order: ``thread``, ``mailbox``, ``group``, ``offsets``, ``topics``, ``intake``, ``records``, ``prefetch``,
-``commits``, ``lag``, ``key_watch``.
+``commits`` (a commit waits for its topic ids), ``lag``, ``key_watch``.
 """

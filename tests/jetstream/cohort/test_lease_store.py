@@ -1,4 +1,4 @@
-"""The bucket of a cohort on a real server: the contract of lease stores, its creation, and its configuration."""
+"""The bucket of a cohort on a real server: a former owner cannot write the state; its creation and configuration."""
 
 from __future__ import annotations
 

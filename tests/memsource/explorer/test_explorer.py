@@ -1,4 +1,4 @@
-"""The engine keeps its promises in every order of events"""
+"""The engine keeps its promises in every order of events, and an exploration that misses a branch fails."""
 
 from __future__ import annotations
 
@@ -27,8 +27,15 @@ def test_the_engine_keeps_its_promises_in_every_order_of_events(name: str) -> No
     print(f"{name}: {exploration}")
     assert exploration.violation is None, str(exploration.violation)
     assert exploration.complete
-    # Otherwise it has proved less than its name says.
-    assert scope.expected() - exploration.reached.keys() == set()
+    assert scope.unreached(exploration.reached) == []
+
+
+def test_an_exploration_that_misses_a_branch_is_noticed() -> None:
+    scope = DAILY[next(iter(DAILY))]
+    cut_short = search(GroupWorld(scope), max_states=20)
+    missing = scope.unreached(cut_short.reached)
+    assert missing and set(missing) == scope.expected() - cut_short.reached.keys()
+    assert scope.unreached(scope.expected()) == []
 
 
 @pytest.mark.long
