@@ -85,7 +85,10 @@ class Where(NamedTuple):
 
 def _make_box(broker: str, option: str, *arguments: object) -> DeadLetterBox:
     """Make the box that an adapter registers in the entry-point group ``lanes.dead_letter_boxes``."""
-    (point,) = entry_points(group="lanes.dead_letter_boxes", name=broker)
+    points = entry_points(group="lanes.dead_letter_boxes", name=broker)
+    if not points:
+        stop(f"`lanes dead-letters {option}`: lanes-runtime is not installed as a package; reinstall it with pip")
+    (point,) = points
     require(f"`lanes dead-letters {option}`", *point.extras)
     box: DeadLetterBox = point.load()(*arguments)
     return box

@@ -93,6 +93,7 @@ def test_several_keys_are_several_rows(lanes: Command) -> None:
         (["kafka", "partition", "--partitions", "8", "--hex", "abc"], 3, "KEY 'abc': must be bytes in hex"),
         (["kafka", "partition", "--partitions", "8", "\ud800"], 3, "surrogates not allowed"),
         (["doctor", "kafka", "-X", "bootstrap.servers=127.0.0.1:9"], 3, "group.id is missing"),
+        (["doctor", "kafka", "--json"], 3, "bootstrap.servers is missing"),
     ],
 )
 def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int, words: str) -> None:

@@ -85,7 +85,7 @@ def doctor(
     takes at most 5 seconds. A file holds name=value lines, or it is a .json or .toml file. Other users can see the
     arguments of a process, so passwords belong into the file.
     """
-    if config is None and not settings and not topics:
+    if config is None and not settings and not topics and not as_json:
         typer.echo(context.get_help())
         return
     read = client_config(read_config(config, settings))
