@@ -91,10 +91,12 @@ class Work:
         self.violations: list[str] = []
         self._last: defaultdict[tuple[int, bytes | None], int] = defaultdict(lambda: -1)
         self._held: dict[bytes, anyio.Event] = {}
+        self._events: list[anyio.Event] = []
 
     def hold(self, *keys: bytes) -> None:
         """Let the next handlers of these keys wait."""
         self._held |= {key: anyio.Event() for key in keys}
+        self._events += self._held.values()
 
     def held(self, key: bytes) -> anyio.Event:
         """The event that the running handlers of a key wait for, to release them alone after another ``hold``."""
@@ -104,6 +106,12 @@ class Work:
         """Release the handlers of these keys, and hold no further ones."""
         for key in keys:
             self._held.pop(key).set()
+
+    def let_all_go(self) -> None:
+        """Release every handler, also those of a former ``hold``."""
+        self._held.clear()
+        for event in self._events:
+            event.set()
 
     async def run(self, member: str, message: Message) -> None:
         number, position = message.partition.id.number, message.position
@@ -366,7 +374,12 @@ async def group(topic: Topic, protocol: str, work: Work, **config: Any) -> Async
     settings = {name.replace("_", "."): value for name, value in config.items()}
     async with anyio.create_task_group() as tasks:
         group = Group(topic, protocol, work, tasks, settings)
-        yield group
+        try:
+            yield group
+        except BaseException:
+            # A stubborn handler would wait for ever, and the task group for it.
+            work.let_all_go()
+            raise
         for member in group.members:
             member.consumer.stop()
         for member in group.members:

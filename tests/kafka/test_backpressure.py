@@ -82,7 +82,7 @@ async def test_max_ahead_names_the_blocker(
         await until(lambda: len(work.ended) == 800)
     # A slow broker may be named as well.
     (warning,) = [said for said in stalled(caplog) if "until position 0 is finished" in said]
-    assert f"{events.name}/0: max_ahead=100 is reached" in warning
+    assert f"{events.name}/0 has reached max_ahead=100" in warning
     assert set(work.ended.values()) == {1} and work.violations == []
 
 

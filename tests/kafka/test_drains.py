@@ -101,7 +101,7 @@ async def test_slow_drain_hits_deadline_and_reports_abandoned(
         members.start("new")
         await members.owning(old=1, new=1)
         (moved,) = story.owned("new")
-        assert f"{events.name}/{moved} given up while 1 handlers did not end" in caplog.text
+        assert f"{events.name}/{moved} is given up; 1 handlers did not end" in caplog.text
         await until(lambda: bool(story.of("start", "new", moved)))
         slow.set()
         await until(lambda: len(story.of("end", "old")) == 2)

@@ -187,7 +187,7 @@ def test_max_ahead_names_the_blocker(protocol: RebalanceProtocol, heard: list[st
 
 
 @every_protocol
-def test_commits_that_lag_are_asked_for_and_not_complained_of(protocol: RebalanceProtocol, heard: list[str]) -> None:
+def test_late_commits_are_requested_without_a_warning(protocol: RebalanceProtocol, heard: list[str]) -> None:
     async def test(world: World) -> None:
         heard.clear()
         published(world, *map(str, range(100)))
@@ -333,7 +333,7 @@ def test_clean_rebalance_repeats_nothing(protocol: RebalanceProtocol, hands_over
 
 
 @every_protocol
-def test_lost_commits_nothing_and_zombie_result_is_fenced(protocol: RebalanceProtocol) -> None:
+def test_a_lost_partition_commits_nothing_and_zombie_result_is_fenced(protocol: RebalanceProtocol) -> None:
     async def test(world: World) -> None:
         desk = Desk(held="held")
         workers = world.workers(2, desk.app(concurrency=4, commit_interval=0.0))
@@ -362,7 +362,7 @@ def test_lost_commits_nothing_and_zombie_result_is_fenced(protocol: RebalancePro
 
 
 @every_protocol
-def test_dead_letter_outage_parks_only_its_lane(protocol: RebalanceProtocol, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_letter_outage_stops_only_its_lane(protocol: RebalanceProtocol, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(world: World) -> None:
         write = world.broker.write_dead_letter
 
