@@ -139,7 +139,9 @@ def test_one_of_handler_and_factory() -> None:
             world.workers(2)
         with pytest.raises(ImpossiblePlan, match=r"workers\(2\) with both of handler and make=: pass "):
             world.workers(2, handle, make=lambda: handle)
-        with pytest.raises(ImpossiblePlan, match=r"workers\(app\): 'handle' is neither a handler nor an App; pass one of them"):
+        with pytest.raises(
+            ImpossiblePlan, match=r"workers\(app\): 'handle' is neither a handler nor an App; pass one of them"
+        ):
             world.workers(2, "handle")  # type: ignore[arg-type]
         assert world.members == []
 
