@@ -9,6 +9,8 @@ in their partition, in order and in flight, until a commit is confirmed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lanes.core import effects as fx
 from lanes.core.chains import Chains
 from lanes.core.lane import SETTLED
@@ -17,36 +19,30 @@ from lanes.core.policy import Policy
 from lanes.core.types import NEVER, Message, Partition, Settlement
 
 
+@dataclass(slots=True, eq=False)
 class PartitionCommits:
     """The commits of one assignment.
 
-    A finished message waits for its commit at most ``interval`` seconds; ``count`` finished messages do not wait.
-    ``confirmed``: the floor that the broker has. ``confirmed_ordinal``: the number of the first delivery above it.
-    ``over``: no further commit begins.
+    A finished message waits at most ``_interval`` seconds for its commit. A commit of ``_count`` messages does not wait.
+
+    Attributes:
+        confirmed: The floor that the broker has confirmed.
+        confirmed_ordinal: Number of the first delivery above the confirmed floor.
+        changes: Number of changes since the last commit.
+        since: Time of the first of these changes.
+        sending: The commit on its way.
+        over: Whether no further commit may begin.
     """
 
-    __slots__ = (
-        "_count",
-        "_interval",
-        "_not_before",
-        "changes",
-        "confirmed",
-        "confirmed_ordinal",
-        "over",
-        "sending",
-        "since",
-    )
-
-    def __init__(self, floor: int, interval: float, count: int) -> None:
-        self._interval = interval
-        self._count = count
-        self._not_before: float = 0.0
-        self.confirmed = floor
-        self.confirmed_ordinal: int = 0
-        self.changes: int = 0
-        self.since: float = 0.0
-        self.sending: Settlement | None = None
-        self.over: bool = False
+    confirmed: int
+    _interval: float
+    _count: int
+    _not_before: float = 0.0
+    confirmed_ordinal: int = 0
+    changes: int = 0
+    since: float = 0.0
+    sending: Settlement | None = None
+    over: bool = False
 
     def changed(self, count: int, now: float) -> None:
         """Add changes that the broker does not know of."""

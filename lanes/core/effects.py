@@ -1,7 +1,8 @@
-"""The effects of the engine: rare things that the runtime performs, in the order given."""
+"""The effects of the engine: rare tasks that the runtime performs, in the order of the list ``Engine.effects``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from lanes.core.policy import Follows
@@ -18,38 +19,43 @@ class Effect:
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class Failed(Effect):
-    """Base of the effects of a failed attempt; ``follows`` is the next step."""
+    """Base of the effects of a failed attempt.
 
-    __slots__ = ("failure", "follows", "message")
+    Attributes:
+        message: The message that failed.
+        failure: The failed attempt.
+        follows: The next step.
+    """
 
-    def __init__(self, message: Message, failure: Failure, follows: Follows) -> None:
-        self.message = message
-        self.failure = failure
-        self.follows = follows
+    message: Message
+    failure: Failure
+    follows: Follows
 
 
+@dataclass(slots=True, eq=False)
 class Held(Failed):
-    """The head of a lane waits ``delay`` seconds for its next attempt, counted from the failed call."""
+    """The head of a lane waits for its next attempt.
 
-    __slots__ = ("delay",)
+    Attributes:
+        delay: Seconds from the end of the failed attempt to the next one.
+    """
 
-    def __init__(self, message: Message, failure: Failure, delay: float) -> None:
-        super().__init__(message, failure, "hold")
-        self.delay = delay
+    delay: float
 
 
 class DeadLetterDue(Failed):
     """Write the message to the dead letters, for as long as it takes, then call ``Engine.dead_lettered``.
 
-    The message is then done (``dead_letter``), or its lane blocks (``dead_letter_and_block``).
+    The message is then finished (``dead_letter``), or its lane blocks (``dead_letter_and_block``).
     """
 
     __slots__ = ()
 
 
 class Halted(Failed):
-    """The poison policy stops the consumer: drain everything. The message itself stays unsettled."""
+    """The poison policy stops the consumer: drain every partition. The message itself stays unsettled."""
 
     __slots__ = ()
 
@@ -66,45 +72,40 @@ class Interrupted(Failed):
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class Abandoned(Effect):
-    """These messages are not handled under this assignment, because a handler before them was interrupted."""
+    """This assignment does not handle the messages, because a handler of an earlier message was interrupted."""
 
-    __slots__ = ("messages",)
-
-    def __init__(self, messages: list[Message]) -> None:
-        self.messages = messages
+    messages: list[Message]
 
 
+@dataclass(slots=True, eq=False)
 class Drained(Effect):
     """No handler of the draining partition runs any more: settle its finished messages, then release it."""
 
-    __slots__ = ("partition",)
-
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
+    partition: Partition
 
 
+@dataclass(slots=True, eq=False)
 class Redelivered(Effect):
-    """A position came again, for one of three causes.
+    """The source delivered a position again.
 
-    ``held``: the message is in flight, and its token was swapped. ``settled``: it is settled again, not run. ``late``:
-    it is unknown and below delivered positions, and was admitted in its place.
+    Attributes:
+        message: The new delivery.
+        cause: ``held`` = the message is in flight, and has the token of the new delivery. ``settled`` = the message
+            does not run again, and is settled again. ``late`` = the engine does not know the position, which is below
+            a delivered one, and admitted the message in its place.
     """
 
-    __slots__ = ("cause", "message")
-
-    def __init__(self, message: Message, cause: str) -> None:
-        self.message = message
-        self.cause = cause
+    message: Message
+    cause: str
 
 
+@dataclass(slots=True, eq=False)
 class Zombie(Effect):
     """A handler of a fenced assignment ended; its result changed nothing."""
 
-    __slots__ = ("message",)
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
+    message: Message
 
 
 class Saturated(Effect):
@@ -119,29 +120,27 @@ class Resumed(Effect):
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class AheadReached(Effect):
-    """``max_ahead`` messages were admitted above the confirmed floor: no more of the partition is taken.
+    """``max_ahead`` messages were admitted above the confirmed floor: take no more messages of the partition.
 
-    ``oldest`` is the unfinished message that holds the floor; None when only a confirmation is missing.
+    Attributes:
+        partition: The assignment.
+        oldest: The unfinished message that holds the floor; None when only a confirmation is missing.
     """
 
-    __slots__ = ("oldest", "partition")
-
-    def __init__(self, partition: Partition, oldest: Message | None) -> None:
-        self.partition = partition
-        self.oldest = oldest
+    partition: Partition
+    oldest: Message | None
 
 
+@dataclass(slots=True, eq=False)
 class AheadLeft(Effect):
     """The broker confirmed a higher floor: take from the partition again."""
 
-    __slots__ = ("partition",)
-
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
+    partition: Partition
 
 
 class PauseDue(Effect):
-    """A bound lasts: pause the clients, as ``Engine.room`` says from now on."""
+    """A bound has lasted: pause the clients. ``Engine.room`` names the partitions to pause."""
 
     __slots__ = ()

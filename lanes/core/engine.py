@@ -248,7 +248,7 @@ class Engine(Ownership):
             self.retries += 1
             delay = policy.retry.delay(message.attempt, failure)
             stopped.hold(message, failure, now + delay)
-            self.effects.append(fx.Held(message, failure, delay))
+            self.effects.append(fx.Held(message, failure, follows, delay))
         elif follows == "dead_letter" or follows == "dead_letter_and_block":
             stopped.stop(message, follows, failure)
             self.effects.append(fx.DeadLetterDue(message, failure, follows))

@@ -8,6 +8,7 @@ fewer than ``concurrency`` in flight, some handlers would have nothing to do.
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from lanes.core.types import NEVER, Room
@@ -16,41 +17,40 @@ PAUSE_AFTER: Final = 1.0
 """Seconds at a bound until the clients are paused: a pause costs more than a short wait."""
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """The budgets of one consumer.
 
-    ``taking``: the source may deliver. ``paused``: the user stopped that. ``pausing``: a bound lasted until
-    ``pause_at``, ``PAUSE_AFTER`` seconds, so the clients are paused. ``peak`` and ``peak_bytes`` are the highest values
-    so far. ``peak`` never exceeds ``max_in_flight`` while the source keeps to ``room()``. ``peak_bytes`` may exceed the
-    bound by one received batch, because a size is known only on arrival.
+    Attributes:
+        max_in_flight: Bound on messages in flight, the high mark.
+        max_bytes: Bound on bytes in flight, the high mark.
+        low: Low mark of messages.
+        in_flight: Number of messages in flight.
+        bytes: Number of bytes in flight.
+        peak: Highest number of messages so far. It stays within the bound while the source keeps to ``room()``.
+        peak_bytes: Highest number of bytes so far. It may exceed the bound by one received batch, because a size is
+            known only on arrival.
+        taking: Whether the source may deliver messages.
+        paused: Whether the user paused the consumer.
+        pausing: Whether the clients are paused, because a bound lasted for ``PAUSE_AFTER`` seconds.
+        pause_at: Time from which the clients are paused. ``NEVER`` = no bound is reached.
     """
 
-    __slots__ = (
-        "bytes",
-        "in_flight",
-        "low",
-        "max_bytes",
-        "max_in_flight",
-        "pause_at",
-        "paused",
-        "pausing",
-        "peak",
-        "peak_bytes",
-        "taking",
-    )
+    max_in_flight: int
+    max_bytes: int
+    concurrency: InitVar[int] = 0
+    low: int = field(init=False)
+    in_flight: int = 0
+    bytes: int = 0
+    peak: int = 0
+    peak_bytes: int = 0
+    taking: bool = True
+    paused: bool = False
+    pausing: bool = False
+    pause_at: float = NEVER
 
-    def __init__(self, max_in_flight: int, max_bytes: int, *, concurrency: int = 0) -> None:
-        self.max_in_flight = max_in_flight
-        self.low = (max_in_flight + concurrency) // 2
-        self.max_bytes = max_bytes
-        self.in_flight: int = 0
-        self.bytes: int = 0
-        self.peak: int = 0
-        self.peak_bytes: int = 0
-        self.taking: bool = True
-        self.paused: bool = False
-        self.pausing: bool = False
-        self.pause_at: float = NEVER
+    def __post_init__(self, concurrency: int) -> None:
+        self.low = (self.max_in_flight + concurrency) // 2
 
     def admit(self, count: int, size: int, now: float) -> bool:
         """Add messages; True when that crossed the high mark."""

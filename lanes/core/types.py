@@ -7,6 +7,7 @@ and outcomes of the hot path are compared by identity or as plain ints.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from lanes.errors import MessageError
@@ -174,40 +175,34 @@ class CommitProgress(Protocol):
         """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
 
 
-_NOTHING_RECALLED: Final[Mapping[int, int]] = {}
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class PartitionInternals:
     """The engine's and the runtime's part of an assignment. Not public: it may change without notice.
 
-    ``steady``: live and not draining. ``dirty``: it has something to settle. ``unended``: while it drains, the number
-    of handlers that must end, those that must still start included. ``recalled``: the first attempt of some messages,
-    by position, from a store of attempts; set before they are delivered, like their ``Message.attempt``.
+    Attributes:
+        ledger: The messages in flight; unset until the partition is assigned.
+        commits: The commits of the assignment. ``None`` = the source settles each message by itself.
+        tails: The last message of each lane.
+        steady: Whether the assignment is live and does not drain.
+        draining: Whether no message may start any more.
+        unended: While the assignment drains, the number of handlers that must end or still have to start.
+        dirty: Whether the assignment has messages to settle.
+        finished: The finished messages to settle.
+        resettle: Redeliveries of settled messages, to settle again.
+        recalled: The first attempt of some messages by position, from a store of attempts. Set before the source
+            delivers them, like their ``Message.attempt``.
     """
 
-    __slots__ = (
-        "commits",
-        "dirty",
-        "draining",
-        "finished",
-        "ledger",
-        "recalled",
-        "resettle",
-        "steady",
-        "tails",
-        "unended",
-    )
-
-    commits: CommitProgress | None
-    dirty: bool
-    draining: bool
-    finished: list[Message]
-    ledger: Ledger
-    recalled: Mapping[int, int]
-    resettle: list[Message]
-    steady: bool
-    tails: dict[bytes | int, Message]
-    unended: int
+    ledger: Ledger = field(init=False)
+    commits: CommitProgress | None = None
+    tails: dict[bytes | int, Message] = field(default_factory=dict)
+    steady: bool = False
+    draining: bool = False
+    unended: int = 0
+    dirty: bool = False
+    finished: list[Message] = field(default_factory=list)
+    resettle: list[Message] = field(default_factory=list)
+    recalled: Mapping[int, int] = field(default_factory=dict)
 
 
 class Partition(PartitionInternals):
@@ -266,6 +261,7 @@ class Partition(PartitionInternals):
         deadline: float = NEVER,
         fencing_token: int | None = None,
     ) -> None:
+        super().__init__()
         self.id = partition_id
         self.reader = reader
         self.incarnation = incarnation
@@ -275,15 +271,6 @@ class Partition(PartitionInternals):
         self.fencing_token = fencing_token
         self.assignment: int = 0
         self.live: bool = False
-        self.recalled = _NOTHING_RECALLED
-        self.draining = False
-        self.steady = False
-        self.dirty = False
-        self.unended = 0
-        self.tails = {}
-        self.finished = []
-        self.resettle = []
-        self.commits = None
 
     @property
     def epoch(self) -> int:
@@ -417,29 +404,23 @@ RETURN: Final = Outcome()
 It counts as not started and keeps its ``attempt``. A lower position of its lane that arrives late runs before it."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Failure(Outcome):
     """A failed attempt.
 
-    ``chance`` is the randomness for the jitter, in [0, 1): the caller draws it, because the core draws none. ``delay``
-    (seconds) replaces the backoff. ``terminal`` forbids a retry. ``dead_lettered``: an earlier assignment wrote the
-    dead letter of the message, where the policy asks for one.
+    Attributes:
+        error: The exception.
+        chance: Random number for the jitter, in [0, 1). The caller draws it, because the core draws none.
+        delay: Seconds until the next attempt. ``None`` = the backoff of the policy.
+        terminal: Whether the message gets no further attempt.
+        dead_lettered: Whether an earlier assignment wrote the dead letter of the message, where the policy writes one.
     """
 
-    __slots__ = ("chance", "dead_lettered", "delay", "error", "terminal")
-
-    def __init__(
-        self,
-        error: BaseException,
-        chance: float = 0.0,
-        delay: float | None = None,
-        terminal: bool = False,
-        dead_lettered: bool = False,
-    ) -> None:
-        self.error = error
-        self.chance = chance
-        self.delay = delay
-        self.terminal = terminal
-        self.dead_lettered = dead_lettered
+    error: BaseException
+    chance: float = 0.0
+    delay: float | None = None
+    terminal: bool = False
+    dead_lettered: bool = False
 
 
 class SettlementInternals:
