@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, TypedDict
 
 import anyio
 
@@ -35,6 +35,18 @@ log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the last settlement. Closing the source or the dead letters may take twice that; librdkafka takes 5."""
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The keyword arguments of ``Consumer`` that ``run`` and ``main`` take too."""
+
+    settings: Settings | None
+    dead_letters: DeadLetters | None
+    attempts: Attempts | None
+    history: History | None
+    journal: Journal | str | os.PathLike[str] | None
+    decode: Decode | None
+    on_event: OnEvent | None
 
 
 class Consumer:

@@ -6,20 +6,15 @@ import logging
 import os
 import signal
 import sys
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn, Unpack
 
 import anyio
 
-from lanes.attempts import Attempts
-from lanes.config import Settings
-from lanes.consumer import Consumer
+from lanes.consumer import Consumer, ConsumerOptions
 from lanes.dead_letter import error_text
 from lanes.errors import HandlerHalted, LanesError
-from lanes.events import OnEvent
-from lanes.handlers import Decode, Handler
-from lanes.history.journal import Journal
-from lanes.history.recorder import History
-from lanes.source import DeadLetters, Source
+from lanes.handlers import Handler
+from lanes.source import Source
 
 log = logging.getLogger("lanes")
 
@@ -40,18 +35,7 @@ EXIT_INTERRUPTED: Final = 130
 """Ended by Ctrl-C."""
 
 
-async def run(
-    source: Source,
-    handler: Handler,
-    *,
-    settings: Settings | None = None,
-    dead_letters: DeadLetters | None = None,
-    attempts: Attempts | None = None,
-    history: History | None = None,
-    journal: Journal | str | os.PathLike[str] | None = None,
-    decode: Decode | None = None,
-    on_event: OnEvent | None = None,
-) -> None:
+async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOptions]) -> None:
     """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
 
     The same as ``Consumer(…).run()``, which lists the exceptions.
@@ -60,26 +44,9 @@ async def run(
         source: Source of the messages.
         handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
-        settings: Bounds, order, retries and times. ``None`` = the defaults.
-        dead_letters: Target for messages whose attempts are used up.
-        attempts: Store by which the next owner of a partition continues the attempts of its messages.
-        history: Directory that records every event, row by row.
-        journal: Directory of Parquet files with the same rows, for SQL. Writing it delays no handler.
-        decode: Plain function that returns ``Message.data`` before the handler is called.
-        on_event: Called with each ``GroupEvent``.
+        **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
     """
-    consumer = Consumer(
-        source,
-        handler,
-        settings=settings,
-        dead_letters=dead_letters,
-        attempts=attempts,
-        history=history,
-        journal=journal,
-        decode=decode,
-        on_event=on_event,
-    )
-    await consumer.run()
+    await Consumer(source, handler, **options).run()
 
 
 async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
@@ -148,14 +115,8 @@ def main(
     source: Source,
     handler: Handler,
     *,
-    settings: Settings | None = None,
-    dead_letters: DeadLetters | None = None,
-    attempts: Attempts | None = None,
-    history: History | None = None,
-    journal: Journal | str | os.PathLike[str] | None = None,
-    decode: Decode | None = None,
-    on_event: OnEvent | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
+    **options: Unpack[ConsumerOptions],
 ) -> NoReturn:
     """Run ``handler`` over ``source`` as the job of this process, then exit.
 
@@ -165,32 +126,15 @@ def main(
         source: Source of the messages.
         handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
-        settings: Bounds, order, retries and times. ``None`` = the defaults.
-        dead_letters: Target for messages whose attempts are used up.
-        attempts: Store by which the next owner of a partition continues the attempts of its messages.
-        history: Directory that records every event, row by row.
-        journal: Directory of Parquet files with the same rows, for SQL. Writing it delays no handler.
-        decode: Plain function that returns ``Message.data`` before the handler is called.
-        on_event: Called with each ``GroupEvent``.
         backend: The event loop.
+        **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
 
     Raises:
         SystemExit: Always; with 0 (drained), 1 (failed), 4 (stopped at once) or 5 (halted).
     """
 
     async def job() -> int:
-        consumer = Consumer(
-            source,
-            handler,
-            settings=settings,
-            dead_letters=dead_letters,
-            attempts=attempts,
-            history=history,
-            journal=journal,
-            decode=decode,
-            on_event=on_event,
-        )
-        return await serve(consumer)
+        return await serve(Consumer(source, handler, **options))
 
     try:
         status = anyio.run(job, backend=backend)

@@ -23,7 +23,7 @@ from lanes.core.types import NEVER, Message, Partition, Settlement
 class PartitionCommits:
     """The commits of one assignment.
 
-    A finished message waits at most ``_interval`` seconds for its commit. A commit of ``_count`` messages does not wait.
+    A finished message waits at most ``_interval`` seconds for its commit. ``_count`` finished messages do not wait.
 
     Attributes:
         confirmed: The floor that the broker has confirmed.

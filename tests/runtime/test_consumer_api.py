@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import anyio
 import pytest
 
 from lanes import ConfigError, Consumer, HandlerHalted, LanesError, SourceError
+from lanes.consumer import ConsumerOptions
 from memsource import Group, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.fakes.grouped import HandClock, group_of
 from tests.fakes.support import Gated, acknowledge, consumer_of, fail, published, started, turns, until
@@ -346,3 +347,10 @@ async def test_park_without_dead_letters_is_refused() -> None:
     consumer = consumer_of(MemorySource(published("a")), fail, poison="block")
     with pytest.raises(ConfigError, match="park needs dead letters, or messages are lost: pass dead_letters="):
         consumer.park("a")
+
+
+def test_run_and_main_take_the_keyword_arguments_of_a_consumer() -> None:
+    options = get_type_hints(ConsumerOptions)
+    parameters = get_type_hints(Consumer.__init__)
+    del parameters["source"], parameters["handler"], parameters["clock"], parameters["return"]
+    assert options == parameters
