@@ -127,15 +127,12 @@ class Settings:
     grace: float = 2.0
 
     def __post_init__(self) -> None:
-        check_whole("concurrency", self.concurrency, 1)
-        check_whole("max_in_flight_bytes", self.max_in_flight_bytes, 1)
-        check_seconds("drain_timeout", self.drain_timeout, 0.0)
-        check_seconds("grace", self.grace, 0.0)
+        for name in ("concurrency", "max_in_flight_bytes", "max_ahead"):
+            check_whole(name, getattr(self, name), 1)
+        for name in ("linger", "commit_interval", "drain_timeout", "grace"):
+            check_seconds(name, getattr(self, name), 0.0)
         if not isinstance(self.retry, Retry):
             raise ConfigError(f"retry={self.retry!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)")
-        check_whole("max_ahead", self.max_ahead, 1)
-        check_seconds("linger", self.linger, 0.0)
-        check_seconds("commit_interval", self.commit_interval, 0.0)
         check_positive("unhealthy_after", self.unhealthy_after)
         check_one_of("order", self.order, get_args(Order))
         check_one_of("keyless", self.keyless, get_args(Keyless))
@@ -283,19 +280,15 @@ class Settings:
         Raises:
             ConfigError: ``max_in_flight`` or ``concurrency`` is above ``allowed``, or ``batch`` is above the bound.
         """
+        name = "concurrency" if self.max_in_flight is None else "max_in_flight"
+        if allowed is not None and getattr(self, name) > allowed:
+            raise ConfigError(
+                f"{name}={getattr(self, name)} is above the {allowed} unsettled messages that the broker's consumer "
+                f"allows: lower {name}, or raise the consumer's limit (max_ack_pending)"
+            )
         if self.max_in_flight is not None:
-            if allowed is not None and self.max_in_flight > allowed:
-                raise ConfigError(
-                    f"max_in_flight={self.max_in_flight} is above the {allowed} unsettled messages that the broker's "
-                    "consumer allows: lower max_in_flight, or raise the consumer's limit (max_ack_pending)"
-                )
             return self.max_in_flight
         bound = max(DEFAULT_MAX_IN_FLIGHT, self.concurrency)
-        if allowed is not None and allowed < self.concurrency:
-            raise ConfigError(
-                f"concurrency={self.concurrency} is above the {allowed} unsettled messages that the broker's consumer "
-                "allows: lower concurrency, or raise the consumer's limit (max_ack_pending)"
-            )
         bound = bound if allowed is None else min(bound, allowed)
         self._check_batch_against(bound)
         return bound

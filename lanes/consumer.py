@@ -248,8 +248,8 @@ class Consumer:
             run.engine,
             now,
             unhealthy_after=self._settings.unhealthy_after,
-            stuck=[] if timeout is None else run.stuck(now, timeout),
-            unknown=run.asked_since,
+            stuck=[] if timeout is None else run.workers.stuck(now, timeout),
+            unknown=run.attempts.asked_since,
             unsettled=run.unsettled,
         )
 
@@ -271,7 +271,7 @@ class Consumer:
         return snapshot(
             run.engine,
             self._clock(),
-            dead_lettered=run.dead_lettered,
+            dead_lettered=run.dead_letter_writer.confirmed,
             redelivered=run.redelivered,
             lag=self._lag,
         )

@@ -103,7 +103,6 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
     """The dead letter of a message that was given up with ``failure`` at ``wall_time`` (seconds since the epoch)."""
     partition = message.partition
     error = failure.error
-    known = details(message)
     return DeadLetter(
         id=dead_letter_id(partition.id.source, partition.incarnation, partition.id.number, message.position),
         source=partition.id.source,
@@ -118,10 +117,7 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
         error_text=error_text(error),
         epoch=message.epoch,
         time=wall_time,
-        record_key=known.record_key,
-        tombstone=known.tombstone,
-        null_headers=known.null_headers,
-        timestamp=known.timestamp,
+        **details(message)._asdict(),
     )
 
 

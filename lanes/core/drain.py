@@ -12,6 +12,7 @@ started message. The runtime closes the prefix if ``SourceTraits.hands_over`` is
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from lanes.core import effects as fx
@@ -71,6 +72,7 @@ class Limits(NamedTuple):
     last: float
 
 
+@dataclass(slots=True, eq=False)
 class PartitionDrain:
     """The drain of one assignment, for one use. Times are seconds of a monotonic clock.
 
@@ -79,19 +81,14 @@ class PartitionDrain:
     ``Ownership.drain``.
     """
 
-    __slots__ = ("_close_prefix", "_engine", "_limits", "abandoned", "partition", "phase", "until", "zombies")
-
-    def __init__(
-        self, engine: Ownership, partition: Partition, limits: Limits, *, close_prefix: bool, phase: str = IDLE
-    ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._close_prefix = close_prefix
-        self.partition = partition
-        self.phase = phase
-        self.until = NEVER
-        self.abandoned: list[Message] = []
-        self.zombies: list[Message] = []
+    engine: Ownership
+    partition: Partition
+    limits: Limits
+    close_prefix: bool = field(kw_only=True)
+    phase: str = IDLE
+    until: float = NEVER
+    abandoned: list[Message] = field(default_factory=list)
+    zombies: list[Message] = field(default_factory=list)
 
     @property
     def left(self) -> bool:
@@ -110,10 +107,10 @@ class PartitionDrain:
         self._move("begun")
         self.until = now + timeout
         interrupted = self.partition.draining
-        self.abandoned = self._engine.drain(self.partition, close_prefix=self._close_prefix)
+        self.abandoned = self.engine.drain(self.partition, close_prefix=self.close_prefix)
         if interrupted and not self.partition.unended:
             # An interrupted handler drained it before, and that effect was performed.
-            self._engine.effects.append(fx.Drained(self.partition))
+            self.engine.effects.append(fx.Drained(self.partition))
 
     def hasten(self, now: float, timeout: float) -> None:
         """Give running handlers at most ``timeout`` seconds from ``now``. Ignored once they are cancelled."""
@@ -131,13 +128,13 @@ class PartitionDrain:
             return
         self.abandoned, self.until = [], NEVER
         if self.phase == CANCELLING:
-            self.until = now + self._limits.grace
+            self.until = now + self.limits.grace
             # A message that started in the grace would not be cancelled.
-            self.abandoned = self._engine.stop_closing(self.partition)
+            self.abandoned = self.engine.stop_closing(self.partition)
         elif self.phase == SETTLING:
             left = until - now if before == ENDING else 0.0
-            self.until = now + max(self._limits.settle, left if left < NEVER else self._limits.last)
-            self.zombies = self._engine.fence(self.partition)
+            self.until = now + max(self.limits.settle, left if left < NEVER else self.limits.last)
+            self.zombies = self.engine.fence(self.partition)
         elif self.phase == KEEPING:
             self.until = until
         elif self.phase == RELEASING and self.partition.commits is not None:
@@ -145,7 +142,7 @@ class PartitionDrain:
             # returns, and no commit of this process may follow that one.
             self.partition.commits.over = True
         elif self.phase == HANDED_OVER:
-            self._engine.release(self.partition)
+            self.engine.release(self.partition)
 
     def _move(self, event: str) -> None:
         following = TRANSITIONS.get((self.phase, event))

@@ -11,6 +11,7 @@ through ``step``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
 
@@ -78,6 +79,7 @@ class IllegalTransition(Exception):
     """The state of a lane does not allow an event: a bug of ``lanes`` or of a source, never of a handler."""
 
 
+@dataclass(slots=True, eq=False)
 class StoppedLane:
     """A lane whose head is held, blocked or on its way to the dead letters.
 
@@ -85,13 +87,10 @@ class StoppedLane:
     of attempts, or there is no store. A hold never ends before that.
     """
 
-    __slots__ = ("failure", "head", "kept", "until")
-
-    def __init__(self, head: Message, failure: Failure, until: float, kept: bool = True) -> None:
-        self.head = head
-        self.failure = failure
-        self.until = until
-        self.kept = kept
+    head: Message
+    failure: Failure
+    until: float
+    kept: bool = True
 
     def __repr__(self) -> str:
         return f"<StoppedLane {STATE_NAMES[self.head.state]} at {self.head.partition.id} position {self.head.position}>"

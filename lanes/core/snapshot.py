@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from lanes.core.commits import PartitionCommits
@@ -54,13 +55,17 @@ class MessageState(NamedTuple):
     size: int
     raw: Any
     token: Any
-    data: tuple[object, ...]
     broken: MessageError | None
     attempt: int
     state: int
     ordinal: int
     received: float
+    data: tuple[object, ...]
     next: MessageId | None
+
+
+_copied: Final = attrgetter(*MessageState._fields[:-2])
+"""Reads the attributes of a message that its state repeats: every one but ``data`` and ``next``."""
 
 
 class AckLedgerState(NamedTuple):
@@ -238,21 +243,8 @@ def _messages(messages: Iterable[Message]) -> tuple[MessageState, ...]:
 
 def _message_state(message: Message) -> MessageState:
     data = getattr(message, "data", _NO_DATA)
-    return MessageState(
-        position=message.position,
-        key=message.key,
-        lane=message.lane,
-        size=message.size,
-        raw=message.raw,
-        token=message.token,
-        data=() if data is _NO_DATA else (data,),
-        broken=message.broken,
-        attempt=message.attempt,
-        state=message.state,
-        ordinal=message.ordinal,
-        received=message.received,
-        next=None if message.next is None else message_id(message.next),
-    )
+    following = None if message.next is None else message_id(message.next)
+    return MessageState._make((*_copied(message), () if data is _NO_DATA else (data,), following))
 
 
 def _ledger_state(ledger: Ledger) -> AckLedgerState | OffsetLedgerState:
@@ -306,11 +298,8 @@ def restore(state: EngineState) -> Engine:
     ledgers, ``chains.fenced`` and ``PartitionCommits.sending``.
     """
     engine = Engine(state.policy)
-    engine.latest_assignment, engine.running_handlers, engine.halted = (
-        state.latest_assignment,
-        state.running_handlers,
-        state.halted,
-    )
+    engine.latest_assignment = state.latest_assignment
+    engine.running_handlers, engine.halted = state.running_handlers, state.halted
     flow = engine.flow
     flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at = state.flow
     messages: dict[MessageId, Message] = {}

@@ -131,11 +131,6 @@ class AttemptKeeper:
     # --- attempts of former owners
 
     @property
-    def loading(self) -> bool:
-        """Whether a partition is loading, so that events may have been put aside."""
-        return bool(self._loading)
-
-    @property
     def asked_since(self) -> dict[Partition, float]:
         """The start of loading for each partition that is loading."""
         return {partition: loading.since for partition, loading in self._loading.items()}

@@ -24,7 +24,7 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.ledgers import PositionFell
 from lanes.core.ownership import AlreadyAssigned, SecondPartition
-from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
+from lanes.core.types import NEVER, Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, is_async, sync_handler
@@ -100,15 +100,15 @@ class Run:
         self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         # The constructors of the components read these attributes, and call nothing of the run.
-        self._workers = self._workers_for(handler, decode)
-        self._attempts = AttemptKeeper(self, attempts)
-        self._settler = Settler(self, source, self._attempts, commits=self._commits)
+        self.workers = self._workers_for(handler, decode)
+        self.attempts = AttemptKeeper(self, attempts)
+        self._settler = Settler(self, source, self.attempts, commits=self._commits)
         self.unsettled = self._settler.unsettled.partitions
         close_prefix = self._commits and not traits.hands_over
         self._handover = Handover(
-            self, source, self._workers, self._settler, self._attempts, settings.grace, close_prefix=close_prefix
+            self, source, self.workers, self._settler, self.attempts, settings.grace, close_prefix=close_prefix
         )
-        self._dead_letter_writer = DeadLetterWriter(self, dead_letters)
+        self.dead_letter_writer = DeadLetterWriter(self, dead_letters)
 
     def _workers_for(self, handler: Handler, decode: Decode | None) -> Workers:
         """Make the workers for a handler that ``check_handler`` has accepted. Starts nothing."""
@@ -137,31 +137,17 @@ class Run:
         try:
             async with anyio.create_task_group() as self._tasks:
                 self._active = True
-                self._workers.start(self._tasks)
-                self._tasks.start_soon(self._guarded, self._pump)
-                self._tasks.start_soon(self._guarded, self._settler.run)
-                self._tasks.start_soon(self._guarded, self._timer)
+                self.workers.start(self._tasks)
+                self.start_soon(self._pump)
+                self.start_soon(self._settler.run)
+                self.start_soon(self._timer)
                 if self._extend_interval is not None:
-                    self._tasks.start_soon(self._guarded, self._settler.keep_alive, self._extend_interval)
+                    self.start_soon(self._settler.keep_alive, self._extend_interval)
                 if self.stopping:
                     self._stop_partitions()
         finally:
             self._active = False
-            self._attempts.end()
-
-    @property
-    def dead_lettered(self) -> int:
-        """Number of confirmed dead letters."""
-        return self._dead_letter_writer.confirmed
-
-    @property
-    def asked_since(self) -> dict[Partition, float]:
-        """The start of loading for each partition whose attempts are being loaded."""
-        return self._attempts.asked_since
-
-    def stuck(self, now: float, timeout: float) -> list[Message]:
-        """Messages whose handlers have run in threads for ``timeout`` seconds or longer; O(threads)."""
-        return self._workers.stuck(now, timeout)
+            self.attempts.end()
 
     def stop(self) -> None:
         """Take no more messages, and drain. Does not block. Idempotent. Thread-safe: see ``ThreadSafeCall``."""
@@ -190,7 +176,7 @@ class Run:
         if self._dirty and self._settler.idle:
             self._settler.wake()
         if len(self._ready) > taking:
-            self._workers.wake(taking=taking)
+            self.workers.wake(taking=taking)
         if self._exhausted:
             self._stop_when_exhausted()
 
@@ -217,7 +203,7 @@ class Run:
 
     # --- tasks, and their end
 
-    def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+    def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Start a task of the run; an error that it raises stops the run in order."""
         self._tasks.start_soon(self._guarded, task, *arguments)
 
@@ -238,9 +224,9 @@ class Run:
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
-        self._attempts.leave(partition)
+        self.attempts.leave(partition)
         if self._handover.begin(partition, timeout):
-            self._tasks.start_soon(self._guarded, self._drain, partition)
+            self.start_soon(self._drain, partition)
         elif timeout < NEVER:
             self._handover.hasten(partition, timeout)
 
@@ -259,7 +245,7 @@ class Run:
             room = self.engine.room()
             if self.stopping:
                 room = Room(0, 0, frozenset(self.engine.partitions.values()))
-            room = self._attempts.room(room)
+            room = self.attempts.room(room)
             self._starved = room.messages <= 0
             events: Sequence[SourceEvent] = ()
             with anyio.CancelScope() as self._receiving:
@@ -269,7 +255,7 @@ class Run:
             self.after()
 
     def _on_event(self, event: SourceEvent) -> None:
-        if not (self._attempts.active and self._attempts.put_aside(event)):
+        if not (self.attempts.active and self.attempts.put_aside(event)):
             self.enter(event)
 
     def enter(self, event: SourceEvent) -> None:
@@ -291,7 +277,7 @@ class Run:
             engine.progressed(event.partition, event.position, now)
             self._settler.wake()
         elif isinstance(event, Revoking):
-            self._revoking(event)
+            self._revoking(event.partition, event.timeout)
         elif isinstance(event, Lost):
             self.lose(event.partition, event.reason)
         elif isinstance(event, Generation):
@@ -311,7 +297,7 @@ class Run:
             # Once only, or a source that assigns it again each time would never let the run end.
             if partition.id not in self._given_back:
                 self._given_back.add(partition.id)
-                self._tasks.start_soon(self._guarded, self._handover.release, partition)
+                self.start_soon(self._handover.release, partition)
             return
         try:
             self.engine.assign(partition)
@@ -323,17 +309,16 @@ class Run:
                 "topic with one partition"
             ) from None
         self.tap.assigned(partition)
-        self._attempts.begin(partition, self.clock())
+        self.attempts.begin(partition, self.clock())
 
-    def _revoking(self, event: Revoking) -> None:
-        if self.engine.owns(event.partition):
-            timeout = event.timeout
-            # With an infinite timeout the next owner waits, so no handler is cancelled.
-            self._start_drain(
-                event.partition, timeout if timeout == NEVER else min(timeout, self._settings.drain_timeout)
-            )
-        else:
-            self._tasks.start_soon(self._guarded, self._handover.release, event.partition)
+    def _revoking(self, partition: Partition, timeout: float) -> None:
+        if not self.engine.owns(partition):
+            self.start_soon(self._handover.release, partition)
+            return
+        # With an infinite timeout the next owner waits, so no handler is cancelled.
+        if timeout < NEVER:
+            timeout = min(timeout, self._settings.drain_timeout)
+        self._start_drain(partition, timeout)
 
     def lose(self, partition: Partition, reason: str) -> None:
         """Count nothing of a partition any more, from this call on. Idempotent."""
@@ -349,14 +334,14 @@ class Run:
             len(zombies),
         )
         self.tap.lost(partition, reason)
-        self._workers.cancel(partition)
+        self.workers.cancel(partition)
         self._settler.give_up(partition)
         self._settler.unsettled.settled(partition)
-        self._attempts.forget(partition)
+        self.attempts.forget(partition)
         self._end_when_released()
 
     def _stop_when_exhausted(self) -> None:
-        if self._exhausted and not self.engine.flow.in_flight and not self._attempts.loading:
+        if self._exhausted and not self.engine.flow.in_flight and not self.attempts.asked_since:
             self.stop()
 
     async def _timer(self) -> None:
@@ -388,7 +373,7 @@ class Run:
     def _perform_one(self, effect: fx.Effect) -> None:
         tap = self.tap
         if isinstance(effect, fx.Failed):
-            self._attempts.failed(effect)
+            self.attempts.failed(effect)
         if isinstance(effect, fx.Held):
             tap.held(effect.message, effect.delay, asked=effect.failure.delay is not None)
             self._timer_wake.set()
@@ -400,7 +385,7 @@ class Run:
             # Positions that a former owner completed must be committed, even if no other message finishes.
             self._settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
-            self.start_soon(self._dead_letter_writer.write, effect)
+            self.start_soon(self.dead_letter_writer.write, effect)
         elif isinstance(effect, fx.Halted):
             self.stop_because(halted(self.name, effect))
         elif isinstance(effect, fx.Blocked):
@@ -413,7 +398,7 @@ class Run:
         elif isinstance(effect, fx.Zombie):
             tap.zombie(effect.message)
             # Its key may have a message in a new assignment, which can start now.
-            self._workers.wake()
+            self.workers.wake()
         elif isinstance(effect, fx.AheadReached):
             self._ahead_reached(effect)
         elif isinstance(effect, fx.AheadLeft):

@@ -160,7 +160,11 @@ class Settler:
 
     def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
         """The settlements whose partition was not given up between their collection and this task."""
-        gone = [each for each in settlements if not self._engine.owns(each.partition) or _is_over(each.partition)]
+        gone = []
+        for settlement in settlements:
+            commits = settlement.partition.commits
+            if not self._engine.owns(settlement.partition) or (commits is not None and commits.over):
+                gone.append(settlement)
         if not gone:
             return settlements
         self._engine.unsettled(gone)
@@ -216,7 +220,3 @@ class Settler:
             if messages:
                 await self._source.extend(messages)
                 self._tap.extended(messages)
-
-
-def _is_over(partition: Partition) -> bool:
-    return partition.commits is not None and partition.commits.over

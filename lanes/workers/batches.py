@@ -12,8 +12,10 @@ has begun keeps its lanes and its thread until it ends, even after its partition
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 import anyio
@@ -25,7 +27,6 @@ from lanes.core.lane import FINISHED, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.errors import MessageError
 from lanes.handlers import BatchHandler, Decode, fill_data, is_async, refuse_awaitable
-from lanes.history.recorder import Recorder
 from lanes.observe.otel import Handling
 from lanes.workers.context import RunContext
 from lanes.workers.outcomes import RESULTS, LeaseExpired, batch_outcomes, cancellation_of, counts, failure, stopping
@@ -94,7 +95,7 @@ class BatchWorkers:
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """The first message of each call that has run in a thread for ``timeout`` seconds or longer."""
-        return [] if self._threads is None else self._threads.stuck(now, timeout)
+        return [] if self._threads is None else self._threads.pool.stuck(now, timeout)
 
     async def _work(self, worker: _Worker) -> None:
         while True:
@@ -129,9 +130,7 @@ class BatchWorkers:
             self._engine.finish_batch(batch, [RETURN] * len(batch), 0.0)
             self._lose_overdue(batch)
             return
-        handling: Handling | None = None
-        if tap.telemetry is not None:
-            handling = tap.telemetry.handling_batch(batch)
+        handling = None if tap.telemetry is None else tap.telemetry.handling_batch(batch)
         try:
             if tap.history is not None:
                 heads = _heads(batch)
@@ -140,11 +139,8 @@ class BatchWorkers:
                         tap.history.started(message, now)
                 # The rows are in the file before the handler is called.
                 tap.history.flush()
-            if handling is None:
+            with handling or contextlib.nullcontext():
                 outcomes = await self._outcomes(batch)
-            else:
-                with handling:
-                    outcomes = await self._outcomes(batch)
         except LeaseExpired:
             # The call has ended: without its batch, the worker is not cancelled by the loss.
             worker.batch = []
@@ -239,23 +235,19 @@ class BatchWorkers:
     ) -> None:
         batch, worker.batch = worker.batch, []
         now = self._clock()
-        if self._tap.history is not None:
-            self._note(self._tap.history, batch, outcomes, result, error, now)
+        self._note(batch, outcomes, result, error, now)
         self._engine.finish_batch(batch, outcomes, now)
         if handling is not None:
             bad = next((RESULTS[m.state] for m in batch if m.state not in (FINISHED, QUEUED)), RESULTS[FINISHED])
             handling.end("cancelled" if result == "cancelled" else bad, error)
 
-    @staticmethod
     def _note(
-        history: Recorder,
-        batch: list[Message],
-        outcomes: list[Outcome],
-        result: str,
-        error: BaseException | None,
-        now: float,
+        self, batch: list[Message], outcomes: list[Outcome], result: str, error: BaseException | None, now: float
     ) -> None:
         """Write the rows of a call that has ended, for each outcome that counts."""
+        history = self._tap.history
+        if history is None:
+            return
         heads = _heads(batch)
         over: set[_Lane] = set()
         for message, outcome in zip(batch, outcomes, strict=True):
@@ -293,17 +285,15 @@ def _heads(batch: list[Message]) -> set[Message]:
     return {*lanes.values(), *(message for message in batch if message.lane is None)}
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """One call. ``done`` is set when it has ended or was abandoned."""
 
-    __slots__ = ("batch", "context", "done", "error", "outcomes")
-
-    def __init__(self, batch: list[Message], context: contextvars.Context) -> None:
-        self.batch = batch
-        self.context = context
-        self.outcomes: list[Outcome] | None = None
-        self.error: BaseException | None = None
-        self.done = anyio.Event()
+    batch: list[Message]
+    context: contextvars.Context
+    outcomes: list[Outcome] | None = None
+    error: BaseException | None = None
+    done: anyio.Event = field(default_factory=anyio.Event)
 
 
 class _BatchThreads:
@@ -326,34 +316,30 @@ class _BatchThreads:
         self._timeout = timeout
         self._grace = grace
         self._calls: dict[_Call, None] = {}
-        self._pool: Pool[_Call, _Call] = Pool(
+        self.pool: Pool[_Call, _Call] = Pool(
             self._run, lambda call: call.batch[0], context.engine.concurrency, context.clock
         )
 
     def start(self, tasks: TaskGroup) -> None:
         """Serve calls until the task group is cancelled; then end the threads. Starts no thread yet."""
-        self._pool.open()
+        self.pool.open()
         tasks.start_soon(self._serve)
         if self._timeout is not None:
-            tasks.start_soon(self._pool.watch, self._timeout)
-
-    def stuck(self, now: float, timeout: float) -> list[Message]:
-        """The first message of each call that has run for ``timeout`` seconds or longer."""
-        return self._pool.stuck(now, timeout)
+            tasks.start_soon(self.pool.watch, self._timeout)
 
     async def call(self, batch: list[Message]) -> list[Outcome]:
         """Handle a batch in a thread; returns or raises as ``handle`` does.
 
         A cancellation waits for the end of the handler; at the end of the run, at most for the grace.
         """
-        if self._pool.ending:
+        if self.pool.ending:
             # The run has been cancelled: this checkpoint raises, and so does the one below.
             await anyio.lowlevel.checkpoint()
         call = _Call(batch, handler_context())
         self._calls[call] = None
         try:
-            self._pool.need(len(self._calls))
-            self._pool.put([call])
+            self.pool.need(len(self._calls))
+            self.pool.put([call])
             with anyio.CancelScope(shield=True):
                 await call.done.wait()
         finally:
@@ -367,27 +353,23 @@ class _BatchThreads:
 
     async def _serve(self) -> None:
         try:
-            await self._pool.run(self._end_calls, self._grace, _counts)
+            # A call counts while its outcome counts for one of its messages.
+            await self.pool.run(self._end_calls, self._grace, lambda call: any(m.partition.live for m in call.batch))
         finally:
             for call in self._calls:
                 call.done.set()
 
     def _end_calls(self) -> None:
-        results = self._pool.results
+        results = self.pool.results
         while results:
             results.popleft().done.set()
 
     # --- in the threads
 
     def _run(self, call: _Call, now: float) -> _Call:
-        if not self._pool.ending:
+        if not self.pool.ending:
             try:
                 call.outcomes = call.context.run(self._handle, call.batch)
             except BaseException as error:
                 call.error = error
         return call
-
-
-def _counts(call: _Call) -> bool:
-    """Whether the outcome of a call still counts for one of its messages."""
-    return any(message.partition.live for message in call.batch)

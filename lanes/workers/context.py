@@ -31,7 +31,7 @@ class RunContext(Protocol):
         ``taking``: number of ready lanes that the caller takes itself, without being woken.
         """
 
-    def start_soon(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+    def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Start a task of the run; an error that it raises stops the run in order."""
 
     def stop_because(self, error: BaseException) -> None:

@@ -230,13 +230,10 @@ class Pool(Generic[Call, Result]):
         if not self._waking:
             self._waking = True
             try:
-                self._call_on_loop(self._set_wake)
+                self._call_on_loop(self.wake)
             except RuntimeError:
                 # The loop is closed: this thread was abandoned.
                 pass
-
-    def _set_wake(self) -> None:
-        self._wake.set()
 
 
 def handler_context() -> contextvars.Context:

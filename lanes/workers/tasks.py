@@ -209,7 +209,9 @@ class TaskWorkers:
                 return False
             except BaseException as error:
                 worker.message = None
-                cancellation = self._cancellation(worker, error)
+                # Either this worker was cancelled, or the run.
+                cancelled = worker.cancelled or anyio.current_effective_deadline() == float("-inf")
+                cancellation = cancellation_of(error) if cancelled else None
                 if cancellation is not None:
                     if worker.timed_out:
                         late = TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
@@ -251,9 +253,3 @@ class TaskWorkers:
         self._stride = min(self._stride * 2, _STRIDE_LIMIT) if took < left / 4 else 1
         self._countdown = self._stride
         return False
-
-    def _cancellation(self, worker: _Worker, error: BaseException) -> BaseException | None:
-        """The part of an exception to raise again if this worker, or the run, was cancelled; else None."""
-        if not worker.cancelled and anyio.current_effective_deadline() != float("-inf"):
-            return None
-        return cancellation_of(error)

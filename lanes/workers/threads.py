@@ -54,7 +54,9 @@ class ThreadWorkers:
         self._timeout = timeout
         self._grace = grace
         self._reporter = OutcomeReporter(context)
-        self._pool: Pool[Message, _Result] = Pool(self._run, _itself, context.engine.concurrency, context.clock)
+        self._pool: Pool[Message, _Result] = Pool(
+            self._run, lambda message: message, context.engine.concurrency, context.clock
+        )
         self._handler_context: contextvars.Context
 
     # --- on the event loop
@@ -165,7 +167,3 @@ class ThreadWorkers:
         else:
             with handling:
                 self._handler(message)
-
-
-def _itself(message: Message) -> Message:
-    return message

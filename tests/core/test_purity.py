@@ -18,7 +18,7 @@ MODULES = sorted(
 )
 
 # Data structures and annotations. No module that waits, measures time, draws random numbers or does I/O.
-ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "heapq", "typing"}
+ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "heapq", "operator", "typing"}
 
 # Computation that one module needs, such as a checksum.
 ALLOWED_TO_ONE = {

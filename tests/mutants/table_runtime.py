@@ -74,7 +74,7 @@ RUNTIME: Final = (
     Mutant(
         "closing_goes_on",
         "lanes.core.drain",
-        "            self.abandoned = self._engine.stop_closing(self.partition)\n",
+        "            self.abandoned = self.engine.stop_closing(self.partition)\n",
         "",
         "when a drain has used up its time, what was to close the prefix still starts",
         "kafka",

@@ -523,7 +523,8 @@ class LeaseMachine:
             self._sub = max([self._sub, *subs]) + 1
             self._done = self._done.union(self._state.done)
         if highest is not None and not self._alone:
-            self._done = self._done.merged_with_prefix(highest.floor)
+            # The consumer reports every sequence up to its floor as acknowledged.
+            self._done = self._done.union(Done(highest.floor, ()))
         self._lower = self._below(found)
         self._step("found")
 

@@ -12,6 +12,7 @@ is missing, it takes the partition over from itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 HIGHEST_SEQUENCE: Final = 2**63 - 1
@@ -39,25 +40,19 @@ class Done(NamedTuple):
         both.update(sequence for sequence in theirs if sequence > self.highest)
         return Done(max(self.highest, other.highest), tuple(sorted(both)))
 
-    def merged_with_prefix(self, floor: int) -> Done:
-        """Add every sequence up to ``floor``, which the consumer reports as acknowledged."""
-        return self.union(Done(floor, ()))
-
 
 NOTHING: Final = Done(0, ())
 """No sequence is done; sequences begin at 1."""
 
 
+@dataclass(slots=True, eq=False)
 class _Open:
     """An outstanding sequence. ``gap``: the number of settled sequences up to the next one that are not saved."""
 
-    __slots__ = ("after", "before", "gap", "sequence")
-
-    def __init__(self, sequence: int, before: _Open | None) -> None:
-        self.sequence = sequence
-        self.before = before
-        self.after: _Open | None = None
-        self.gap = 0
+    sequence: int
+    before: _Open | None
+    after: _Open | None = None
+    gap: int = 0
 
 
 class DeliveryLedger:

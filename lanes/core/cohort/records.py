@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, TypeVar
 
@@ -237,10 +238,19 @@ def _apart(one: object, other: object) -> tuple[str, str]:
     return more + shown(one), more + shown(other)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected text, got {shown(value)}")
-    return value
+def _of_type(kind: type, name: str) -> Callable[[object], Any]:
+    """Make the check of a JSON value by its type."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, kind):
+            raise ValueError(f"expected {name}, got {shown(value)}")
+        return value
+
+    return check
+
+
+_text: Final = _of_type(str, "text")
+_items: Final = _of_type(list, "a list")
 
 
 def _whole(value: object) -> int:
@@ -250,23 +260,11 @@ def _whole(value: object) -> int:
     return value
 
 
-def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {shown(value)}")
-    return value
-
-
-def _items(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"expected a list, got {shown(value)}")
-    return value
-
-
 _CHECKS: Final = {
     "str": _text,
     "str | None": lambda value: None if value is None else _text(value),
     "int": _whole,
-    "bool": _truth,
+    "bool": _of_type(bool, "true or false"),
     "int | None": lambda value: None if value is None else _whole(value),
     "tuple[int, ...]": lambda value: tuple(_whole(item) for item in _items(value)),
     "tuple[str, ...]": lambda value: tuple(_text(item) for item in _items(value)),
