@@ -21,7 +21,7 @@ from lanes.errors import MessageError, SourceError
 from lanes.source import Delivered
 from lanes_kafka.client.key_watch import KeyWatch
 from lanes_kafka.client.offsets import StartPosition, start_positions
-from lanes_kafka.client.records import READER, details, messages, record_key
+from lanes_kafka.client.records import READER, messages, record_key
 from lanes_kafka.client.topics import Topic
 from lanes_kafka.dead_letters.box import message_at
 from lanes_kafka.dead_letters.wire import dead_letter_record, read_dead_letter, read_disposition
@@ -123,7 +123,7 @@ def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
         assert message.size == len(message.value) + len(raw.key() or b"") + sum(
             len(n) + len(v) for n, v in message.headers
         )
-        known = details(raw)
+        known = READER.details(raw)
         assert known.tombstone == (raw.value() is None) and known.record_key == raw.key()
         assert [pairs[index][1] for index in known.null_headers] == [None] * len(known.null_headers)
         assert known.timestamp is None or 0 <= known.timestamp <= 1e11

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import anyio
 
 from lanes.loops import entry_of_loop
+
+T = TypeVar("T")
 
 
 class Bridge:
@@ -47,8 +50,8 @@ class Bridge:
             calls.popleft()()
 
 
-class Answer:
-    """The answer to a command, awaited on the event loop.
+class Answer(Generic[T]):
+    """The answer of a thread to a command, awaited on the event loop.
 
     Args:
         bridge: Bridge to the event loop on which the answer is awaited.
@@ -61,9 +64,10 @@ class Answer:
         self.given_up = False
         self._bridge = bridge
         self._event = anyio.Event()
+        self._value: list[T] = []
         self._error: Exception | None = None
 
-    async def wait(self) -> None:
+    async def wait(self) -> T:
         """Wait for the answer; raise the error that the command failed with. A cancelled wait gives the command up."""
         try:
             await self._event.wait()
@@ -72,12 +76,17 @@ class Answer:
             raise
         if self._error is not None:
             raise self._error
+        return self._value[0]
 
-    def give(self, error: Exception | None = None) -> None:
+    def give(self, value: T) -> None:
         """Answer from the thread. The first answer counts. Does not block."""
-        self._bridge.post(lambda: self._given(error))
+        self._bridge.post(lambda: self._end([value], None))
 
-    def _given(self, error: Exception | None) -> None:
+    def fail(self, error: Exception) -> None:
+        """Answer with an error from the thread. The first answer counts. Does not block."""
+        self._bridge.post(lambda: self._end([], error))
+
+    def _end(self, value: list[T], error: Exception | None) -> None:
         if not self._event.is_set():
-            self._error = error
+            self._value, self._error = value, error
             self._event.set()

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, Res
 
 from lanes.errors import SourceError
 from lanes_kafka.config import addresses, redacted
-from lanes_kafka.errors import settings_error
+from lanes_kafka.errors import NOT_ALLOWED, is_login_refused, settings_error
 
 QUESTION_TIMEOUT: Final = 5.0
 """Seconds allowed for one question."""
@@ -27,16 +27,7 @@ TOPIC_DEADLINE: Final = 10.0
 
 METADATA_LIMIT: Final = "offset.metadata.max.bytes"
 
-NOT_ALLOWED: Final = frozenset(
-    (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    )
-)
-
 _POLL: Final = 0.05
-_LOGIN: Final = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED))
 
 _T = TypeVar("_T")
 
@@ -82,11 +73,6 @@ def settings_of(
     )
     found = answer(admin, asked[resource], deadline, give_up)
     return {entry.name: entry.value for entry in found.values() if entry.value is not None}
-
-
-def is_login_refused(error: KafkaError) -> bool:
-    """Whether the broker refused the login."""
-    return error.code() in _LOGIN
 
 
 def likely_cause(error: KafkaError, reported: Sequence[KafkaError]) -> KafkaError:
@@ -162,18 +148,18 @@ def describe_topic(
     try:
         # An idempotent client asks for a producer id even if it only reads.
         connecting: dict[str, Any] = {**settings, "enable.idempotence": False, "error_cb": reported.append}
-        questions = _TopicQuestions([AdminClient(connecting)], reported, wanted)
+        admin = [AdminClient(connecting)]
     except (KafkaException, TypeError, ValueError) as failure:
         raise settings_error(failure.args[0], settings) from None
     try:
-        return questions.facts(topic)
+        return _facts(admin, topic, lambda: any(map(is_login_refused, reported)) or not wanted())
     except KafkaException as failure:
         error: KafkaError = failure.args[0]
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
         raise _unanswered(settings, topic, error, reported) from None
     finally:
-        questions.close()
+        admin.clear()
 
 
 def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> SourceError:
@@ -186,48 +172,31 @@ def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: 
     return SourceError(f"{name}: the broker did not describe the topics in time; check that it runs", retryable=True)
 
 
-class _TopicQuestions:
-    """Asks within ``TOPIC_DEADLINE``, and gives up when the login is refused or the answer is not wanted any more.
+def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) -> TopicFacts:
+    """Ask for the facts of a topic.
 
     ``admin`` holds the only reference to the client, whose threads and sockets end with it. An error may be kept for
-    long, with a traceback that references this object.
+    long, with a traceback that references this frame.
     """
-
-    def __init__(self, admin: list[AdminClient], reported: list[KafkaError], wanted: Callable[[], bool]) -> None:
-        self._admin = admin
-        self._reported = reported
-        self._wanted = wanted
-        self._deadline = time.monotonic() + TOPIC_DEADLINE
-
-    def facts(self, topic: str) -> TopicFacts:
-        asked = self._admin[0].describe_topics(
-            TopicCollection([topic]), include_authorized_operations=True, request_timeout=TOPIC_DEADLINE
-        )
-        found: TopicDescription = answer(self._admin[0], asked[topic], self._deadline, self._gives_up)
-        # A broker that is too old to know them reports no operations.
-        allowed = found.authorized_operations
-        config = self._config(topic)
-        limit = config.get("max.message.bytes", "")
-        return TopicFacts(
-            partitions=len(found.partitions),
-            writable=not allowed or AclOperation.WRITE in allowed,
-            compacted="compact" in config.get("cleanup.policy", ""),
-            max_message_bytes=int(limit) if limit.isdigit() else None,
-        )
-
-    def _config(self, topic: str) -> dict[str, str]:
-        """The topic's settings; empty when this user may not read them or the broker does not answer."""
-        try:
-            return settings_of(self._admin[0], ResourceType.TOPIC, topic, self._deadline, self._gives_up)
-        except KafkaException:
-            return {}
-
-    def close(self) -> None:
-        """Release the client. Idempotent."""
-        self._admin.clear()
-
-    def _gives_up(self) -> bool:
-        return any(map(is_login_refused, self._reported)) or not self._wanted()
+    deadline = time.monotonic() + TOPIC_DEADLINE
+    asked = admin[0].describe_topics(
+        TopicCollection([topic]), include_authorized_operations=True, request_timeout=TOPIC_DEADLINE
+    )
+    found: TopicDescription = answer(admin[0], asked[topic], deadline, give_up)
+    try:
+        config = settings_of(admin[0], ResourceType.TOPIC, topic, deadline, give_up)
+    except KafkaException:
+        # This user may not read them, or the broker does not answer.
+        config = {}
+    # A broker that is too old to know them reports no operations.
+    allowed = found.authorized_operations
+    limit = config.get("max.message.bytes", "")
+    return TopicFacts(
+        partitions=len(found.partitions),
+        writable=not allowed or AclOperation.WRITE in allowed,
+        compacted="compact" in config.get("cleanup.policy", ""),
+        max_message_bytes=int(limit) if limit.isdigit() else None,
+    )
 
 
 def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, reported: list[KafkaError]) -> SourceError:

@@ -45,11 +45,7 @@ _FALSE: Final = ("false", "f", "0")
 
 _TUNED: Final = (
     Chosen("fetch.queue.backoff.ms", 5, "with librdkafka's 1,000, fetching stalls for a second when its queue is full"),
-    Chosen(
-        "queued.max.messages.kbytes",
-        16_384,
-        "bounds the prefetch beside max_in_flight to about 16 MiB a member",
-    ),
+    Chosen("queued.max.messages.kbytes", 16_384, "bounds the prefetch beside max_in_flight to about 16 MiB a member"),
     Chosen("queued.min.messages", 20_000, "the bytes bound the queue; with fewer messages it may run empty"),
     Chosen(
         "max.partition.fetch.bytes",
@@ -256,12 +252,23 @@ def _milliseconds(given: UserSettings, name: str, default: int) -> int:
 
 
 def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRange | None) -> tuple[Start, OutOfRange]:
-    _check_start(start)
+    if isinstance(start, datetime):
+        check_aware("start", start)
+    elif start not in (None, "beginning", "next"):
+        raise ConfigError(f'start={start!r}: must be "beginning", "next" or an aware datetime')
     if out_of_range is not None and out_of_range not in get_args(OutOfRange):
         raise ConfigError(f'out_of_range={out_of_range!r}: must be "earliest", "latest" or "fail"')
     reset = given.get("auto.offset.reset")
     if "auto.offset.reset" in given:
-        begin, beyond = _reset(reset)
+        name = str(reset).lstrip().lower()
+        if name.startswith("by_duration"):
+            raise ConfigError(
+                f"auto.offset.reset={reset!r}: librdkafka does not know it; leave it out, and pass start= an aware "
+                "datetime"
+            )
+        if name not in _RESETS:
+            raise ConfigError(f"auto.offset.reset={reset!r}: must be 'earliest', 'latest' or 'error'")
+        begin, beyond = _RESETS[name]
         for name, here, there in (("start", start, begin), ("out_of_range", out_of_range, beyond)):
             if here is not None and there is not None and here != there:
                 raise ConfigError(
@@ -270,24 +277,6 @@ def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRang
                 )
         start, out_of_range = start or begin, out_of_range or beyond
     return start or "beginning", out_of_range or "fail"
-
-
-def _check_start(start: object) -> None:
-    if isinstance(start, datetime):
-        check_aware("start", start)
-    elif start not in (None, "beginning", "next"):
-        raise ConfigError(f'start={start!r}: must be "beginning", "next" or an aware datetime')
-
-
-def _reset(reset: object) -> tuple[Literal["beginning", "next"] | None, OutOfRange]:
-    name = str(reset).lstrip().lower()
-    if name.startswith("by_duration"):
-        raise ConfigError(
-            f"auto.offset.reset={reset!r}: librdkafka does not know it; leave it out, and pass start= an aware datetime"
-        )
-    if name not in _RESETS:
-        raise ConfigError(f"auto.offset.reset={reset!r}: must be 'earliest', 'latest' or 'error'")
-    return _RESETS[name]
 
 
 def _complete(given: UserSettings) -> tuple[Chosen, ...]:
@@ -402,16 +391,16 @@ class UserSettings:
             self.client.pop(_NESTED, None)
 
     def __contains__(self, name: str) -> bool:
-        return any(_canonical(other) == name for other in self.client)
+        return any(_ALIASES.get(other, other) == name for other in self.client)
 
     def get(self, name: str) -> Any:
         """The value in force, or None; of two spellings the client uses the later one."""
-        values = [value for other, value in self.client.items() if _canonical(other) == name]
+        values = [value for other, value in self.client.items() if _ALIASES.get(other, other) == name]
         return values[-1] if values else None
 
     def replace(self, name: str, value: object) -> None:
         """Set a value under this name, and remove its aliases."""
-        for other in [other for other in self.client if _canonical(other) == name]:
+        for other in [other for other in self.client if _ALIASES.get(other, other) == name]:
             del self.client[other]
         self.client[name] = value
 
@@ -431,10 +420,6 @@ def check_addresses(given: UserSettings) -> None:
             "bootstrap.servers holds an '@', and an address is host:port; put the login into sasl.username and "
             "sasl.password"
         )
-
-
-def _canonical(name: str) -> str:
-    return _ALIASES.get(name, name)
 
 
 def _names_checked(what: str, config: object) -> dict[str, Any]:

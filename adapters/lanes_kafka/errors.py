@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -18,20 +19,27 @@ log = logging.getLogger("lanes.kafka")
 LOG_EVERY: Final = 30.0
 """Seconds between two log lines about the same error code."""
 
-_PERMANENT: Final = frozenset(
+NOT_ALLOWED: Final = frozenset(
     {
-        KafkaError._AUTHENTICATION,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    }
+)
+"""Error codes of a call that an access rule of the broker forbids."""
+
+_LOGIN_REFUSED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
+_PERMANENT: Final = (
+    NOT_ALLOWED
+    | _LOGIN_REFUSED
+    | {
         KafkaError._FATAL,
         KafkaError._INVALID_ARG,
         KafkaError._UNSUPPORTED_FEATURE,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.GROUP_MAX_SIZE_REACHED,
         KafkaError.INCONSISTENT_GROUP_PROTOCOL,
         KafkaError.INVALID_GROUP_ID,
         KafkaError.INVALID_SESSION_TIMEOUT,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.UNSUPPORTED_ASSIGNOR,
         KafkaError.UNSUPPORTED_VERSION,
     }
@@ -47,9 +55,6 @@ _REMEDIES: Final[Mapping[int, str]] = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "allow this user Read on the group",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "allow this user Describe and Read on the topic",
 }
-_HEARTBEAT_848: Final = "ConsumerGroupHeartbeat"
-_UNSUPPORTED: Final = "version not supported"
-_NO_SUCH_GROUP: Final = "group id does not exist"
 _NO_848: Final = (
     "this broker does not know group.protocol='consumer' (KIP-848); set 'classic', or use Kafka 4.0 or newer with "
     "'consumer' in group.coordinator.rebalance.protocols"
@@ -61,6 +66,11 @@ def is_permanent(error: KafkaError) -> bool:
     return error.fatal() or error.code() in _PERMANENT
 
 
+def is_login_refused(error: KafkaError) -> bool:
+    """Whether the broker refused the login."""
+    return error.code() in _LOGIN_REFUSED
+
+
 def client_text(error: KafkaError, settings: Mapping[str, Any]) -> str:
     """The name and text of an error, without the secrets of ``settings``."""
     return f"{error.name()}: {redacted(error.str(), settings)}"
@@ -70,8 +80,10 @@ def client_message(error: KafkaError, settings: Mapping[str, Any]) -> str:
     """The text of ``client_text``, followed by the remedy where one is known."""
     text = error.str()
     remedy = _REMEDIES.get(error.code())
-    if _HEARTBEAT_848 in text:
-        remedy = _NO_848 if _UNSUPPORTED in text else _OTHER_GROUP if _NO_SUCH_GROUP in text else remedy
+    if "ConsumerGroupHeartbeat" in text and "version not supported" in text:
+        remedy = _NO_848
+    elif "ConsumerGroupHeartbeat" in text and "group id does not exist" in text:
+        remedy = _OTHER_GROUP
     return client_text(error, settings) + (f"; {remedy}" if remedy else "")
 
 
@@ -115,41 +127,37 @@ def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
     return ConfigError(f"the Kafka client refuses its settings: {redacted(text, settings)}")
 
 
+@dataclass(eq=False, repr=False)
 class ErrorLog:
     """Logs the errors of a client. In an outage a client reports the same error many times a second.
 
-    Args:
+    Attributes:
         name: Name of the client's owner, for log lines.
         clock: Monotonic clock, in seconds.
         user: The ``error_cb`` of the configuration, called for every error; None for none.
         settings: Configuration of the client. Its secrets are not shown.
-
-    Attributes:
         down: Whether the client has reported that it reaches no broker, and no broker has answered since.
     """
 
-    def __init__(
-        self, name: str, clock: Clock, user: Callable[[Any], object] | None, settings: Mapping[str, Any]
-    ) -> None:
-        self.down = False
-        self._settings = settings
-        self._name = name
-        self._clock = clock
-        self._user = user
-        self._logged_at: dict[int, float] = {}
-        self._skipped: dict[int, int] = {}
+    name: str
+    clock: Clock
+    user: Callable[[Any], object] | None
+    settings: Mapping[str, Any]
+    down: bool = field(default=False, init=False)
+    _logged_at: dict[int, float] = field(default_factory=dict, init=False)
+    _skipped: dict[int, int] = field(default_factory=dict, init=False)
 
     def on_error(self, error: KafkaError) -> None:
         """The client's ``error_cb``."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
         self.on_message(error)
-        if self._user is not None:
-            self._user(error)
+        if self.user is not None:
+            self.user(error)
 
     def on_message(self, error: KafkaError) -> None:
         """Log an error, unless the same code was logged within ``LOG_EVERY`` seconds."""
-        code, now = error.code(), self._clock()
+        code, now = error.code(), self.clock()
         last = self._logged_at.get(code)
         if last is not None and now - last < LOG_EVERY:
             self._skipped[code] = self._skipped.get(code, 0) + 1
@@ -157,11 +165,7 @@ class ErrorLog:
         self._logged_at[code] = now
         more = self._skipped.pop(code, 0)
         again = f" ({more} times more since)" if more else ""
-        log.warning("%s: %s%s", self._name, client_message(error, self._settings), again)
-
-    def exception_text(self, raised: BaseException) -> str:
-        """The text of an exception, without secrets."""
-        return exception_text(raised, self._settings)
+        log.warning("%s: %s%s", self.name, client_message(error, self.settings), again)
 
     def answered(self) -> None:
         """Note that a broker has answered."""

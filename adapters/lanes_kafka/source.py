@@ -16,7 +16,7 @@ from lanes.source import Assigned, Lost, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.commits import Commit, can_carry
 from lanes_kafka.client.group import OF_POLL_INTERVAL
-from lanes_kafka.client.mailbox import Close, Command, Demand, Expire, Release
+from lanes_kafka.client.mailbox import Close, Demand, Expire, Release
 from lanes_kafka.client.prefetch import Prefetched
 from lanes_kafka.client.records import KeyFunction, record_key
 from lanes_kafka.client.thread import ClientThread
@@ -90,15 +90,13 @@ class KafkaSource:
         self._clock = monotonic
         self._name = f"kafka {self._config.group}/{','.join(self._topics)}"
         self._prefetched = Prefetched()
-        self._owned: set[Partition] = set()
-        self._committed: dict[Partition, int | None] = {}
-        # The committed position of each partition, or None while a message above it is completed.
-        self._complete_at: dict[Partition, int | None] = {}
+        # The committed position of each partition, and whether no message above it is completed.
+        self._owned: dict[Partition, tuple[int | None, bool]] = {}
         self._number = 0
         self._asked: Room | None = None
         self._failure: SourceError | None = None
         self._warned = False
-        self._answers: set[Answer] = set()
+        self._answers: set[Answer[None]] = set()
         self._bridge: Bridge
         self._client_thread: ClientThread | None = None
         self._arrived = anyio.Event()
@@ -134,7 +132,7 @@ class KafkaSource:
             hands_over=self._hands_over,
             rebuilds=self._rebuilds,
         )
-        opened = Answer(self._bridge)
+        opened: Answer[None] = Answer(self._bridge)
         self._client_thread.start(opened)
         await opened.wait()
         return SourceTraits(
@@ -189,11 +187,10 @@ class KafkaSource:
         if any(each.floor is None for each in settlements):
             raise ContractError(f"{self._name}: a settlement without a floor; please report it as a bug of lanes")
         if settlements:
-            answer = self._answer()
-            await self._command(Commit(settlements, answer), answer)
+            await self._command(Commit(settlements, self._answer()))
             for each in settlements:
                 if each.partition in self._owned:
-                    self._note_commit(each.partition, each.floor, complete=not each.completed)
+                    self._owned[each.partition] = each.floor, not each.completed
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Do nothing: Kafka has no timer for a message.
@@ -211,11 +208,9 @@ class KafkaSource:
         Raises:
             SourceError: A last commit of a gap after the position failed.
         """
-        complete = self._complete_at.get(partition)
+        committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
-        self._disown(partition)
-        answer = self._answer()
-        await self._command(Release(partition, answer, complete), answer)
+        await self._command(Release(partition, self._answer(), committed if complete else None))
 
     def lag(self, partition: Partition) -> int | None:
         """Distance in offsets from the committed position to the end; see ``lanes.source.Lagging.lag``.
@@ -227,7 +222,7 @@ class KafkaSource:
             The distance, 0 or more; None while it is unknown.
         """
         end = None if self._client_thread is None else self._client_thread.end_offsets.of(partition)
-        committed = self._committed.get(partition)
+        committed, _ = self._owned.get(partition, (None, False))
         return None if end is None or committed is None else max(0, end - committed)
 
     async def aclose(self) -> None:
@@ -257,33 +252,23 @@ class KafkaSource:
     def _on_end(self) -> None:
         self._ended.set()
         for answer in list(self._answers):
-            answer.give(self._failure or SourceError(f"{self._name}: the client is closed; make a new source"))
+            answer.fail(self._failure or SourceError(f"{self._name}: the client is closed; make a new source"))
         self._arrived.set()
 
     # --- inside
 
     def _note_ownership(self, event: SourceEvent) -> None:
         if isinstance(event, Assigned):
-            self._owned.add(event.partition)
-            self._note_commit(event.partition, event.partition.floor, complete=not event.partition.completed)
+            self._owned[event.partition] = event.partition.floor, not event.partition.completed
         elif isinstance(event, Lost):
-            self._disown(event.partition)
-
-    def _note_commit(self, partition: Partition, floor: int | None, *, complete: bool) -> None:
-        self._committed[partition] = floor
-        self._complete_at[partition] = floor if complete else None
-
-    def _disown(self, partition: Partition) -> None:
-        self._owned.discard(partition)
-        self._committed.pop(partition, None)
-        self._complete_at.pop(partition, None)
+            self._owned.pop(event.partition, None)
 
     def _ask(self, room: Room) -> None:
         assert self._client_thread is not None, "open() comes first"
         self._asked = room
         self._number += 1
         prefetched = self._prefetched
-        rewind = prefetched.rewind(room, self._owned, self._number, self._clock())
+        rewind = prefetched.rewind(room, self._owned.keys(), self._number, self._clock())
         waiting = prefetched.waiting(room.paused)
         self._client_thread.demand(
             Demand(
@@ -299,19 +284,19 @@ class KafkaSource:
             )
         )
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Answer[None]:
         if self._ended.is_set() or self._client_thread is None:
             raise self._failure or SourceError(f"{self._name}: the client is closed; make a new source")
         return Answer(self._bridge)
 
-    async def _command(self, command: Command, answer: Answer) -> None:
+    async def _command(self, command: Commit | Release) -> None:
         assert self._client_thread is not None
-        self._answers.add(answer)
+        self._answers.add(command.answer)
         try:
             self._client_thread.send(command)
-            await answer.wait()
+            await command.answer.wait()
         finally:
-            self._answers.discard(answer)
+            self._answers.discard(command.answer)
 
     def _wait_time(self) -> float:
         """Seconds until the next check of polling and prefetched messages, not later than the poll deadline."""

@@ -78,11 +78,10 @@ class ClientPartition:
 
     __slots__ = ("fetched", "partition", "position", "queue", "revoking", "silent")
 
-    def __init__(self, position: int = 0, *, silent: bool = False) -> None:
+    def __init__(self, position: int = 0) -> None:
         self.position = self.fetched = position
         self.queue: deque[Record] = deque()
-        self.revoking = False
-        self.silent = silent
+        self.revoking = self.silent = False
         self.partition: Partition | None = None
 
     def purge(self) -> None:

@@ -158,10 +158,10 @@ class Coordinator:
 
     def begin_close(self, client: Client) -> list[Callback]:
         """Stop the heartbeats of a client, while its last callback runs. Idempotent."""
-        if client.closing or client not in self.clients:
-            client.closing = True
-            return []
+        joined = client in self.clients and not client.closing
         client.closing = True
+        if not joined:
+            return []
         self._fall_silent(client)
         return [Callback("revoke", tuple(client.partitions))] if client.partitions else []
 

@@ -7,7 +7,6 @@ of the broker calls, wakes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final
 
 from lanes.clock import Clock, monotonic
@@ -84,8 +83,12 @@ class KafkaMemberSource(CommittingSource):
         Raises a final ``SourceError`` in three cases. The client failed for good, a partition has no position to begin
         at, or its topic was deleted and created again.
         """
-        with self._polling():
+        client = self.client
+        self.broker.polling(client, client.clock(), on=True)
+        try:
             return await super().receive(room)
+        finally:
+            self.broker.polling(client, client.clock(), on=False)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Commit; see ``lanes.source.Source.settle``.
@@ -127,15 +130,6 @@ class KafkaMemberSource(CommittingSource):
             self._forget_all()
 
     # --- in
-
-    @contextmanager
-    def _polling(self) -> Iterator[None]:
-        client = self.client
-        self.broker.polling(client, client.clock(), on=True)
-        try:
-            yield
-        finally:
-            self.broker.polling(client, client.clock(), on=False)
 
     def _next(self, room: Room) -> list[SourceEvent]:
         self._alive()

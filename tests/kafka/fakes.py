@@ -11,14 +11,17 @@ from confluent_kafka import KafkaError, KafkaException
 from lanes_kafka.bridge import Answer
 
 
-class FakeAnswer(Answer):
-    """An answer to a command, read in the same thread: ``given`` holds an error or None for each call of ``give``."""
+class FakeAnswer(Answer[None]):
+    """An answer to a command, read in the same thread: ``given`` holds an error or None for each answer."""
 
     def __init__(self, given_up: bool = False) -> None:
         self.given_up = given_up
         self.given: list[Exception | None] = []
 
-    def give(self, error: Exception | None = None) -> None:
+    def give(self, value: None) -> None:
+        self.given.append(value)
+
+    def fail(self, error: Exception) -> None:
         self.given.append(error)
 
 

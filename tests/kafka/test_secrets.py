@@ -193,7 +193,7 @@ def test_a_refused_commit_shows_no_secret(raised: Exception, said: str) -> None:
         raise raised
 
     client: Any = SimpleNamespace(commit=commit)
-    answer: Any = SimpleNamespace(given_up=False, give=given.append)
+    answer: Any = SimpleNamespace(given_up=False, fail=given.append)
     commits = Commits(lambda partition: True, lambda reason: None, lambda: 0.0, "kafka g", SECRETS)
     partition = Partition(PartitionId("orders", 0), READER, floor=0)
     commits.send(client, Commit([Settlement(partition, [], 7)], answer))

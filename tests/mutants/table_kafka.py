@@ -47,7 +47,7 @@ _COMMITTING: Final = (
     _mutant(
         "commit_after_release",
         "client.group",
-        "        return assignment is not None and assignment.partition is partition and not assignment.released\n",
+        "        return assignment is not None and not assignment.released\n",
         "        return True\n",
         "a partition is committed after it was given back or lost, over its next owner",
         _ASSIGNMENTS + "a_released_partition_is_not_committed",
@@ -73,15 +73,15 @@ _COMMITTING: Final = (
         "never_sync_in_a_revoke",
         "client.thread",
         "        self._topic_id_check.resend(self._client, until)\n"
-        "        self._mailbox.wait(min(until - self._clock(), _HOUSEKEEPING_EVERY), until=until)\n",
-        "        self._mailbox.wait(min(until - self._clock(), _HOUSEKEEPING_EVERY))\n",
+        "        self._mailbox.wait(min(until - self.clock(), _HOUSEKEEPING_EVERY), until=until)\n",
+        "        self._mailbox.wait(min(until - self.clock(), _HOUSEKEEPING_EVERY))\n",
         "a revoke waits for an answer that comes when it has ended",
         _COMMIT_ANSWERS + "only_callbacks_commit_synchronously",
     ),
     _mutant(
         "presumed_lost_goes_on",
         "client.commits",
-        '            self._lost(f"a commit was refused: {error.name()}")\n',
+        '            self.lost(f"a commit was refused: {error.name()}")\n',
         "            pass\n",
         "a member that the broker does not know any more starts handlers",
         _COMMIT_ANSWERS + "commit_errors_are_classified[lost-25-awaited]",
@@ -126,7 +126,7 @@ _ASSIGNING: Final = (
     _mutant(
         "pause_not_reset",
         "client.group",
-        "not to an assignment.\n        self._pause_or_resume(client, started)\n",
+        "not to an assignment.\n        self.set_paused(client, started, self.is_full())\n",
         "not to an assignment.\n",
         "a partition that was paused when it went is not read when it comes again",
         _ASSIGNMENTS + "a_pause_ends_with_its_assignment",
@@ -134,8 +134,8 @@ _ASSIGNING: Final = (
     _mutant(
         "wrong_kind_of_assign",
         "client.group",
-        '        elif self._config.protocol == "eager":\n            client.assign(offsets)\n',
-        '        elif self._config.protocol == "848":\n            client.assign(offsets)\n',
+        '        elif self.config.protocol == "eager":\n            client.assign(offsets)\n',
+        '        elif self.config.protocol == "848":\n            client.assign(offsets)\n',
         "the client is told in the other protocol's words where to begin",
         _contract("assigns_before_it_delivers"),
         _contract("assigns_before_it_delivers", "eager"),
@@ -187,7 +187,7 @@ _READING: Final = (
         "stale_messages_not_filtered",
         "client.intake",
         "        return self._without_stale(raws, rebalances) if raws and "
-        "self._group.rebalances != rebalances else raws\n",
+        "self.group.rebalances != rebalances else raws\n",
         "        return raws\n",
         "what was fetched for a former assignment moves the new one on",
         _ASSIGNMENTS + "messages_of_a_former_assignment_are_read_again",

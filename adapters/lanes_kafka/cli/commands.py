@@ -61,7 +61,7 @@ def partition(
         key = _int_key(text) if as_int else _hex_key(text) if as_hex else _text_key(text)
         shown = text if as_int or as_hex else ascii(text)
         table.add_row(shown, str(murmur2_partition(key, partitions)), str(crc32_partition(key, partitions)))
-    _console().print(table)
+    Console(markup=False, emoji=False, highlight=False).print(table)
 
 
 def doctor(
@@ -110,10 +110,6 @@ def _chosen(config: ClientConfig) -> Table:
     for name, value, reason in config.chosen:
         chosen.add_row(name, str(value), reason)
     return chosen
-
-
-def _console() -> Console:
-    return Console(markup=False, emoji=False, highlight=False)
 
 
 def _text_key(text: str) -> bytes:

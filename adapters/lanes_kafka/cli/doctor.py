@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -16,18 +17,9 @@ from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, Resourc
 
 from lanes.cli.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka.broker import (
-    METADATA_LIMIT,
-    NOT_ALLOWED,
-    QUESTION_TIMEOUT,
-    answer,
-    broker_settings,
-    is_login_refused,
-    likely_cause,
-    settings_of,
-)
+from lanes_kafka.broker import METADATA_LIMIT, QUESTION_TIMEOUT, answer, broker_settings, likely_cause, settings_of
 from lanes_kafka.config import ClientConfig, addresses, redacted
-from lanes_kafka.errors import client_text
+from lanes_kafka.errors import NOT_ALLOWED, client_text, is_login_refused
 
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
@@ -72,22 +64,22 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
     return checks
 
 
+@dataclass(eq=False, repr=False)
 class _Doctor:
-    def __init__(self, config: ClientConfig, admin: AdminClient, errors: list[KafkaError], timeout: float) -> None:
-        self._config = config
-        self._admin = admin
-        self._errors = errors
-        self._timeout = timeout
+    config: ClientConfig
+    admin: AdminClient
+    errors: list[KafkaError]
+    timeout: float
 
     def reachable(self) -> Check:
-        deadline = time.monotonic() + self._timeout
-        future = self._admin.describe_cluster(request_timeout=self._timeout)
+        deadline = time.monotonic() + self.timeout
+        future = self.admin.describe_cluster(request_timeout=self.timeout)
         try:
-            cluster = answer(self._admin, future, deadline, lambda: any(map(is_login_refused, self._errors)))
+            cluster = answer(self.admin, future, deadline, lambda: any(map(is_login_refused, self.errors)))
         except KafkaException as failure:
-            error = likely_cause(failure.args[0], self._errors)
-            where = addresses(self._config.admin)
-            found = f"{where}: {client_text(error, self._config.admin)}"
+            error = likely_cause(failure.args[0], self.errors)
+            where = addresses(self.config.admin)
+            found = f"{where}: {client_text(error, self.config.admin)}"
             return Check("broker", False, found, _remedy_of_reaching(error))
         nodes = ", ".join(f"{node.host}:{node.port}" for node in cluster.nodes[:_SHOWN])
         more = f" and {len(cluster.nodes) - _SHOWN} more" if len(cluster.nodes) > _SHOWN else ""
@@ -96,8 +88,8 @@ class _Doctor:
     def topic(self, name: str) -> list[Check]:
         what = f"topic {name}"
         try:
-            asked = self._admin.describe_topics(
-                TopicCollection([name]), include_authorized_operations=True, request_timeout=self._timeout
+            asked = self.admin.describe_topics(
+                TopicCollection([name]), include_authorized_operations=True, request_timeout=self.timeout
             )
             found = self._ask(asked[name])
         except (KafkaException, ValueError, TypeError) as failure:
@@ -115,7 +107,7 @@ class _Doctor:
     def _retention(self, topic: str) -> Check:
         what = f"retention of {topic}"
         try:
-            found = settings_of(self._admin, ResourceType.TOPIC, topic, self._deadline())
+            found = settings_of(self.admin, ResourceType.TOPIC, topic, self._deadline())
         except KafkaException as failure:
             return self._unknown(what, failure, f"allow DescribeConfigs on topic {topic} to see it")
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
@@ -130,7 +122,7 @@ class _Doctor:
             )
         except KafkaException as failure:
             return self._unknown(what, failure, f"allow Describe on topic {topic} to see them")
-        level = self._config.client.get("isolation.level", "read_committed")
+        level = self.config.client.get("isolation.level", "read_committed")
         held = {number: ends[number] - stable[number] for number in numbers if ends[number] > stable[number]}
         if not held:
             return Check(what, True, f"isolation.level={level}; no open transaction holds messages back")
@@ -148,23 +140,21 @@ class _Doctor:
         wanted = {TopicPartition(topic, number): latest for number in numbers}
         deadline = self._deadline()
         while True:
-            asked = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=self._timeout)
+            asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=self.timeout)
             try:
-                return {
-                    where.partition: answer(self._admin, future, deadline).offset for where, future in asked.items()
-                }
+                return {where.partition: answer(self.admin, future, deadline).offset for where, future in asked.items()}
             except KafkaException as failure:
                 if failure.args[0].code() not in _LEADER_MOVES or time.monotonic() + _AGAIN > deadline:
                     raise
             time.sleep(_AGAIN)
 
     def group(self) -> Check:
-        group = self._config.group
+        group = self.config.group
         what = f"group {group}"
         allow = f"allow Read on group {group}"
         try:
-            asked = self._admin.describe_consumer_groups(
-                [group], include_authorized_operations=True, request_timeout=self._timeout
+            asked = self.admin.describe_consumer_groups(
+                [group], include_authorized_operations=True, request_timeout=self.timeout
             )
             found = self._ask(asked[group])
         except (KafkaException, ValueError, TypeError) as failure:
@@ -192,55 +182,48 @@ class _Doctor:
             # The replacement of this call lists consumer groups alone.
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
-                listed = self._admin.list_groups(timeout=self._timeout)
+                listed = self.admin.list_groups(timeout=self.timeout)
             except KafkaException:
                 return False
-        return any(each.id == self._config.group for each in listed)
+        return any(each.id == self.config.group for each in listed)
 
     def _joinable(self, found: Check, kind: str, assignor: str, instances: Sequence[str]) -> Check:
-        protocol, instance = self._config.protocol, self._config.instance
+        protocol, instance = self.config.protocol, self.config.instance
         if (kind == "consumer") != (protocol == "848"):
-            return found._replace(
-                ok=None,
-                detail=f"{found.detail}; this configuration has the other protocol",
-                remedy="stop every member before the protocol changes, or see group.consumer.migration.policy",
-            )
-        if protocol != "848" and (assignor == "cooperative-sticky") != (protocol == "cooperative"):
-            return found._replace(
-                ok=False,
-                detail=f"{found.detail}; this configuration has the other kind of assignor",
-                remedy="set the group's partition.assignment.strategy, or stop every member before it changes",
-            )
-        if instance in instances:
-            return found._replace(
-                ok=None,
-                detail=f"{found.detail}; {instance} is a member already",
-                remedy="give each process a group.instance.id of its own, unless that member is this running service",
-            )
-        return found
+            ok, fault = None, "this configuration has the other protocol"
+            remedy = "stop every member before the protocol changes, or see group.consumer.migration.policy"
+        elif protocol != "848" and (assignor == "cooperative-sticky") != (protocol == "cooperative"):
+            ok, fault = False, "this configuration has the other kind of assignor"
+            remedy = "set the group's partition.assignment.strategy, or stop every member before it changes"
+        elif instance in instances:
+            ok, fault = None, f"{instance} is a member already"
+            remedy = "give each process a group.instance.id of its own, unless that member is this running service"
+        else:
+            return found
+        return found._replace(ok=ok, detail=f"{found.detail}; {fault}", remedy=remedy)
 
     def broker(self) -> list[Check]:
         """Check the broker's settings for commit metadata, and for KIP-848 where the configuration asks for it."""
         what = "commit metadata"
         try:
-            found = broker_settings(self._admin, timeout=self._timeout)
+            found = broker_settings(self.admin, timeout=self.timeout)
         except SourceError as failure:
             return [Check(what, None, str(failure), "run the command again")]
         if not found:
             unknown = "this user may not read a broker's settings"
             remedy = "allow DescribeConfigs on the cluster to see it; lanes finds out at its first commit"
             checks = [Check(what, None, unknown, remedy)]
-            return [*checks, Check("KIP-848", None, unknown, remedy)] if self._config.protocol == "848" else checks
+            return [*checks, Check("KIP-848", None, unknown, remedy)] if self.config.protocol == "848" else checks
         checks = [_carries(what, found.get(METADATA_LIMIT))]
-        if self._config.protocol == "848":
+        if self.config.protocol == "848":
             checks.append(_supports_848(found))
         return checks
 
     def _ask(self, future: Future[Any]) -> Any:
-        return answer(self._admin, future, self._deadline())
+        return answer(self.admin, future, self._deadline())
 
     def _deadline(self) -> float:
-        return time.monotonic() + self._timeout
+        return time.monotonic() + self.timeout
 
     def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
         """``absent``: a missing object is no failure."""
@@ -250,10 +233,10 @@ class _Doctor:
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.GROUP_ID_NOT_FOUND):
             return Check(what, True, "no members") if absent else Check(what, False, "it does not exist", create)
         remedy = allow if error.code() in NOT_ALLOWED else "correct the named cause, and run the command again"
-        return Check(what, False, client_text(error, self._config.admin), remedy)
+        return Check(what, False, client_text(error, self.config.admin), remedy)
 
     def _unknown(self, what: str, failure: KafkaException, remedy: str) -> Check:
-        return Check(what, None, client_text(failure.args[0], self._config.admin), remedy)
+        return Check(what, None, client_text(failure.args[0], self.config.admin), remedy)
 
 
 def _carries(what: str, limit: str | None) -> Check:

@@ -20,7 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -33,7 +33,7 @@ from lanes_kafka.bridge import Answer
 from lanes_kafka.broker import metadata_limit
 from lanes_kafka.client.group import Group
 from lanes_kafka.client.topics import Topics
-from lanes_kafka.errors import ErrorLog, client_message, exception_text
+from lanes_kafka.errors import NOT_ALLOWED, ErrorLog, client_message, exception_text
 
 log = logging.getLogger("lanes.kafka")
 
@@ -46,8 +46,6 @@ _CALLBACK_TIMEOUT: Final = 5.0
 _CALLBACK_TIMEOUT_WHEN_DOWN: Final = 1.0
 """The same while the client reports that it reaches no broker."""
 
-Kind = Literal["retry", "lost", "metadata", "permanent"]
-
 # ILLEGAL_GENERATION and STALE_MEMBER_EPOCH are not here: they tell a member that a rebalance is under way, in which it
 # keeps the partitions that are not revoked. A member that was left out of a rebalance gets UNKNOWN_MEMBER_ID. Errors
 # that end the client arrive beside its messages and are handled there.
@@ -59,29 +57,10 @@ _LOST: Final = frozenset(
         KafkaError._FATAL,
     }
 )
-_PERMANENT: Final = frozenset(
-    {
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.INVALID_GROUP_ID,
-        KafkaError.UNSUPPORTED_VERSION,
-    }
-)
+"""Error codes of a commit by a process that is no longer a member of the group; nothing it sends is committed."""
 
-
-def classify(error: KafkaError) -> Kind:
-    """The meaning of a commit's error.
-
-    ``"lost"``: this process is no longer a member of the group, and nothing it sends is committed. ``"metadata"``: the
-    metadata is too large. ``"permanent"``: no retry can succeed. ``"retry"``: any other code, because a repeated
-    commit is harmless.
-    """
-    code = error.code()
-    if code in _LOST or error.fatal():
-        return "lost"
-    if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
-        return "metadata"
-    return "permanent" if code in _PERMANENT else "retry"
+# All other codes are worth a retry, because a repeated commit is harmless.
+_PERMANENT: Final = NOT_ALLOWED | {KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION}
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
@@ -122,55 +101,38 @@ class Commit:
     """
 
     settlements: Sequence[Settlement]
-    answer: Answer
+    answer: Answer[None]
     releases: Partition | None = None
     deadline: float = 0.0
     offsets: list[TopicPartition] = field(default_factory=list)
 
     def fail(self, text: str, *, retryable: bool = True) -> None:
         """Answer with a ``SourceError``."""
-        self.answer.give(SourceError(text, retryable=retryable))
+        self.answer.fail(SourceError(text, retryable=retryable))
 
 
+@dataclass(eq=False, repr=False)
 class Commits:
     """The commits of one client, used in the thread that owns it.
 
-    Args:
+    Attributes:
         owns: Returns whether a partition may still be committed.
         lost: Called with the reason when the broker reports that this process is no longer a member.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         settings: Configuration of the client. Its secrets are not shown in errors.
-        limit: UTF-16 units of metadata to begin with; 0 for none.
-
-    Attributes:
         limit: UTF-16 units of metadata that the broker accepts, as far as is known; 0 for none.
-        degraded: Number of completed sets that did not fit; the first one is logged.
+        unanswered: The newest commit without an answer of each partition.
     """
 
-    def __init__(
-        self,
-        owns: Callable[[Partition], bool],
-        lost: Callable[[str], None],
-        clock: Clock,
-        name: str,
-        settings: Mapping[str, Any],
-        limit: int = LIMIT,
-    ) -> None:
-        self.limit = limit
-        self.degraded = 0
-        self._warned = False
-        self._owns = owns
-        self._lost = lost
-        self._clock = clock
-        self._name = name
-        self._settings = settings
-        self._unanswered: dict[PartitionId, Commit] = {}
-
-    @property
-    def unanswered(self) -> bool:
-        """Whether a commit waits for its answer."""
-        return bool(self._unanswered)
+    owns: Callable[[Partition], bool]
+    lost: Callable[[str], None]
+    clock: Clock
+    name: str
+    settings: Mapping[str, Any]
+    limit: int = LIMIT
+    _warned: bool = field(default=False, init=False)
+    unanswered: dict[PartitionId, Commit] = field(default_factory=dict, init=False)
 
     def send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
         """Send a commit.
@@ -180,19 +142,19 @@ class Commits:
         """
         if commit.answer.given_up:
             return
-        if not all(self._owns(each.partition) for each in commit.settlements):
+        if not all(self.owns(each.partition) for each in commit.settlements):
             # The loss may have been reported to the loop without having arrived there.
-            commit.fail(f"{self._name}: not committed: a partition was given up meanwhile")
+            commit.fail(f"{self.name}: not committed: a partition was given up meanwhile")
             return
         # The time it has waited for topic ids counts.
-        commit.deadline = commit.deadline or self._clock() + COMMIT_TIMEOUT
+        commit.deadline = commit.deadline or self.clock() + COMMIT_TIMEOUT
         commit.offsets = [self._offset(each) for each in commit.settlements]
         try:
             client.commit(offsets=commit.offsets, asynchronous=True)
             if timeout is None:
-                self._unanswered |= dict.fromkeys([each.partition.id for each in commit.settlements], commit)
+                self.unanswered |= dict.fromkeys([each.partition.id for each in commit.settlements], commit)
             elif _is_stored(client, commit, timeout):
-                commit.answer.give()
+                commit.answer.give(None)
             else:
                 # The broker refused it. This call reports why; it has no deadline, but the broker has just answered.
                 answered = client.commit(offsets=commit.offsets, asynchronous=False)
@@ -200,7 +162,7 @@ class Commits:
         except KafkaException as failure:
             self._answered(commit, failure.args[0])
         except RuntimeError as failure:
-            commit.fail(f"{self._name}: not committed: {exception_text(failure, self._settings)}")
+            commit.fail(f"{self.name}: not committed: {exception_text(failure, self.settings)}")
 
     def _offset(self, settlement: Settlement) -> TopicPartition:
         partition_id, floor = settlement.partition.id, settlement.floor
@@ -216,7 +178,7 @@ class Commits:
     def on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
         """The client's callback for the answer to a commit."""
         for offset in offsets:
-            commit = self._unanswered.get(PartitionId(offset.topic, offset.partition))
+            commit = self.unanswered.get(PartitionId(offset.topic, offset.partition))
             # The answer to an older commit with other positions is ignored: that one counts as failed.
             if commit is not None and any(_content(each) == _content(offset) for each in commit.offsets):
                 self._forget(commit)
@@ -225,54 +187,51 @@ class Commits:
 
     def recall(self) -> list[Commit]:
         """Remove and return all unanswered commits, to send them again inside a callback, where no answers arrive."""
-        commits = list(dict.fromkeys(self._unanswered.values()))
-        self._unanswered.clear()
+        commits = list(dict.fromkeys(self.unanswered.values()))
+        self.unanswered.clear()
         return commits
 
     def expire(self, now: float) -> None:
         """Fail the commits that were not answered in time."""
-        for commit in [each for each in self._unanswered.values() if each.deadline <= now]:
+        for commit in [each for each in self.unanswered.values() if each.deadline <= now]:
             self._forget(commit)
-            commit.fail(f"{self._name}: a commit was not answered within {COMMIT_TIMEOUT:g} s")
+            commit.fail(f"{self.name}: a commit was not answered within {COMMIT_TIMEOUT:g} s")
 
     def abandon(self, reason: str) -> None:
         """Fail all unanswered commits."""
-        for commit in list(self._unanswered.values()):
-            self._forget(commit)
-            commit.fail(f"{self._name}: a commit was not answered: {reason}")
+        for commit in self.recall():
+            commit.fail(f"{self.name}: a commit was not answered: {reason}")
 
     def _forget(self, commit: Commit) -> None:
         # A newer commit may wait for some partitions of one that was given up: remove by identity.
-        self._unanswered = {one: each for one, each in self._unanswered.items() if each is not commit}
+        self.unanswered = {one: each for one, each in self.unanswered.items() if each is not commit}
 
     def _answered(self, commit: Commit, error: KafkaError | None) -> None:
         if error is None:
-            commit.answer.give()
+            commit.answer.give(None)
             return
-        kind = classify(error)
-        if kind == "lost":
-            self._lost(f"a commit was refused: {error.name()}")
-        elif kind == "metadata":
-            self._shrink()
+        code = error.code()
+        lost = code in _LOST or error.fatal()
+        if lost:
+            self.lost(f"a commit was refused: {error.name()}")
+        elif code == KafkaError.OFFSET_METADATA_TOO_LARGE:
+            self.limit //= 2
+            self._degrade()
         where = ", ".join(sorted(str(each.partition.id) for each in commit.settlements))
-        text = client_message(error, self._settings)
-        commit.fail(f"{self._name}: {where}: not committed: {text}", retryable=kind != "permanent")
-
-    def _shrink(self) -> None:
-        self.limit //= 2
-        self._degrade()
+        text = client_message(error, self.settings)
+        commit.fail(f"{self.name}: {where}: not committed: {text}", retryable=lost or code not in _PERMANENT)
 
     def _degrade(self) -> None:
-        self.degraded += 1
         if not self._warned:
             self._warned = True
             log.warning(
                 "%s: offset.metadata.max.bytes of the broker is too small for all messages completed above a position. "
                 "The next owner repeats some of them; raise it, lower max_ahead, or pass commit_metadata=False",
-                self._name,
+                self.name,
             )
 
 
+@dataclass(eq=False, repr=False)
 class TopicIdCheck:
     """Sends commits after the ids of their topics were checked; used in the thread that owns the client.
 
@@ -280,17 +239,16 @@ class TopicIdCheck:
     covers all commits that became due meanwhile.
     """
 
-    def __init__(
-        self, topics: Topics, group: Group, commits: Commits, errors: ErrorLog, clock: Clock, name: str
-    ) -> None:
-        self._topics = topics
-        self._group = group
-        self._commits = commits
-        self._errors = errors
-        self._clock = clock
-        self._name = name
-        self._waiting: deque[tuple[int, Commit]] = deque()
-        self._checked = topics.answered
+    topics: Topics
+    group: Group
+    commits: Commits
+    errors: ErrorLog
+    clock: Clock
+    name: str
+    _waiting: deque[tuple[int, Commit]] = field(default_factory=deque, init=False)
+
+    def __post_init__(self) -> None:
+        self._checked = self.topics.answered
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -301,14 +259,14 @@ class TopicIdCheck:
         Inside a callback of the client ``until`` is the time of the clock at which the callback has to end. The commit
         is then sent at once, and this blocks for its answer, for at most 5 seconds.
         """
-        if commit.answer.given_up or not all(self._group.owns(each.partition) for each in commit.settlements):
+        if commit.answer.given_up or not all(self.group.owns(each.partition) for each in commit.settlements):
             # Sending refuses it without asking the broker.
             self._send(client, commit)
         elif until is not None:
             self._commit_now(client, commit, until)
         elif _has_ids(commit):
-            commit.deadline = self._clock() + COMMIT_TIMEOUT
-            self._waiting.append((self._topics.ask(), commit))
+            commit.deadline = self.clock() + COMMIT_TIMEOUT
+            self._waiting.append((self.topics.ask(), commit))
         else:
             self._send(client, commit)
 
@@ -317,13 +275,13 @@ class TopicIdCheck:
 
         Does not block.
         """
-        self._commits.expire(self._clock())
-        if self._topics.poll():
-            self._errors.answered()
+        self.commits.expire(self.clock())
+        if self.topics.poll():
+            self.errors.answered()
         self._check()
-        while self._waiting and self._waiting[0][0] <= self._topics.answered:
+        while self._waiting and self._waiting[0][0] <= self.topics.answered:
             self._send(client, self._waiting.popleft()[1])
-        while self._waiting and self._waiting[0][1].deadline <= self._clock():
+        while self._waiting and self._waiting[0][1].deadline <= self.clock():
             self._refuse(self._waiting.popleft()[1])
 
     def resend(self, client: Consumer, until: float) -> None:
@@ -338,56 +296,56 @@ class TopicIdCheck:
         except BaseException as error:
             # The first answer counts for a commit that was answered already.
             for commit in recalled:
-                commit.fail(f"{self._name}: not committed: {self._errors.exception_text(error)}")
+                commit.fail(f"{self.name}: not committed: {exception_text(error, self.errors.settings)}")
             raise
 
     def recall(self) -> list[Commit]:
         """Remove and return all commits without an answer."""
         waiting, self._waiting = self._waiting, deque()
-        return [*self._commits.recall(), *(commit for _, commit in waiting)]
+        return [*self.commits.recall(), *(commit for _, commit in waiting)]
 
     def abandon(self, reason: str) -> None:
         """Fail all commits without an answer."""
         waiting, self._waiting = self._waiting, deque()
         for _, commit in waiting:
-            commit.fail(f"{self._name}: a commit was not sent: {reason}")
-        self._commits.abandon(reason)
+            commit.fail(f"{self.name}: a commit was not sent: {reason}")
+        self.commits.abandon(reason)
 
     def _commit_now(self, client: Consumer, commit: Commit, until: float) -> None:
-        deadline = min(self._clock() + (_CALLBACK_TIMEOUT_WHEN_DOWN if self._errors.down else _CALLBACK_TIMEOUT), until)
-        answered = self._topics.wait(deadline - self._clock())
+        deadline = min(self.clock() + (_CALLBACK_TIMEOUT_WHEN_DOWN if self.errors.down else _CALLBACK_TIMEOUT), until)
+        answered = self.topics.wait(deadline - self.clock())
         self._check()
         if answered:
-            self._errors.answered()
-        elif self._errors.down:
-            commit.fail(f"{self._name}: not committed: no broker is reached")
+            self.errors.answered()
+        elif self.errors.down:
+            commit.fail(f"{self.name}: not committed: no broker is reached")
             self._finish(commit)
             return
         elif _has_ids(commit):
             self._refuse(commit)
             return
-        self._send(client, commit, timeout=max(0.0, deadline - self._clock()))
+        self._send(client, commit, timeout=max(0.0, deadline - self.clock()))
 
     def _check(self) -> None:
         # Another caller that waits for topic ids may have taken the answer in.
-        if self._checked != self._topics.answered:
-            self._checked = self._topics.answered
-            self._group.check_topics()
+        if self._checked != self.topics.answered:
+            self._checked = self.topics.answered
+            self.group.check_topics()
 
     def _send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
-        self._commits.send(client, commit, timeout=timeout)
+        self.commits.send(client, commit, timeout=timeout)
         self._finish(commit)
 
     def _refuse(self, commit: Commit) -> None:
         commit.fail(
-            f"{self._name}: not committed: the broker did not confirm the topic ids in time, and a recreated topic has "
+            f"{self.name}: not committed: the broker did not confirm the topic ids in time, and a recreated topic has "
             "other messages at the same positions; check that it runs"
         )
         self._finish(commit)
 
     def _finish(self, commit: Commit) -> None:
         if commit.releases is not None:
-            self._group.release(commit.releases)
+            self.group.release(commit.releases)
 
 
 def _has_ids(commit: Commit) -> bool:
@@ -401,11 +359,8 @@ def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
     Blocks for at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
     """
     found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)
-    return all(_is_same(*pair) for pair in zip(found, commit.offsets, strict=True))
-
-
-def _is_same(one: TopicPartition, other: TopicPartition) -> bool:
-    return one.error is None and _content(one) == _content(other)
+    pairs = zip(found, commit.offsets, strict=True)
+    return all(one.error is None and _content(one) == _content(other) for one, other in pairs)
 
 
 def _content(offset: TopicPartition) -> tuple[str, int, int, str]:

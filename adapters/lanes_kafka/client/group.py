@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -79,10 +80,11 @@ class Assignment:
         return f"<Assignment {self.partition.id} at {self.position}>"
 
 
+@dataclass(eq=False, repr=False)
 class Group:
     """The assignments of one client.
 
-    Args:
+    Attributes:
         config: Configuration of the client.
         topics: Topics of the client, as the broker knows them.
         deliver: Takes events for the event loop.
@@ -93,48 +95,38 @@ class Group:
         name: Name of the source, for errors and log lines.
         is_full: Returns True when there is no room for messages.
         hands_over: Whether commits carry metadata for the next owner of a partition.
-
-    Attributes:
         owned: Assignments that were neither revoked nor lost.
         closing: Set before the client is closed; nothing is assigned from then on.
         rebalances: Number of callbacks that changed assignments.
     """
 
-    def __init__(
-        self,
-        config: ClientConfig,
-        topics: Topics,
-        deliver: Callable[[Sequence[SourceEvent]], None],
-        serve: Callable[[float], None],
-        fail: Callable[[SourceError], None],
-        clock: Clock,
-        name: str,
-        *,
-        is_full: Callable[[], bool],
-        hands_over: bool,
-    ) -> None:
-        self._is_full = is_full
-        self.owned: dict[PartitionId, Assignment] = {}
-        self.closing = False
-        self.rebalances = 0
-        self.hands_over = hands_over
-        self._config = config
-        self._topics = topics
-        self._deliver = deliver
-        self._serve = serve
-        self._fail = fail
-        self._clock = clock
-        self._name = name
-        self._presumed_lost: dict[PartitionId, float] = {}
-        self._uncommitted_starts: dict[PartitionId, int] = {}
-        self._commit_starts_at = 0.0
-        self._out_of_range: dict[Assignment, int] = {}
-        self._ask_bounds_at = 0.0
+    config: ClientConfig
+    topics: Topics
+    deliver: Callable[[Sequence[SourceEvent]], None]
+    serve: Callable[[float], None]
+    fail: Callable[[SourceError], None]
+    clock: Clock
+    name: str
+    is_full: Callable[[], bool]
+    hands_over: bool
+    owned: dict[PartitionId, Assignment] = field(default_factory=dict, init=False)
+    closing: bool = field(default=False, init=False)
+    rebalances: int = field(default=0, init=False)
+    _presumed_lost: dict[PartitionId, float] = field(default_factory=dict, init=False)
+    _uncommitted_starts: dict[PartitionId, int] = field(default_factory=dict, init=False)
+    _commit_starts_at: float = field(default=0.0, init=False)
+    _out_of_range: dict[Assignment, int] = field(default_factory=dict, init=False)
+    _ask_bounds_at: float = field(default=0.0, init=False)
+
+    def assignment(self, partition: Partition) -> Assignment | None:
+        """The assignment that made this ``partition``; None after its revocation or loss."""
+        assignment = self.owned.get(partition.id)
+        return assignment if assignment is not None and assignment.partition is partition else None
 
     def owns(self, partition: Partition) -> bool:
         """Whether a partition may be committed: it is owned, and was not given back."""
-        assignment = self.owned.get(partition.id)
-        return assignment is not None and assignment.partition is partition and not assignment.released
+        assignment = self.assignment(partition)
+        return assignment is not None and not assignment.released
 
     # --- callbacks
 
@@ -147,16 +139,16 @@ class Group:
             ids = [PartitionId(each.topic, each.partition) for each in partitions]
             if ids:
                 # The topic may have been recreated since its id was asked for.
-                self._topics.wait(_TOPIC_ID_TIMEOUT)
+                self.topics.wait(_TOPIC_ID_TIMEOUT)
                 for name in dict.fromkeys(one.source for one in ids):
-                    self._topics.appears(name, _TOPIC_ID_TIMEOUT)
+                    self.topics.appears(name, _TOPIC_ID_TIMEOUT)
                 self.check_topics()
                 self._start(client, ids)
             self.reclaim(client, at_once=True)
         except SourceError as error:
-            self._fail(error)
+            self.fail(error)
         except Exception as error:
-            self._fail(self._fatal_error("assigning partitions failed", error))
+            self.fail(self._fatal_error("assigning partitions failed", error))
 
     def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Ask for these partitions to be drained, and wait up to 0.8 of ``max.poll.interval.ms``."""
@@ -166,15 +158,17 @@ class Group:
             return
         try:
             waiting = [each for each in leaving if not each.released and not each.returning]
-            limit = OF_POLL_INTERVAL * self._config.max_poll_interval
-            self._deliver([Revoking(each.partition, limit) for each in waiting])
-            until = self._clock() + limit
+            limit = OF_POLL_INTERVAL * self.config.max_poll_interval
+            self.deliver([Revoking(each.partition, limit) for each in waiting])
+            until = self.clock() + limit
             # A released partition is removed, and so is one that is lost meanwhile or given back by a stop.
-            while any(self._is_owned(each) for each in waiting) and not self.closing and self._clock() < until:
-                self._serve(until)
-            self._lose([each for each in waiting if self._is_owned(each)], f"it was not released within {limit:g} s")
+            while any(self.owns(each.partition) for each in waiting) and not self.closing and self.clock() < until:
+                self.serve(until)
+            self._lose(
+                [each for each in waiting if self.owns(each.partition)], f"it was not released within {limit:g} s"
+            )
         except Exception as error:
-            self._fail(self._fatal_error("revoking partitions failed", error))
+            self.fail(self._fatal_error("revoking partitions failed", error))
         finally:
             self._forget(leaving)
 
@@ -187,20 +181,20 @@ class Group:
 
     def drained(self, partition: Partition) -> None:
         """Deliver no more messages of a partition. Idempotent."""
-        assignment = self.owned.get(partition.id)
-        if assignment is not None and assignment.partition is partition:
+        assignment = self.assignment(partition)
+        if assignment is not None:
             assignment.drained = True
 
     def release(self, partition: Partition) -> None:
         """Deliver and commit nothing more of a partition. Idempotent."""
-        assignment = self.owned.get(partition.id)
-        if assignment is not None and assignment.partition is partition:
+        assignment = self.assignment(partition)
+        if assignment is not None:
             assignment.drained = assignment.released = True
 
     def lose_all(self, reason: str, *, presumed: bool = False) -> None:
         """Give every partition up. ``presumed``: the client has not confirmed the loss, so ``reclaim`` may undo it."""
         if presumed:
-            now = self._clock()
+            now = self.clock()
             self._presumed_lost |= dict.fromkeys(self.owned, now)
         self._lose(list(self.owned.values()), reason)
 
@@ -212,7 +206,7 @@ class Group:
         """
         self._commit_starts(client, again=True)
         self._move_into_range(client, again=True)
-        now = self._clock()
+        now = self.clock()
         due = [one for one, since in self._presumed_lost.items() if at_once or now - since >= _RECLAIM_AFTER]
         if not due or self.closing:
             return
@@ -235,12 +229,12 @@ class Group:
         """Fail when a topic was recreated, so that its offsets name other messages than before."""
         for assignment in self.owned.values():
             name = assignment.partition.id.source
-            change = self._topics.change(name, assignment.partition.incarnation)
+            change = self.topics.change(name, assignment.partition.incarnation)
             if change is not None:
                 self.lose_all(f"topic {name!r} was {change}")
-                self._fail(
+                self.fail(
                     SourceError(
-                        f"{self._name}: topic {name!r} was {change} while it was read, so its offsets name other "
+                        f"{self.name}: topic {name!r} was {change} while it was read, so its offsets name other "
                         "messages; nothing more is committed. Check the positions that the group has committed for it, "
                         "reset those of the old topic, and start again"
                     )
@@ -254,27 +248,27 @@ class Group:
         if not ids:
             return
         # Take the ids before the positions: a topic recreated in between is then found by its id.
-        topic_ids = {one.source: self._topics.id_of(one.source) for one in ids}
+        topic_ids = {one.source: self.topics.id_of(one.source) for one in ids}
         found = self._start_positions(client, ids)
         started = [self._add(one, found[one], topic_ids[one.source]) for one in ids]
         offsets = [each.at(each.position) for each in started]
         if known:
             for offset in offsets:
                 client.seek(offset)
-        elif self._config.protocol == "eager":
+        elif self.config.protocol == "eager":
             client.assign(offsets)
         else:
             client.incremental_assign(offsets)
         # A pause belongs to the client, not to an assignment.
-        self._pause_or_resume(client, started)
+        self.set_paused(client, started, self.is_full())
         self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}
         self._commit_starts(client)
-        self._deliver([Assigned(each.partition) for each in started])
+        self.deliver([Assigned(each.partition) for each in started])
 
     def _start_positions(self, client: Consumer, ids: list[PartitionId]) -> dict[PartitionId, StartPosition]:
-        config = self._config
-        sizes = {name: topic.partitions for name, topic in self._topics.known.items()}
-        until = self._clock() + min(_START_TIMEOUT, OF_POLL_INTERVAL * config.max_poll_interval)
+        config = self.config
+        sizes = {name: topic.partitions for name, topic in self.topics.known.items()}
+        until = self.clock() + min(_START_TIMEOUT, OF_POLL_INTERVAL * config.max_poll_interval)
         warned = False
         while True:
             try:
@@ -285,20 +279,20 @@ class Group:
                     sizes=sizes,
                     out_of_range=config.out_of_range,
                     hands_over=self.hands_over,
-                    name=self._name,
+                    name=self.name,
                 )
             except KafkaException as failure:
                 error = failure.args[0]
-                if is_permanent(error) or self.closing or self._clock() >= until:
+                if is_permanent(error) or self.closing or self.clock() >= until:
                     raise
                 if not warned:
                     warned = True
-                    log.warning("%s: cannot read the start positions, retrying (%s)", self._name, self._text(failure))
+                    log.warning("%s: cannot read the start positions, retrying (%s)", self.name, self._text(failure))
                 if error.code() == KafkaError._UNKNOWN_PARTITION:
                     # The coordinator may know new partitions before this client does.
                     with contextlib.suppress(KafkaException):
                         client.list_topics(timeout=QUERY_TIMEOUT)
-                self._serve(until)
+                self.serve(until)
 
     def _add(self, partition_id: PartitionId, start: StartPosition, incarnation: str) -> Assignment:
         partition = Partition(partition_id, READER, incarnation, floor=start.floor, completed=start.completed)
@@ -311,7 +305,7 @@ class Group:
 
         ``again``: only where nothing is committed by now, because a later commit may be above them.
         """
-        if not self._uncommitted_starts or (again and self._clock() < self._commit_starts_at):
+        if not self._uncommitted_starts or (again and self.clock() < self._commit_starts_at):
             return
         # Other members may have started their partitions by now, and have committed above the start.
         asked = [TopicPartition(*one) for one in self._uncommitted_starts if again or one not in self.owned]
@@ -324,35 +318,35 @@ class Group:
                 client.commit(offsets=offsets, asynchronous=False)
             self._uncommitted_starts.clear()
         except KafkaException as failure:
-            self._commit_starts_at = self._clock() + _COMMIT_STARTS_EVERY
-            log.warning("%s: cannot commit the start positions, retrying (%s)", self._name, self._text(failure))
+            self._commit_starts_at = self.clock() + _COMMIT_STARTS_EVERY
+            log.warning("%s: cannot commit the start positions, retrying (%s)", self.name, self._text(failure))
 
     def _move_into_range(self, client: Consumer, *, again: bool = False) -> None:
-        if not self._out_of_range or (again and self._clock() < self._ask_bounds_at):
+        if not self._out_of_range or (again and self.clock() < self._ask_bounds_at):
             return
-        strays = {each: offset for each, offset in self._out_of_range.items() if self._is_owned(each)}
+        strays = {each: offset for each, offset in self._out_of_range.items() if self.owns(each.partition)}
         self._out_of_range = {}
         try:
             targets = self._targets(client, strays) if strays else {}
         except SourceError as error:
-            self._fail(error)
+            self.fail(error)
         except KafkaException as failure:
             if is_permanent(failure.args[0]):
-                self._fail(self._fatal_error("reading the offset range of a log failed", failure))
+                self.fail(self._fatal_error("reading the offset range of a log failed", failure))
                 return
             if not again:
-                log.warning("%s: cannot read the log's offset range, retrying (%s)", self._name, self._text(failure))
-            self._out_of_range, self._ask_bounds_at = strays, self._clock() + _ASK_BOUNDS_EVERY
+                log.warning("%s: cannot read the log's offset range, retrying (%s)", self.name, self._text(failure))
+            self._out_of_range, self._ask_bounds_at = strays, self.clock() + _ASK_BOUNDS_EVERY
         else:
             for each, target in targets.items():
                 self._move(client, each, target)
 
     def _targets(self, client: Consumer, strays: dict[Assignment, int]) -> dict[Assignment, int]:
         lows, highs = log_bounds(client, [each.partition.id for each in strays])
-        rule, targets = self._config.out_of_range, {}
+        rule, targets = self.config.out_of_range, {}
         for each, offset in strays.items():
             one = each.partition.id
-            targets[each] = position_in_range(one, offset, lows[one], highs[one], rule, self._name)
+            targets[each] = position_in_range(one, offset, lows[one], highs[one], rule, self.name)
         return targets
 
     def _move(self, client: Consumer, assignment: Assignment, target: int) -> None:
@@ -362,29 +356,23 @@ class Group:
             return
         # Positions must rise within one assignment, so this is a new one.
         self._lose([assignment], "its log was truncated and is read again from an earlier offset")
-        incarnation = self._topics.id_of(assignment.partition.id.source)
+        incarnation = self.topics.id_of(assignment.partition.id.source)
         started = self._add(assignment.partition.id, StartPosition(target, [], uncommitted=True), incarnation)
         self._assign_again(client, started, target)
-        self._deliver([Assigned(started.partition)])
+        self.deliver([Assigned(started.partition)])
 
     def _assign_again(self, client: Consumer, assignment: Assignment, target: int) -> None:
         # The client refuses to seek a partition without a valid fetch position.
         assignment.position = target
-        if self._config.protocol == "eager":
+        if self.config.protocol == "eager":
             owned = [each for each in self.owned.values() if not each.released]
             client.assign([each.at(each.position) for each in owned])
         else:
             owned = [assignment]
             client.incremental_unassign([assignment.at()])
             client.incremental_assign([assignment.at(target)])
-        self._pause_or_resume(client, [each for each in owned if not each.paused])
-        self.pause(client, [each for each in owned if each.paused])
-
-    def _pause_or_resume(self, client: Consumer, assignments: list[Assignment]) -> None:
-        if self._is_full():
-            self.pause(client, assignments)
-        else:
-            self.resume(client, assignments)
+        self.set_paused(client, [each for each in owned if each.paused], True)
+        self.set_paused(client, [each for each in owned if not each.paused], self.is_full())
 
     def apply_pauses(
         self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
@@ -395,25 +383,18 @@ class Group:
         """
         owned = self.owned.values()
         unpaused = [each for each in owned if not each.paused]
-        self.pause(client, [each for each in unpaused if each.released or each.partition in to_pause])
+        self.set_paused(client, [each for each in unpaused if each.released or each.partition in to_pause], True)
         if resume:
             kept = to_pause | paused
             resumed = [each for each in owned if each.paused and not each.released and each.partition not in kept]
-            self.resume(client, resumed)
+            self.set_paused(client, resumed, False)
 
-    def pause(self, client: Consumer, assignments: list[Assignment]) -> None:
-        """Pause the client for these partitions."""
+    def set_paused(self, client: Consumer, assignments: list[Assignment], paused: bool) -> None:
+        """Pause or resume the client for these partitions."""
         if assignments:
-            client.pause([each.at() for each in assignments])
+            (client.pause if paused else client.resume)([each.at() for each in assignments])
             for each in assignments:
-                each.paused = True
-
-    def resume(self, client: Consumer, assignments: list[Assignment]) -> None:
-        """Resume the client for these partitions."""
-        if assignments:
-            client.resume([each.at() for each in assignments])
-            for each in assignments:
-                each.paused = False
+                each.paused = paused
 
     def _leaving(self, partitions: Sequence[TopicPartition]) -> list[Assignment]:
         ids = [PartitionId(each.topic, each.partition) for each in partitions]
@@ -421,14 +402,11 @@ class Group:
             self._presumed_lost.pop(one, None)
         return [self.owned[one] for one in ids if one in self.owned]
 
-    def _is_owned(self, assignment: Assignment) -> bool:
-        return self.owned.get(assignment.partition.id) is assignment and not assignment.released
-
     def _lose(self, assignments: list[Assignment], reason: str) -> None:
         self._forget(assignments)
         lost = [Lost(each.partition, reason) for each in assignments if not each.released]
         if lost:
-            self._deliver(lost)
+            self.deliver(lost)
 
     def _forget(self, assignments: list[Assignment]) -> None:
         for each in assignments:
@@ -436,7 +414,7 @@ class Group:
                 del self.owned[each.partition.id]
 
     def _fatal_error(self, what: str, error: Exception) -> SourceError:
-        return fatal_error(f"{self._name}: {what}", error, self._config.client)
+        return fatal_error(f"{self.name}: {what}", error, self.config.client)
 
     def _text(self, failure: KafkaException) -> str:
-        return client_message(failure.args[0], self._config.client)
+        return client_message(failure.args[0], self.config.client)

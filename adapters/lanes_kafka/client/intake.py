@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError
@@ -22,27 +23,23 @@ _READ_PAST_LIMIT: Final = 1_000
 """Maximum number of messages read to find whether a message or a gap follows the last one of a partition."""
 
 
+@dataclass(eq=False, repr=False)
 class Intake:
     """Reads the partitions of a group from one client.
 
-    Args:
+    Attributes:
         client: Client to read from.
         group: Assignments of the client.
         key: Returns the key of a message.
         on_error: Called with each message that is an error.
-
-    Attributes:
         average: Approximate size in bytes of recent messages.
     """
 
-    def __init__(
-        self, client: Consumer, group: Group, key: KeyFunction, on_error: Callable[[KafkaError, Raw], None]
-    ) -> None:
-        self.average = 1_024.0
-        self._client = client
-        self._group = group
-        self._key = key
-        self._on_error = on_error
+    client: Consumer
+    group: Group
+    key: KeyFunction
+    on_error: Callable[[KafkaError, Raw], None]
+    average: float = field(default=1_024.0, init=False)
 
     def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
         """Read at most ``count`` messages as runs; also return whether so many came that there may be more.
@@ -64,11 +61,11 @@ class Intake:
 
         The gap comes from transaction markers, compaction or aborted messages.
         """
-        owned = [each for each in self._group.owned.values() if not each.released]
+        owned = [each for each in self.group.owned.values() if not each.released]
         if not owned:
             return []
         events = []
-        for each, found in zip(owned, self._client.position([one.at() for one in owned]), strict=True):
+        for each, found in zip(owned, self.client.position([one.at() for one in owned]), strict=True):
             # After a seek the client has no position until it reads again.
             if found.offset > each.position:
                 each.position = found.offset
@@ -80,10 +77,10 @@ class Intake:
 
         Callable in callbacks too: the position includes no messages of the call around the callback until that returns.
         """
-        assignment = self._group.owned.get(partition.id)
-        if assignment is None or assignment.partition is not partition or assignment.end > committed:
+        assignment = self.group.assignment(partition)
+        if assignment is None or assignment.end > committed:
             return None
-        (found,) = self._client.position([assignment.at()])
+        (found,) = self.client.position([assignment.at()])
         return found.offset if found.offset > committed else None
 
     def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
@@ -93,9 +90,9 @@ class Intake:
         Returns the messages that were read of other partitions. Not callable in a callback. Blocks for at most
         ``patience`` seconds, and reads at most ``_READ_PAST_LIMIT`` messages.
         """
-        assignment = self._group.owned.get(partition.id)
+        assignment = self.group.assignment(partition)
         others: list[Delivered] = []
-        if assignment is None or assignment.partition is not partition:
+        if assignment is None:
             return others
         deadline, left = time.monotonic() + patience, _READ_PAST_LIMIT
         # A revoke within this call would wait for this release, which continues after it.
@@ -103,7 +100,7 @@ class Intake:
         try:
             while self._is_unknown(assignment, committed) and left > 0 and (seconds := deadline - time.monotonic()) > 0:
                 if assignment.paused:
-                    self._group.resume(self._client, [assignment])
+                    self.group.set_paused(self.client, [assignment], False)
                 events, _ = self.read(min(left, 100), min(seconds, 0.02))
                 left -= sum(len(event.run) for event in events)
                 # Messages of the partition itself are dropped, because it is being given back.
@@ -114,29 +111,29 @@ class Intake:
 
     def _is_unknown(self, assignment: Assignment, committed: int) -> bool:
         return (
-            self._group.owned.get(assignment.partition.id) is assignment
-            and assignment.end <= committed < cached_end(self._client, assignment)
+            self.group.assignment(assignment.partition) is not None
+            and assignment.end <= committed < cached_end(self.client, assignment)
             and self.gap_after(assignment.partition, committed) is None
         )
 
     def _consume(self, count: int, timeout: float) -> list[Raw]:
-        rebalances = self._group.rebalances
-        raws = self._client.consume(count, timeout)
-        return self._without_stale(raws, rebalances) if raws and self._group.rebalances != rebalances else raws
+        rebalances = self.group.rebalances
+        raws = self.client.consume(count, timeout)
+        return self._without_stale(raws, rebalances) if raws and self.group.rebalances != rebalances else raws
 
     def _without_stale(self, raws: list[Raw], rebalances: int) -> list[Raw]:
         """Drop messages that may belong to a former assignment, of partitions that the same call assigned again."""
         again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:
-            assignment = self._group.owned.get(partition_id_of(raw)) if raw.error() is None else None
+            assignment = self.group.owned.get(partition_id_of(raw)) if raw.error() is None else None
             if assignment is not None and assignment.rebalance > rebalances:
                 again[assignment.partition.id] = assignment
             else:
                 kept.append(raw)
         for assignment in again.values():
             # It is unknown to which of the two assignments they belong: read all of them again.
-            self._client.seek(assignment.at(assignment.position))
+            self.client.seek(assignment.at(assignment.position))
         return kept
 
     def _events(self, raws: list[Raw]) -> list[Delivered]:
@@ -150,7 +147,7 @@ class Intake:
                 # The error may move a position, so the messages before it are handled first.
                 events += self._runs(runs)
                 runs, last = {}, (None, None)
-                self._on_error(error, raw)
+                self.on_error(error, raw)
                 continue
             where = (raw.topic(), raw.partition())
             if where != last:
@@ -163,7 +160,7 @@ class Intake:
         return [event for one, run in runs.items() if (event := self._delivered(one, run)) is not None]
 
     def _delivered(self, partition_id: PartitionId, run: list[Raw]) -> Delivered | None:
-        assignment = self._group.owned.get(partition_id)
+        assignment = self.group.owned.get(partition_id)
         if assignment is None or assignment.drained:
             # The messages belong to a former assignment.
             return None
@@ -171,7 +168,7 @@ class Intake:
             run = [raw for raw in run if offset_of(raw) >= assignment.position]
             if not run:
                 return None
-        found, size = messages(assignment.partition, run, self._key)
+        found, size = messages(assignment.partition, run, self.key)
         assignment.position = assignment.end = found[-1].position + 1
         self.average += (size / len(found) - self.average) * min(1.0, len(found) / 100)
         return Delivered(assignment.partition, found, size)

@@ -44,7 +44,7 @@ class Release:
     """Give a drained partition back. ``committed``: its position, or None where a message above it is completed."""
 
     partition: Partition
-    answer: Answer
+    answer: Answer[None]
     committed: int | None
 
 

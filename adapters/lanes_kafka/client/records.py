@@ -82,19 +82,6 @@ def _keyed(partition: Partition, raw: Raw, size: int, key: KeyFunction) -> Messa
     return message
 
 
-def details(raw: Raw) -> Details:
-    """The facts of a record that a dead letter keeps beside those of every message."""
-    headers: Any = raw.headers() or ()
-    kind, milliseconds = raw.timestamp()
-    known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= milliseconds <= _LATEST
-    return Details(
-        record_key=raw.key(),
-        tombstone=raw.value() is None,
-        null_headers=tuple(index for index, (_, value) in enumerate(headers) if value is None),
-        timestamp=milliseconds / 1000 if known else None,
-    )
-
-
 class _Reader:
     """Reads the client's messages; see ``lanes.core.types.Reader``."""
 
@@ -112,7 +99,15 @@ class _Reader:
 
     def details(self, raw: object) -> Details:
         assert isinstance(raw, Raw)
-        return details(raw)
+        headers: Any = raw.headers() or ()
+        kind, milliseconds = raw.timestamp()
+        known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= milliseconds <= _LATEST
+        return Details(
+            record_key=raw.key(),
+            tombstone=raw.value() is None,
+            null_headers=tuple(index for index, (_, value) in enumerate(headers) if value is None),
+            timestamp=milliseconds / 1000 if known else None,
+        )
 
 
 READER: Final = _Reader()

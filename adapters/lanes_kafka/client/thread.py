@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -79,66 +80,51 @@ _LAST_CALLBACKS: Final = 2.0
 _QUIET_FOR: Final = 0.01
 """Seconds without a callback after which no more are expected."""
 
-Deliver = Callable[[Sequence[SourceEvent], int], None]
 
-
+@dataclass(eq=False, repr=False)
 class ClientThread:
     """One client and its thread.
 
-    Args:
+    Attributes:
         config: Configuration of the client.
-        topics: Names of the topics.
+        names: Names of the topics.
         make: Makes a client from its configuration.
         key: Returns the key of a message.
         bridge: Bridge to the event loop.
-        deliver: Called on the event loop with events in order and the number of the demand they were read for.
+        deliver_on_loop: Called on the event loop with events in order and the number of the demand they were read for.
         failed: Called on the event loop when the thread cannot continue.
         ended: Called on the event loop when the thread ends.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         hands_over: Whether commits carry metadata for the next owner of a partition.
         rebuilds: Number of rebuilds, 0 or more, without a period of health between them.
-
-    Attributes:
         polled: When the client was polled last, in seconds of the clock.
         partitions: Number of partitions of all topics together, at the start.
         limit: UTF-16 units of commit metadata that the broker accepts, as far as is known.
     """
 
-    def __init__(
-        self,
-        config: ClientConfig,
-        topics: Sequence[str],
-        make: Callable[[dict[str, Any]], Consumer],
-        key: KeyFunction,
-        bridge: Bridge,
-        deliver: Deliver,
-        failed: Callable[[SourceError], None],
-        ended: Callable[[], None],
-        clock: Clock,
-        name: str,
-        *,
-        hands_over: bool,
-        rebuilds: int,
-    ) -> None:
-        self._config = config
-        self._names = tuple(topics)
-        self._make = make
-        self._key = key
-        self._bridge = bridge
-        self._deliver_on_loop = deliver
-        self._failed = failed
-        self._ended = ended
-        self._clock = clock
-        self._name = name
-        self._hands_over = hands_over
-        self._rebuilds = Rebuilds(rebuilds, clock)
+    config: ClientConfig
+    names: Sequence[str]
+    make: Callable[[dict[str, Any]], Consumer]
+    key: KeyFunction
+    bridge: Bridge
+    deliver_on_loop: Callable[[Sequence[SourceEvent], int], None]
+    failed: Callable[[SourceError], None]
+    ended: Callable[[], None]
+    clock: Clock
+    name: str
+    hands_over: bool
+    rebuilds: int
+
+    def __post_init__(self) -> None:
+        clock, settings = self.clock, self.config.client
+        self._rebuilds = Rebuilds(self.rebuilds, clock)
         self._rebuild_in: float | None = None
         self.polled = clock()
         self.limit = LIMIT
         self.end_offsets = EndOffsets(clock)
-        self._keys = KeyWatch(name)
-        self.errors = ErrorLog(name, clock, config.client.get("error_cb"), config.client)
+        self._keys = KeyWatch(self.name)
+        self.errors = ErrorLog(self.name, clock, settings.get("error_cb"), settings)
         self._demand = Demand(0, 0, 0, frozenset(), {})
         self._applied = self._demand
         self._answered = self._demand
@@ -148,17 +134,11 @@ class ClientThread:
         self._idle_since = clock()
         self._positions_at = 0.0
         self._patience = _READ_PAST_FOR
-        self._client: Consumer
-        self._intake: Intake
-        self._group: Group
-        self._commits: Commits
-        self._topic_id_check: TopicIdCheck
-        self._topics: Topics
         self.thread = threading.Thread(target=self._run, name="lanes-kafka", daemon=True)
 
     # --- from the event loop
 
-    def start(self, answer: Answer) -> None:
+    def start(self, answer: Answer[None]) -> None:
         """Create the client and join the group; ``answer`` gets the outcome. Does not block."""
         self._opened = answer
         self.thread.start()
@@ -177,7 +157,7 @@ class ClientThread:
     def _run(self) -> None:
         try:
             self._open()
-            self._opened.give()
+            self._opened.give(None)
             while not self._group.closing:
                 if self._rebuild_in is None:
                     self._turn()
@@ -185,65 +165,65 @@ class ClientThread:
                     self._rebuild(self._rebuild_in)
         except BaseException as error:
             # A callback of the user may raise SystemExit, which would end the thread silently.
-            failure = fatal_error(f"{self._name}: the client's thread failed", error, self._config.client)
-            self._opened.give(error if isinstance(error, Exception) else failure)
+            failure = fatal_error(f"{self.name}: the client's thread failed", error, self.config.client)
+            self._opened.fail(error if isinstance(error, Exception) else failure)
             if hasattr(self, "_group"):
                 self._group.lose_all("the client's thread has failed")
             self._fail(failure)
         try:
             self._close()
         except BaseException as error:
-            log.warning("%s: closing the client failed (%s)", self._name, exception_text(error, self._config.client))
+            log.warning("%s: closing the client failed (%s)", self.name, exception_text(error, self.config.client))
         if hasattr(self, "_topics"):
             self._topics.close()
-        self._bridge.post(self._ended)
+        self.bridge.post(self.ended)
 
     def _open(self) -> None:
-        config = self._config
+        config = self.config
         try:
             # Topics holds the only reference: the client's threads and sockets end with the last reference.
-            self._topics = Topics(self._names, AdminClient(dict(config.admin)), self._clock, lambda: self.send(None))
-            self._topics.check(OPEN_TIMEOUT, config.admin, self._name)
+            self._topics = Topics(self.names, AdminClient(dict(config.admin)), self.clock, lambda: self.send(None))
+            self._topics.check(OPEN_TIMEOUT, config.admin, self.name)
             self.partitions = sum(topic.partitions for topic in self._topics.known.values())
-            if self._hands_over:
+            if self.hands_over:
                 assert self._topics.admin is not None
-                self.limit = metadata_room(self._topics.admin, self._name)
+                self.limit = metadata_room(self._topics.admin, self.name)
             self._make_group()
             self._join()
         except KafkaException as failure:
-            raise startup_error(self._name, failure, config.client) from None
+            raise startup_error(self.name, failure, config.client) from None
 
     def _make_group(self) -> None:
         self._group = Group(
-            self._config,
+            self.config,
             self._topics,
             self._deliver,
             self._serve_callback,
             self._fail,
-            self._clock,
-            self._name,
+            self.clock,
+            self.name,
             is_full=lambda: self._demand.messages <= 0,
-            hands_over=self._hands_over,
+            hands_over=self.hands_over,
         )
-        settings = self._config.client
-        self._commits = Commits(self._group.owns, self._presume_lost, self._clock, self._name, settings, self.limit)
+        settings = self.config.client
+        self._commits = Commits(self._group.owns, self._presume_lost, self.clock, self.name, settings, self.limit)
         self._topic_id_check = TopicIdCheck(
-            self._topics, self._group, self._commits, self.errors, self._clock, self._name
+            self._topics, self._group, self._commits, self.errors, self.clock, self.name
         )
 
     def _join(self) -> None:
         # Copied, because a client keeps the dictionary, and the configuration may be used for another one.
-        client = dict(self._config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
+        client = dict(self.config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
         try:
-            self._client = self._make(client)
+            self._client = self.make(client)
         except (TypeError, ValueError) as failure:
-            if self._make is not Consumer:
+            if self.make is not Consumer:
                 raise
-            raise startup_error(self._name, failure, client) from None
+            raise startup_error(self.name, failure, client) from None
         group = self._group
-        self._intake = Intake(self._client, group, self._key, self._on_error_message)
+        self._intake = Intake(self._client, group, self.key, self._on_error_message)
         self._client.subscribe(
-            list(self._names), on_assign=group.on_assign, on_revoke=group.on_revoke, on_lost=group.on_lost
+            list(self.names), on_assign=group.on_assign, on_revoke=group.on_revoke, on_lost=group.on_lost
         )
         self._rebuilds.built()
 
@@ -254,7 +234,7 @@ class ClientThread:
         if self._group.closing:
             # No further command may arrive to end the wait below.
             return
-        now = self._clock()
+        now = self.clock()
         demand = self._demand
         if not demand.number:
             # The opener may still refuse the source: join and commit nothing before the first receive.
@@ -288,17 +268,17 @@ class ClientThread:
     def _apply(self, demand: Demand) -> None:
         before, self._applied = self._applied.number, demand
         for partition, (number, position) in demand.rewind.items():
-            assignment = self._group.owned.get(partition.id) if number > before else None
-            if assignment is not None and assignment.partition is partition and not assignment.released:
+            assignment = self._group.assignment(partition) if number > before else None
+            if assignment is not None and not assignment.released:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
         # Without room nothing is resumed: partitions paused for want of it stay paused.
         self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)
 
     def _read(self, count: int, timeout: float, demand: Demand) -> None:
-        self.polled = self._clock()
+        self.polled = self.clock()
         events, more = self._intake.read(min(count, BATCH), timeout)
-        self.polled = self._clock()
+        self.polled = self.clock()
         if events:
             self.errors.answered()
             self._keys.observe(events, self._topics.known)
@@ -312,7 +292,7 @@ class ClientThread:
     def _serve_callback(self, until: float) -> None:
         """Serve commands of the loop for a moment, inside a callback of the client that has to end at ``until``."""
         self._topic_id_check.resend(self._client, until)
-        self._mailbox.wait(min(until - self._clock(), _HOUSEKEEPING_EVERY), until=until)
+        self._mailbox.wait(min(until - self.clock(), _HOUSEKEEPING_EVERY), until=until)
         self._check_loop()
 
     def _perform(self, command: Command, *, until: float | None) -> None:
@@ -329,15 +309,15 @@ class ClientThread:
         gap = None
         if command.committed is not None and self._failure is None and not self.errors.down:
             if until is None:
-                before = self._clock()
+                before = self.clock()
                 self._read_ahead.gather(self._intake.read_past(command.partition, command.committed, self._patience))
-                self._patience = max(0.0, self._patience + before - self._clock())
+                self._patience = max(0.0, self._patience + before - self.clock())
                 self._deliver([])
             # The engine learns of no gap found after its last message, and the lag would remain: commit the gap here.
             gap = self._intake.gap_after(command.partition, command.committed)
         if gap is None:
             self._group.release(command.partition)
-            command.answer.give()
+            command.answer.give(None)
         else:
             self._group.drained(command.partition)
             last = Commit([Settlement(command.partition, [], gap)], command.answer, command.partition)
@@ -346,8 +326,8 @@ class ClientThread:
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         self.errors.answered()
         self._commits.on_commit(error, offsets)
-        if self._config.on_commit is not None:
-            self._config.on_commit(error, offsets)
+        if self.config.on_commit is not None:
+            self.config.on_commit(error, offsets)
 
     # --- what goes wrong
 
@@ -358,7 +338,7 @@ class ClientThread:
         """Report a failure to the loop. Until the loop closes the client, it is polled and nothing is read."""
         if self._failure is None:
             self._failure = failure
-            self._bridge.post(lambda: self._failed(failure))
+            self.bridge.post(lambda: self.failed(failure))
 
     def _on_error_message(self, error: KafkaError, raw: Raw) -> None:
         code = error.code()
@@ -372,30 +352,30 @@ class ClientThread:
         elif code == KafkaError._MAX_POLL_EXCEEDED:
             log.error(
                 "%s: not polled for max.poll.interval.ms; the group removed this member, and its partitions are lost",
-                self._name,
+                self.name,
             )
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             # The ids tell whether the topic is gone, or only unknown to one broker for a moment.
             self._topics.ask()
         elif is_permanent(error):
-            self._fail(SourceError(f"{self._name}: {client_message(error, self._config.client)}"))
+            self._fail(SourceError(f"{self.name}: {client_message(error, self.config.client)}"))
         elif code != KafkaError._PARTITION_EOF:
             self.errors.on_message(error)
 
     def _fatal(self, error: KafkaError) -> None:
         """Handle an error after which the client cannot continue; no callback reports it."""
-        what = f"the client has failed for good: {client_message(error, self._config.client)}"
-        if self._config.instance is not None:
-            what += f"; only one member may have group.instance.id={self._config.instance!r}, give each its own"
+        what = f"the client has failed for good: {client_message(error, self.config.client)}"
+        if self.config.instance is not None:
+            what += f"; only one member may have group.instance.id={self.config.instance!r}, give each its own"
         self._group.lose_all(what)
         if self._rebuild_in is not None:
             # The client repeats the error.
             return
         self._rebuild_in = self._rebuilds.next_pause()
         if self._rebuild_in is None:
-            self._fail(SourceError(f"{self._name}: {what}"))
+            self._fail(SourceError(f"{self.name}: {what}"))
         else:
-            log.error("%s: %s; the client is rebuilt in %g s", self._name, what, self._rebuild_in)
+            log.error("%s: %s; the client is rebuilt in %g s", self.name, what, self._rebuild_in)
 
     def _rebuild(self, pause: float) -> None:
         """Rebuild the client after a pause. Commands are served meanwhile, so that a stop ends the pause."""
@@ -404,10 +384,10 @@ class ClientThread:
         self.limit = self._commits.limit
         # The new group owns nothing, so commands for the former assignments are answered as lost.
         self._make_group()
-        due = self._clock() + pause
-        while not self._group.closing and (left := due - self._clock()) > 0:
+        due = self.clock() + pause
+        while not self._group.closing and (left := due - self.clock()) > 0:
             # No client is there to be polled.
-            self.polled = self._clock()
+            self.polled = self.clock()
             self._mailbox.wait(min(left, _HOUSEKEEPING_EVERY))
         if not self._group.closing:
             self._join()
@@ -415,7 +395,7 @@ class ClientThread:
     # --- housekeeping
 
     def _do_housekeeping(self) -> None:
-        now = self._clock()
+        now = self.clock()
         self._topic_id_check.advance(self._client)
         if now >= self._positions_at:
             self._positions_at = now + _HOUSEKEEPING_EVERY
@@ -429,16 +409,16 @@ class ClientThread:
             try:
                 self._group.reclaim(self._client)
             except KafkaException as failure:
-                self._fail(fatal_error(f"{self._name}: partitions not assigned again", failure, self._config.client))
+                self._fail(fatal_error(f"{self.name}: partitions not assigned again", failure, self.config.client))
 
     def _deliver(self, events: Sequence[SourceEvent]) -> None:
         """Send the gathered messages to the loop, and these events after them."""
         number, events = self._applied.number, [*self._read_ahead.take(), *events]
         if events:
-            self._bridge.post(lambda: self._deliver_on_loop(events, number))
+            self.bridge.post(lambda: self.deliver_on_loop(events, number))
 
     def _check_loop(self) -> None:
-        if not self._bridge.is_alive():
+        if not self.bridge.is_alive():
             # Without the loop nothing can be drained.
             self._group.closing = True
 
@@ -447,7 +427,7 @@ class ClientThread:
             # Heartbeats stop here: everything that had to be drained was drained.
             self._group.closing = True
             try:
-                serve_last_callbacks(self._client, self._group, self._clock, static=self._config.instance is not None)
+                serve_last_callbacks(self._client, self._group, self.clock, static=self.config.instance is not None)
             finally:
                 self._client.close()
             self._topic_id_check.abandon("the client was closed")

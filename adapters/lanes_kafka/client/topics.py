@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -41,32 +42,29 @@ class Topic(NamedTuple):
     partitions: int
 
 
+@dataclass(eq=False, repr=False)
 class Topics:
     """The newest answer of the broker about some topics, asked for without blocking; used by one thread.
 
-    Args:
+    Attributes:
         names: Names of the topics.
-        admin: The client to ask.
+        admin: The client to ask; None after ``close``.
         clock: Monotonic clock, in seconds.
         wake: Called from a thread of the client when ``poll`` may find an answer. Default: do nothing.
-
-    Attributes:
         known: The newest answer; topics that do not exist are missing from it.
         answered: The number of the question that ``known`` answers.
-        admin: The client to ask; None after ``close``.
     """
 
-    def __init__(
-        self, names: Sequence[str], admin: AdminClient, clock: Clock, wake: Callable[[], None] = lambda: None
-    ) -> None:
-        self.known: dict[str, Topic] = {}
-        self.answered = 0
-        self.admin: AdminClient | None = admin
-        self._names = tuple(names)
-        self._clock = clock
-        self._wake = wake
-        self._asked: dict[str, concurrent.futures.Future[Any]] = {}
-        self._missing: dict[str, float] = {}
+    names: Sequence[str]
+    admin: AdminClient | None
+    clock: Clock
+    wake: Callable[[], None] = lambda: None
+    known: dict[str, Topic] = field(default_factory=dict, init=False)
+    answered: int = field(default=0, init=False)
+    _asked: dict[str, concurrent.futures.Future[Any]] = field(default_factory=dict, init=False)
+    _missing: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         self._begun = self._wanted = 0
         self._next = self._given_up_at = 0.0
 
@@ -80,7 +78,7 @@ class Topics:
             if not self._is_done():
                 return False
             answered = self._take()
-        if (answered and self._wanted > self._begun) or self._clock() >= self._next:
+        if (answered and self._wanted > self._begun) or self.clock() >= self._next:
             self._begin()
         return answered
 
@@ -114,8 +112,8 @@ class Topics:
         Some brokers learn of a new topic later than others. The same applies to its id, where other topics have one.
         Blocks; each answer may take ``timeout`` seconds.
         """
-        deadline = self._clock() + _APPEARS_WITHIN
-        while self._lacks(topic) and self._clock() < deadline:
+        deadline = self.clock() + _APPEARS_WITHIN
+        while self._lacks(topic) and self.clock() < deadline:
             time.sleep(_APPEARS_WITHIN / 10)
             self.wait(timeout)
         return topic in self.known
@@ -127,8 +125,8 @@ class Topics:
         without a broker or a permission.
         """
         if not self.wait(timeout):
-            raise unanswered_topics(settings, self._names, name)
-        for topic in self._names:
+            raise unanswered_topics(settings, self.names, name)
+        for topic in self.names:
             if not self.appears(topic, timeout):
                 raise ConfigError(
                     f"{name}: there is no topic {topic!r}, or this client may not see it; create it, or correct "
@@ -157,7 +155,7 @@ class Topics:
 
     def _is_asked(self) -> bool:
         """Whether a question is open. The answer to a question that was given up is ignored."""
-        if self._clock() >= self._given_up_at and not self._is_done():
+        if self.clock() >= self._given_up_at and not self._is_done():
             self._asked = {}
         return bool(self._asked)
 
@@ -169,12 +167,12 @@ class Topics:
             return
         # Log lines for the user's logger wait in the client until it is polled.
         self.admin.poll(0)
-        now = self._clock()
+        now = self.clock()
         self._next, self._given_up_at = now + ASK_EVERY, now + _GIVEN_UP_AFTER
         self._begun += 1
-        self._asked = self.admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_TIMEOUT)
+        self._asked = self.admin.describe_topics(TopicCollection(list(self.names)), request_timeout=_TIMEOUT)
         for future in self._asked.values():
-            future.add_done_callback(lambda _: self._wake())
+            future.add_done_callback(lambda _: self.wake())
 
     def _take(self) -> bool:
         futures, self._asked = self._asked, {}
@@ -203,7 +201,7 @@ class Topics:
 
     def _may_come_back(self, name: str) -> bool:
         """Whether a known topic has been unknown for too short a time to count as deleted."""
-        now = self._clock()
+        now = self.clock()
         return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER
 
 

@@ -61,12 +61,9 @@ class LogReader:
             found = self._consumer.list_topics(self._topic, timeout=SILENCE).topics[self._topic]
             if found.error is not None:
                 raise KafkaException(found.error)
-            return {
-                number: Range(
-                    *self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), timeout=SILENCE)
-                )
-                for number in found.partitions
-            }
+            places = {number: TopicPartition(self._topic, number) for number in found.partitions}
+            bounds = self._consumer.get_watermark_offsets
+            return {number: Range(*bounds(place, timeout=SILENCE)) for number, place in places.items()}
         except KafkaException as failure:
             raise self._failure(failure.args[0]) from None
 

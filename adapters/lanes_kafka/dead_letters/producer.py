@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -87,32 +87,6 @@ def _spellings(name: str) -> tuple[str, ...]:
     return (*names, *(f"topic.{other}" for other in names))
 
 
-class _Outcome(Generic[_T]):
-    """The result of a call in the thread: an ``Answer`` with a value."""
-
-    def __init__(self, bridge: Bridge) -> None:
-        self._answer = Answer(bridge)
-        self._value: list[_T] = []
-
-    @property
-    def given_up(self) -> bool:
-        """Whether the waiting task was cancelled."""
-        return self._answer.given_up
-
-    async def wait(self) -> _T:
-        await self._answer.wait()
-        return self._value[0]
-
-    def give(self, value: _T) -> None:
-        """Give the result from the thread. Does not block."""
-        self._value.append(value)
-        self._answer.give()
-
-    def fail(self, error: Exception) -> None:
-        """Give the error from the thread. Does not block."""
-        self._answer.give(error)
-
-
 class ConfirmedProducer:
     """One producer, made from ``settings``, and the thread that serves it. ``name`` is for log lines.
 
@@ -128,14 +102,14 @@ class ConfirmedProducer:
         self._fatal = KafkaError(KafkaError._STATE, "the client failed")
         self._thread: threading.Thread | None = None
         self._bridge: Bridge
-        self._ended: _Outcome[None]
+        self._ended: Answer[None]
 
     def open(self) -> None:
         """Start the thread. Does not block. Idempotent."""
         if self._thread is not None:
             return
         self._bridge = Bridge()
-        self._ended = _Outcome(self._bridge)
+        self._ended = Answer(self._bridge)
         # A daemon thread, so that a loop that ended without aclose does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="lanes-kafka-producer", daemon=True)
         self._thread.start()
@@ -155,7 +129,7 @@ class ConfirmedProducer:
         before ``open`` and after ``aclose``.
         """
         self._check_open()
-        outcome: _Outcome[_T] = _Outcome(self._bridge)
+        outcome: Answer[_T] = Answer(self._bridge)
 
         def job() -> None:
             try:
@@ -184,7 +158,7 @@ class ConfirmedProducer:
         producer = self._producer
         if producer is None:
             raise KafkaException(self._fatal)
-        outcome: _Outcome[tuple[int, int]] = _Outcome(self._bridge)
+        outcome: Answer[tuple[int, int]] = Answer(self._bridge)
         try:
             producer.produce(
                 topic,
@@ -194,7 +168,8 @@ class ConfirmedProducer:
                 partition=partition,
                 on_delivery=functools.partial(_report, outcome),
             )
-            self._jobs.put(_wake)
+            # An empty job wakes the thread, which then waits for the confirmation.
+            self._jobs.put(lambda: None)
             return await outcome.wait()
         except BufferError as full:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the client's queue is full")) from full
@@ -290,7 +265,7 @@ def _finish(producer: Producer, timeout: float) -> None:
         producer.flush(_POLL)
 
 
-def _report(outcome: _Outcome[tuple[int, int]], error: KafkaError | None, message: Message) -> None:
+def _report(outcome: Answer[tuple[int, int]], error: KafkaError | None, message: Message) -> None:
     if error is not None:
         outcome.fail(KafkaException(error))
         return
@@ -298,7 +273,3 @@ def _report(outcome: _Outcome[tuple[int, int]], error: KafkaError | None, messag
     # A confirmed record has both.
     assert partition is not None and offset is not None
     outcome.give((partition, offset))
-
-
-def _wake() -> None:
-    """A job that only wakes the thread, because a record is on its way."""

@@ -13,19 +13,15 @@ from lanes.errors import ConfigError, SourceError
 from lanes_kafka.broker import describe_topic
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import Record, dead_letter_record
-from lanes_kafka.errors import client_text
+from lanes_kafka.errors import NOT_ALLOWED, client_text
 
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
-_PERMANENT: Final = frozenset(
-    (
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-    )
-)
+_PERMANENT: Final = NOT_ALLOWED | {
+    KafkaError.INVALID_RECORD,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+}
 """Errors of a record that fails until an operator changes something."""
 
 _USUAL_LIMIT: Final = 1_048_588
