@@ -3,16 +3,17 @@
 64 partitions: messages a second with a handler that does nothing, after every partition is assigned. The baseline is
 one consumer of the whole stream.
 
-Move: a member joins another member, in a process of its own, that has all partitions of an idle stream. The figure is
-the time from the start of the new member, connection included, until it has handled a message of each partition that
-moves to it. Each message is published when its partition is assigned. The baseline is the same measurement
-for one consumer that reads the whole stream.
+Move: a member with all partitions of an idle stream runs in a process of its own, and a second member joins. The figure
+is the time from the start of the second member, connection included, until it has handled a message of each partition
+that it gets. Each message is published when its partition is assigned. The baseline is the same measurement for one
+consumer that reads the whole stream.
 
-Failover: two members share the partitions of a stream that is published to all the time, and one ends by ``kill -9``.
-The figure is the time until the other one has handled a message of each of its partitions. The baseline is the lease.
+Failover: two members share the partitions of a stream during a steady publication, and one member ends by ``kill -9``.
+The figure is the time until the other member has handled a message of each partition of the killed member. The baseline
+is the lease.
 
-Idle: the CPU time of a member with 64 partitions and the default lease on an idle stream. The baseline is one consumer
-that waits at the same time.
+Idle: the CPU time of a member with 64 partitions and the default lease on an idle stream. The baseline is the CPU time
+of one consumer that waits at the same time.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Stuck key: messages come at a fixed rate to a member with 64 partitions, and the handler of one key hangs until all
 others have ended. The figure is the p99 of the time from the publishing to the end of the handler, for the other keys.
-The baseline is the same without the hang.
+The baseline is the same run without the hang.
 
 Memory and record: 1,000,000 messages of 1,000 keys pass while one key hangs and its successors wait.
 
-- Memory: the peak of the process at the end. The baseline is the peak after the first fifth. The goal adds the messages
-  that a ledger may have to know.
+- Memory: the peak of the process at the end. The baseline is the peak after the first fifth of the messages. The goal
+  adds the memory of the messages that a ledger may have to store.
 - Record: the bytes of the stored state of the partition with the stuck key. The baseline is the state with nothing
   outstanding. The goal adds a sequence for each message that may be in flight.
 """

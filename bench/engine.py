@@ -1,11 +1,12 @@
 """The engine alone: receive, take, finish, collect and settled, in microseconds of CPU a message.
 
-The driver takes as many messages as ``concurrency`` allows before it finishes any, as busy workers would, and settles
-once a batch. Its loops are part of the figure; making the messages is not. The baseline is a fixed loop over the same
-messages, which puts each one into a dict and a queue and takes it out again. No consumer does less.
+Like busy workers, the driver takes as many messages as ``concurrency`` allows before it finishes the first one. It
+settles once a batch. The loops of the driver are part of the figure, and the time to make the messages is not. The
+baseline is a fixed loop that puts each message into a dict and a queue and takes it out again. No consumer does less.
 
-``engine … ×`` cases compare the cost of a message among many with that among few: flat is 1. Beyond ten thousand the
-processor's caches count too, so there the baseline is the growth of the bare loop over the same objects.
+The cases ``engine … ×`` divide the cost of a message among many messages by its cost among few. The ratio of a constant
+cost is 1. Beyond ten thousand messages the processor's caches count too. The baseline of these cases is therefore the
+growth of the bare loop over the same objects.
 """
 
 from __future__ import annotations
@@ -34,9 +35,15 @@ FEW, MANY = 100, 10_000
 class Case:
     """Traffic through the engine.
 
-    ``commits``: with the ledger of a source that commits one position. ``settle_every``: batches a settle step.
-    ``stuck``: the first message never ends, and this number of completed ones are above it before the measurement.
-    ``in_flight``: this number of messages is delivered before any is taken.
+    Attributes:
+        keys: Number of keys.
+        batch: Number of messages in a delivery.
+        count: Number of messages.
+        traffic: Share of each key in the traffic.
+        commits: Whether the ledger is that of a source that commits one position.
+        settle_every: Number of batches in a settle step.
+        stuck: Number of completed messages above the first message, which never ends; None = every message ends.
+        in_flight: Number of messages delivered before the first one is taken.
     """
 
     keys: int = MANY

@@ -1,4 +1,4 @@
-"""A figure, its measurement beside a baseline, and its file."""
+"""The figure of a case, its measurement beside a baseline, and the file of all figures of a case."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The amount of work: ``scale`` multiplies the number of messages, ``repeats`` is the number of measurements."""
+    """The amount of work.
+
+    Attributes:
+        scale: Factor for the number of messages.
+        repeats: Number of measurements.
+    """
 
     scale: float = 1.0
     repeats: int = 5
@@ -36,9 +41,14 @@ class Effort:
 class Figure:
     """One measurement.
 
-    ``ratio`` is ``figure`` to ``baseline``. ``goal`` is the highest allowed cost. For a rate it is the lowest allowed
-    ratio, or with ``at_least`` the lowest allowed rate. ``holds`` says whether the goal is met; without a goal it is
-    None.
+    Attributes:
+        case: Name of the case.
+        figure: The measured value.
+        unit: Unit of ``figure`` and ``baseline``.
+        baseline: The value of the baseline.
+        ratio: ``figure`` divided by ``baseline``.
+        goal: Highest allowed cost, or lowest allowed ratio of a rate; after ``at_least`` the lowest allowed rate.
+        holds: Whether the goal is met; None without a goal.
     """
 
     case: str
@@ -50,11 +60,11 @@ class Figure:
     holds: bool | None
 
     def within(self, times: float) -> Figure:
-        """Return the figure with a goal: at most ``times`` the baseline."""
+        """Return the figure with the goal of at most ``times`` the baseline."""
         return replace(self, goal=times, holds=self.ratio <= times)
 
     def at_least(self, figure: float) -> Figure:
-        """Return the figure with a goal: no less than ``figure``, with any baseline."""
+        """Return the figure with the goal of at least ``figure``. The baseline does not matter."""
         return replace(self, goal=figure, holds=self.figure >= figure)
 
 

@@ -1,9 +1,9 @@
 """JetStream on a real server with a handler that does nothing: messages a second, and the cost of a history.
 
-No-op: the baseline is the most that a program can get out of the same client without `lanes`. It uses overlapped raw
-pulls on an inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both have as
-many messages in flight, and neither waits for confirmations. Time runs from the first message until the server has read
-the last acknowledgement.
+No-op: the baseline is the fastest program over the same client without `lanes`. It uses overlapped raw pulls on an
+inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both programs have the
+same number of messages in flight, and do not wait for confirmations. Time runs from the first message until the server
+has read the last acknowledgement.
 
 History on: microseconds of this process's CPU a message, from ``run()`` to its return. The baseline is the same run
 without a history.

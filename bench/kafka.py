@@ -1,13 +1,14 @@
 """Kafka on a real broker, with a handler that does nothing or burns CPU: the cost of `lanes` beside a plain loop.
 
-No-op: messages a second, from the first handler's end to the last one's. The baselines are plain loops that consume by
-the same pair of calls, call the same function and commit once a second. One has the setting that keeps the client from
-stalling (``fetch.queue.backoff.ms=5``), one has the client's defaults, and one calls ``poll`` for each message.
+No-op: messages a second, from the end of the first handler to the end of the last one. The baselines are plain loops
+that consume by the same pair of calls, call the same function and commit once a second. The tuned loop has the setting
+that keeps the client from stalling (``fetch.queue.backoff.ms=5``). The second loop has the client's defaults, and the
+third loop calls ``poll`` for each message.
 
-CPU: the same tuned loop, and a handler that computes for a fixed time. This shows where a plain loop wins.
+CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. A plain loop is faster here.
 
-FastStream: its confluent broker with acknowledgement after the handler, which is at least once. Without FastStream the
-case is left out with a message.
+FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler, which is at least
+once. Without FastStream a message says that this case is not measured.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Kafka with a stuck key, a stuck partition or much in flight: the delay of the others, and memory.
+"""Kafka with a stuck key, a stuck partition or many messages in flight: delay of other keys, throughput and memory.
 
-Backlog: the number of messages served of the most served partition for one of the least served, when the first of four
-equal partitions is nearly done.
+Backlog: the messages handled of the fastest of four equal partitions, divided by those of the slowest partition, when
+the fastest one is nearly done.
 
 Stuck key: messages come at a fixed rate, and the handler of one key hangs until all others have ended. The figure is
-the p99 of the time from ``produce`` to the end of the handler, for the other keys. The baseline is the same without the
-hang.
+the p99 of the time from ``produce`` to the end of the handler, for the other keys. The baseline is the same run without
+the hang.
 
-Stuck partition: a key of one of four partitions hangs while a long backlog of the others passes. The figures are the
-peak of the process's memory and the messages a second, both at the end. The baselines are both after the first fifth.
+Stuck partition: a key of one of four partitions hangs while a long backlog of the other partitions passes. The figures
+are the peak of the process's memory and the messages a second, both at the end. The baselines are the same two values
+after the first fifth of the messages.
 
-Held: the memory of a message in flight beside its key, value and headers. The baseline is their size.
+Held: the memory of a message in flight, without its key, value and headers. The baseline is the size of key, value and
+headers.
 """
 
 from __future__ import annotations

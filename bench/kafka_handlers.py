@@ -1,10 +1,11 @@
-"""Kafka with handlers that wait, as most do: throughput beside the limit that waiting sets.
+"""Kafka with handlers that wait: throughput beside the limit that the waiting sets.
 
-10 ms: as in `bench.waiting`. The baseline is 1,000 bare tasks over as many messages of the same keys, without a broker.
+10 ms: as in `bench.waiting`. The baseline is 1,000 bare tasks over the same number of messages of the same keys,
+without a broker.
 
-Zipf: the baseline is the limit of the busiest key, one at a time.
+Zipf: the baseline is the highest rate of the busiest key, whose messages run one at a time.
 
-Batch: a call that costs 1 ms, ten of them at once, for 50 messages and for one.
+Batch: ten handler calls of 1 ms at once, with 50 messages a call. The baseline has one message a call.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Kafka when the client gets a command, or a member leaves: the delay of the others.
+"""Kafka when the client gets a command, or when a member leaves: the delay until the effect.
 
-Pause: from the call until the client is told, in the thread that owns it, with a backlog and with nothing to read. The
-baseline is the longest call of the client.
+Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. It is
+measured with a backlog and with nothing to read. The baseline is the longest call of the client.
 
-Recovery: two members share four partitions of a topic that is written to all the time. One leaves, in order or by
-``kill -9``. The figure is the time from the signal until the other one has handled a message of each of its partitions.
-The baselines are the broker's heartbeat of 0.5 s and the session of 3 s. The goals are 1 s, and the session and 1 s.
+Recovery: two members share four partitions of a topic while a producer writes to the topic. One member leaves, in order
+or by ``kill -9``. The figure is the time from the signal until the other member has handled a message of each partition
+of the leaver. The baselines are the broker's heartbeat of 0.5 s and the session timeout of 3 s. The goals are 1 s for a
+leave in order, and the session timeout plus 1 s for ``kill -9``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Effects in PostgreSQL: messages a second, each a payment in a transaction that also claims its position.
 
-A payment is two statements: a row of the ledger is inserted, and the account is updated. The baseline is the same
+A payment is two statements: an `INSERT` into the ledger and an `UPDATE` of the account. The baseline is the same
 transaction without the claim, on the same connections and server.
 
 - One connection: one message after the other, without an event loop.
 - 16 connections: tasks of one event loop with a connection each.
 - Batch: one connection, 100 messages a transaction.
-- The smallest effect: one connection, and a row inserted into a table without an index; there the claim is most of the
-  work.
+- The smallest effect: one connection, and an `INSERT` into a table without an index. The claim is most of this work.
 
-The server writes to its disk before it answers a COMMIT, which is its default.
+By its default setting, the server writes to its disk before it answers a COMMIT.
 """
 
 from __future__ import annotations

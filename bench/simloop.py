@@ -1,8 +1,8 @@
 """The simulator's loop: steps of tasks a second of CPU, one a turn, beside the same program on a bare asyncio loop.
 
 Steps: tasks that only yield, first in, first out and by a random walk. Streams: tasks that pass messages through
-anyio's memory streams, each with a timeout; their own work costs more than the loop, on both loops. The goal is for the
-figure itself, not for its ratio.
+anyio's memory streams, each with a timeout. On both loops these tasks cost more than the loop. The goals of both cases
+are rates, not ratios.
 """
 
 from __future__ import annotations

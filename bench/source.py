@@ -1,4 +1,4 @@
-"""Messages made beforehand, and sources that only pass them on: they measure `lanes`, not a broker."""
+"""Messages made in advance, and a source that only delivers them, so that figures measure `lanes` and no broker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,17 @@ def runs_of(messages: Sequence[Message], batch: int) -> list[list[Message]]:
 class FiniteSource:
     """Delivers ``count`` messages in runs of at most ``batch``, as room allows, and then ends.
 
-    ``commits``: it commits one position instead of settling each message. ``per_second``: it delivers no faster.
+    Args:
+        count: Number of messages.
+        keys: Number of keys.
+        batch: Maximum number of messages in a delivery.
+        traffic: Share of each key in the traffic.
+        commits: Whether the source commits one position instead of settling each message.
+        per_second: Maximum number of messages a second; None = no limit.
+
+    Attributes:
+        messages: All messages, in order.
+        settled: Number of settled messages.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A Spark on this machine, with two tasks at once, and tables for it to read."""
+"""A Spark session on this machine with two tasks at once, and the tables that it reads."""
 
 from __future__ import annotations
 

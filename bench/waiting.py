@@ -1,14 +1,15 @@
-"""The runtime with handlers that wait, as most do: throughput beside the limit that waiting sets, and delays.
+"""The runtime with handlers that wait: throughput beside the limit that the waiting sets, and delays.
 
 10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take the same messages from
 one iterator and await the same handler.
 
-Zipf: messages a second over keys, one of which gets a seventh of the traffic. A key is handled one message at a time,
-so no code can be faster than the busiest key. The baseline is 1 / (its share × the mean time of its handlers), both of
-the same run.
+Zipf: messages a second over keys, one of which gets a seventh of the traffic. The messages of a key run one at a time,
+so no code can be faster than the busiest key. The baseline is 1 / (share of that key × mean time of its handlers), both
+of the same run.
 
 Stuck key: messages come at a fixed rate, and the handler of one key hangs until all others have ended. The figure is
-the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the same without the hang.
+the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the same run without the
+hang.
 """
 
 from __future__ import annotations
