@@ -1,4 +1,4 @@
-"""A store of attempts in memory: of one process, or of all processes of a simulation."""
+"""A store of attempts in memory, for one process or for all processes of a simulation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class MemoryAttempts:
     Writes are fenced by the fencing token of the partition, if it has one.
 
     Args:
-        call: Simulates the network, as ``World.io`` does; None = no network. It is awaited before the store reads
-            or writes, with the name of the call and ``seconds``. If it raises, the store has done nothing.
-        seconds: Seconds that each call takes.
+        call: Function that simulates the network, as ``World.io`` does; None = no network. The store awaits ``call``
+            before it reads or writes, with the name of the operation and ``seconds``. If ``call`` raises, the store
+            changes nothing.
+        seconds: Seconds that each operation takes.
     """
 
     def __init__(self, call: Callable[[str, float], Awaitable[None]] | None = None, *, seconds: float = 0.0) -> None:
@@ -27,7 +28,7 @@ class MemoryAttempts:
         self._rows: dict[tuple[PartitionId, str], dict[int, tuple[Attempt, int]]] = {}
 
     def kept(self) -> dict[PartitionId, dict[int, Attempt]]:
-        """All attempts, by partition and position. Does not block."""
+        """Return all attempts, by partition and position. Does not block."""
         return {
             partition: {position: attempt for position, (attempt, _) in sorted(rows.items())}
             for (partition, _), rows in sorted(self._rows.items())
@@ -47,11 +48,11 @@ class MemoryAttempts:
         return {position: attempt for position, (attempt, _) in self._of(partition).items()}
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Keep the attempt of a message, unless a newer attempt or owner is there.
+        """Keep the attempt of a message, unless the store has a later attempt or the attempt of a newer owner.
 
         Args:
             message: The message.
-            attempt: Its attempt.
+            attempt: The attempt of the message.
         """
         await self._reach("keep an attempt")
         rows, token = self._of(message.partition), message.partition.fencing_token or 0
@@ -64,7 +65,7 @@ class MemoryAttempts:
 
         Args:
             partition: The partition.
-            positions: Positions of the messages. Unknown ones are ignored.
+            positions: Positions of the messages. Unknown positions are ignored.
         """
         await self._reach("drop attempts")
         rows, token = self._of(partition), partition.fencing_token or 0

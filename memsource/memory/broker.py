@@ -1,13 +1,13 @@
-"""A broker with individual acknowledgements as data: its partitions, deliveries and acknowledgements.
+"""A broker with individual acknowledgements, as a data structure of partitions, deliveries and acknowledgements.
 
-It acts only when it is called, and time is an argument. So the same broker serves a test on a real event loop and a
-simulation. Its rules are the strictest reading of such a broker:
+The broker acts only when a method is called, and time is an argument. The same broker therefore serves a test on a
+real event loop and a simulation. The broker keeps the strictest rules that a client may meet:
 
 - Positions of a partition rise and may have gaps.
-- Every delivery has a token of its own. Only the token of the newest delivery acknowledges a message. Any other one is
+- Every delivery has its own token. Only the token of the newest delivery acknowledges a message. Any other token is
   ignored and counted in ``stale``, so the message comes again.
 - A message that is not acknowledged within ``ack_wait`` seconds is due again: ``expire(now)`` requeues it.
-- Requeued messages are delivered before new ones, in the order in which they were requeued.
+- Requeued messages are delivered before new messages, in the order in which they were requeued.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from memsource.memory.watchers import Watched
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delivery of a record: the ``count``-th, with its own ``token``. At ``deadline`` it is due again."""
+    """One delivery of a record.
+
+    Attributes:
+        record: The delivered record.
+        token: Number that identifies the delivery.
+        count: Number of this delivery among the deliveries of the record, from 1.
+        deadline: Time at which the record is due again, in seconds of the caller's clock.
+    """
 
     record: Record
     token: int
@@ -40,7 +47,7 @@ class KeepsDeadLetters:
         self._dead_letters: dict[str, DeadLetter] = {}
 
     def write_dead_letter(self, dead_letter: DeadLetter) -> None:
-        """Keep a dead letter, unless one with its id is there.
+        """Keep a dead letter, unless the broker has a dead letter with the same id.
 
         Args:
             dead_letter: The dead letter.
@@ -49,7 +56,7 @@ class KeepsDeadLetters:
 
     @property
     def dead_letters(self) -> list[DeadLetter]:
-        """The dead letters, in order."""
+        """The dead letters, in the order of their first writes."""
         return list(self._dead_letters.values())
 
 
@@ -70,10 +77,10 @@ class _Log:
 class MemoryBroker(Watched, KeepsDeadLetters):
     """A topic with individual acknowledgements.
 
-    No method blocks. Not thread-safe. It keeps everything, so it serves tests, not hours of traffic.
+    No method blocks. Not thread-safe. The broker keeps every message, so it serves tests, not hours of traffic.
 
     Args:
-        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        partitions: Number of partitions, 1 or more. Partitions are numbered from 0.
         name: Name of the topic.
         ack_wait: Seconds after which an unacknowledged delivery is due again, more than 0.
         max_unacked: Maximum number of unacknowledged messages of all partitions, 1 or more; None = no bound.
@@ -119,10 +126,11 @@ class MemoryBroker(Watched, KeepsDeadLetters):
 
         Args:
             value: The payload. A str is encoded as UTF-8.
-            key: The key; None = a message without one.
+            key: The key; None = a message without a key.
             headers: The headers, in order.
             subject: The subject; None = the name of the topic.
-            partition: Number of the partition; None = the same one for each key, and each in turn without a key.
+            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
+                turns.
 
         Returns:
             The message, with its partition and position.
@@ -159,11 +167,11 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         Args:
             partition: Number of the partition.
             messages: Maximum number of messages.
-            size: Bytes after which it stops. The message that reaches them is the last one.
+            size: Bytes at which the delivery stops. The message that reaches ``size`` is the last message.
             now: The time, in seconds.
 
         Returns:
-            The deliveries in order; none when no message waits or may be delivered.
+            The deliveries in order; empty if no message waits or may be delivered.
         """
         log = self._log(partition)
         deliveries: list[Delivery] = []
@@ -189,7 +197,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         """Acknowledge a delivery. Idempotent.
 
         Args:
-            token: Token of the delivery. An outdated one is ignored and counted.
+            token: Token of the delivery. An outdated token is ignored and counted.
 
         Raises:
             KeyError: The token was never issued.
@@ -202,7 +210,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
             if self.max_unacked is not None:
                 self._changed()
         elif record.position not in log.acked:
-            # A repeated acknowledgement is no mistake; one of an old delivery is.
+            # Only the acknowledgement of an old delivery is stale; a repeated acknowledgement is not.
             self.stale += 1
 
     def extend(self, token: int, now: float) -> None:
@@ -224,7 +232,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
     def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
         """Requeue delivered messages in this order, as if their ``ack_wait`` was over.
 
-        An acknowledged message comes again too, as after a lost acknowledgement.
+        An acknowledged message is requeued too, as after a lost acknowledgement.
 
         Args:
             positions: Positions of the messages.
@@ -236,11 +244,11 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         log = self._log(partition)
         for position in positions:
             if not log.counts[position]:
-                raise ValueError(f"position {position} of partition {partition} was never delivered")
+                raise ValueError(f"position {position} of partition {partition} was never delivered: deliver it first")
             log.acked.discard(position)
-            # Tokens issued so far are outdated from now on.
+            # All tokens issued so far become outdated.
             log.unacked.pop(position, None)
-            # A message that waits already moves to the end.
+            # A message that waits already moves to the end of the queue.
             log.again.pop(position, None)
             log.again[position] = None
         self._changed()
@@ -254,7 +262,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         self.redeliver(self.unacked(partition), partition=partition)
 
     def expire(self, now: float) -> int:
-        """Requeue by position every delivery whose ``ack_wait`` is over.
+        """Requeue every delivery whose ``ack_wait`` is over, in the order of positions.
 
         Args:
             now: The time, in seconds.
@@ -273,7 +281,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
     # --- questions
 
     def unacked(self, partition: int = 0) -> list[int]:
-        """The delivered and unacknowledged positions. Those that wait for redelivery are included.
+        """Return the delivered and unacknowledged positions, with the positions that wait for redelivery.
 
         Args:
             partition: Number of the partition.
@@ -285,7 +293,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return sorted({*log.unacked, *log.again})
 
     def acked(self, partition: int = 0) -> list[int]:
-        """The acknowledged positions.
+        """Return the acknowledged positions.
 
         Args:
             partition: Number of the partition.
@@ -296,19 +304,19 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return sorted(self._log(partition).acked)
 
     def waiting(self, partition: int = 0) -> int:
-        """The number of messages that wait for delivery.
+        """Return the number of messages that wait for delivery or redelivery.
 
         Args:
             partition: Number of the partition.
 
         Returns:
-            The number of messages, 0 or more; those that wait for redelivery are included.
+            The number of messages, 0 or more.
         """
         log = self._log(partition)
         return len(log.again) + len(log.fresh)
 
     def deliveries(self, position: int, partition: int = 0) -> int:
-        """The number of deliveries of a position.
+        """Return the number of deliveries of a position.
 
         Args:
             position: Position of the message.
@@ -325,7 +333,7 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return sum(len(log.records) - len(log.acked) for log in self._logs)
 
     def _newest(self, token: int) -> Delivery | None:
-        """The delivery of a token, unless the token is outdated."""
+        """Return the delivery of a token, or None for an outdated token."""
         record = self._tokens[token]
         delivery = self._logs[record.partition].unacked.get(record.position)
         return delivery if delivery is not None and delivery.token == token else None
@@ -336,5 +344,5 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return sum(len(log.unacked) + len(log.again) for log in self._logs) < self.max_unacked
 
     def _log(self, partition: int) -> _Log:
-        self._topic.log(partition)  # raises for one that does not exist
+        self._topic.log(partition)  # raises IndexError for an unknown partition
         return self._logs[partition]

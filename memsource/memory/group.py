@@ -1,17 +1,20 @@
-"""A consumer group as data: a topic, its committed positions, the owners of partitions, and rebalances.
+"""A consumer group as a data structure: a topic, its committed positions, the owners of partitions, and rebalances.
 
-It acts only when it is called, and has no clock. So the same group serves a test on a real event loop, a simulation and
-an explorer that tries every order of events. Its rules are those of Kafka, the ugly ones included:
+The group acts only when a method is called, and has no clock. The same group therefore serves a test on a real event
+loop, a simulation, and an explorer that tries every order of events. The group keeps the rules of Kafka, also the
+inconvenient rules:
 
-- **Two views.** The coordinator knows the owner of a partition. A member believes its last ``poll``. Until the next one
-  it continues to fetch and to commit, also a partition of another member.
-- **A commit is barely checked**: only its member must be known. The member need not own the partition, and the position
-  may fall or not exist. The last commit wins.
-- A position is the *next to read*. With it the group keeps the positions completed above.
-- **Rebalance**: the coordinator revokes partitions; their owners drain, commit and ``release`` them; then it assigns
-  them again. Eager: all members release everything before any assignment. Cooperative: a member releases only
-  partitions that move, and each is assigned as soon as it is free.
-- A member reads from the position that is committed at the moment when it learns of its assignment.
+- **Two views.** The coordinator has the present owner of a partition. A member has the owners of its last ``poll``.
+  Until its next ``poll`` a member continues to fetch and to commit, even if another member owns the partition by
+  then.
+- **A commit is barely checked.** Only the member must be known. The member need not own the partition, and the
+  position may fall or not exist. The last commit wins.
+- A committed position is the *next position to read*. A commit also holds the positions completed above it.
+- **Rebalance.** The coordinator revokes partitions. Their owners drain, commit and ``release`` them. The coordinator
+  then assigns the released partitions.
+- In an eager rebalance, all members release all partitions before any assignment. In a cooperative rebalance, a
+  member releases only partitions that move, and each partition is assigned as soon as it is free.
+- A member reads from the position that is committed at the moment when the member polls its assignment.
 """
 
 from __future__ import annotations
@@ -27,32 +30,37 @@ from memsource.memory.watchers import Watched
 _UNBOUNDED: Final = 1 << 62
 
 Assignor: TypeAlias = Callable[[Sequence[str | None], Sequence[str]], list[str | None]]
-"""Returns the new owner of each partition, from the present owners (None = free) and the members."""
+"""A function of the present owners of all partitions (None = free) and the members that returns the new owners."""
 
 
 class Committed(NamedTuple):
-    """The commit of a partition: ``offset`` is the next to read, ``completed`` are rising half-open runs above it."""
+    """The commit of a partition.
+
+    Attributes:
+        offset: The next position to read, 0 or more.
+        completed: Positions completed above ``offset``, as rising half-open runs.
+    """
 
     offset: int = 0
     completed: tuple[tuple[int, int], ...] = ()
 
 
 class Notice(NamedTuple):
-    """A message of the coordinator to a member about a partition."""
+    """A decision of the coordinator about a partition, for one member."""
 
     kind: Literal["assigned", "revoking", "lost"]
     partition: int
 
 
 class _MemberPartition(NamedTuple):
-    """A partition as its member knows it: the position it reads next, and whether it is revoked."""
+    """A partition in the view of a member: the next position to read, and whether the partition is revoked."""
 
     position: int
     revoking: bool = False
 
 
 class GroupState(NamedTuple):
-    """The whole state of a group. Equal states behave alike. Hashable."""
+    """The whole state of a group. Groups in equal states behave alike. Hashable."""
 
     topic: TopicState
     committed: tuple[Committed, ...]
@@ -62,7 +70,7 @@ class GroupState(NamedTuple):
 
 
 class UnknownMember(LookupError):
-    """The group does not know this member, or no longer knows it; Kafka's UNKNOWN_MEMBER_ID."""
+    """The member never joined the group, or the group has removed it; Kafka's UNKNOWN_MEMBER_ID."""
 
 
 class _Member:
@@ -74,19 +82,19 @@ class _Member:
 
 
 class Group(Watched):
-    """A topic, and the members that share its partitions.
+    """A topic and the members that share its partitions.
 
     No method blocks. Not thread-safe. Methods raise ``IndexError`` for an unknown partition, and ``UnknownMember``
     for an unknown member.
 
     Args:
-        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        partitions: Number of partitions, 1 or more. Partitions are numbered from 0.
         name: Name of the topic.
-        cooperative: Whether rebalances are cooperative; see the module.
+        cooperative: Whether rebalances are cooperative; see the module docstring. The default is eager.
         assignor: Pure function that decides the owners; None = ``plan``.
 
     Attributes:
-        generation: Number of assignments so far. It is not part of the state.
+        generation: Number of assignments so far. ``snapshot`` does not include it.
     """
 
     def __init__(
@@ -123,9 +131,10 @@ class Group(Watched):
 
         Args:
             value: The payload. A str is encoded as UTF-8.
-            key: The key; None = a message without one.
+            key: The key; None = a message without a key.
             headers: The headers, in order.
-            partition: Number of the partition; None = the same one for each key, and each in turn without a key.
+            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
+                turns.
 
         Returns:
             The message, with its partition and position.
@@ -147,21 +156,21 @@ class Group(Watched):
     # --- members
 
     def join(self, member: str) -> None:
-        """Add a member, which starts a rebalance.
+        """Add a member and start a rebalance.
 
         Args:
             member: Name of the member.
 
         Raises:
-            ValueError: The group knows the member.
+            ValueError: The member has joined already.
         """
         if member in self._members:
-            raise ValueError(f"member {member!r} has joined already: leave, or crash it, first")
+            raise ValueError(f"member {member!r} has joined already: call leave() or crash() first")
         self._members[member] = _Member()
         self.rebalance()
 
     def leave(self, member: str) -> None:
-        """Remove a member, which starts a rebalance. Idempotent.
+        """Remove a member and start a rebalance. Idempotent.
 
         Args:
             member: Name of the member.
@@ -183,7 +192,7 @@ class Group(Watched):
         self.rebalance()
 
     def rejoin(self, member: str) -> None:
-        """Restart a known member. Its revoked partitions are released, and the others are assigned to it again.
+        """Restart a known member: release its revoked partitions, and assign its other partitions to it again.
 
         Args:
             member: Name of the member.
@@ -198,24 +207,24 @@ class Group(Watched):
         self._changed()
 
     def pending(self, member: str) -> tuple[Notice, ...]:
-        """The notices of the next ``poll`` of a member.
+        """Return the notices of the next ``poll`` of a member, without taking them.
 
         Args:
             member: Name of the member.
 
         Returns:
-            The notices in order; the call does not take them.
+            The notices in order.
         """
         return tuple(self._member(member).notices)
 
     def poll(self, member: str) -> list[Notice]:
-        """The decisions of the coordinator about a member since its last poll.
+        """Take the decisions of the coordinator about a member since its last poll.
 
         Args:
             member: Name of the member.
 
         Returns:
-            The notices in order; none when nothing changed.
+            The notices in order; empty if nothing changed.
         """
         state = self._member(member)
         notices, state.notices = state.notices, []
@@ -229,7 +238,7 @@ class Group(Watched):
         return notices
 
     def partitions_of(self, member: str) -> list[int]:
-        """The partitions that a member believes to own, revoked ones included.
+        """Return the partitions that a member believes to own, with the revoked partitions.
 
         Args:
             member: Name of the member.
@@ -240,16 +249,16 @@ class Group(Watched):
         return sorted(self._member(member).partitions)
 
     def fetch(self, member: str, partition: int, messages: int, size: int = _UNBOUNDED) -> list[Record]:
-        """Read the next records of a member. A revoked partition delivers none.
+        """Read the next records of a member. A revoked partition delivers no record.
 
         Args:
             member: Name of the member.
             partition: Number of the partition.
             messages: Maximum number of records.
-            size: Bytes after which it stops. The record that reaches them is the last one.
+            size: Bytes at which the call stops. The record that reaches ``size`` is the last record.
 
         Returns:
-            The records in order; none when nothing is left or a bound is 0.
+            The records in order; empty if no record is left or a bound is 0.
 
         Raises:
             KeyError: The member does not believe to own the partition.
@@ -263,13 +272,13 @@ class Group(Watched):
         if records:
             position = records[-1].position + 1
         if not log.read(position, 1, 1):
-            # Only a gap is left: it is read too.
+            # No record follows, so the member also reads a gap at the end.
             position = max(position, log.end)
         owned[partition] = _MemberPartition(position)
         return records
 
     def position(self, member: str, partition: int) -> int:
-        """The position that a member reads next.
+        """Return the position that a member reads next.
 
         Args:
             member: Name of the member.
@@ -284,13 +293,13 @@ class Group(Watched):
         return self._member(member).partitions[partition].position
 
     def commit(self, member: str, partition: int, offset: int, completed: Iterable[tuple[int, int]] = ()) -> None:
-        """Commit a position, for any owner and after any former commit.
+        """Commit a position, even without owning the partition, and even below an earlier commit.
 
         Args:
             member: Name of the member.
             partition: Number of the partition.
             offset: The next position to read, 0 or more.
-            completed: Positions completed above it, as rising half-open runs.
+            completed: Positions completed above ``offset``, as rising half-open runs.
 
         Raises:
             ValueError: ``offset`` is below 0.
@@ -298,7 +307,7 @@ class Group(Watched):
         self._member(member)
         self.topic.log(partition)
         if offset < 0:
-            raise ValueError(f"offset={offset} of partition {partition}: a position to read next is 0 or more")
+            raise ValueError(f"offset={offset} of partition {partition}: must be 0 or more")
         self._committed[partition] = Committed(offset, tuple((start, end) for start, end in completed))
 
     def release(self, member: str, partition: int) -> None:
@@ -313,7 +322,7 @@ class Group(Watched):
             return
         notices = [notice for notice in state.notices if notice.partition == partition]
         lost = any(notice.kind == "lost" for notice in notices)
-        # Notices before a loss are outdated. After a loss it may have been assigned again.
+        # The notices up to a loss are outdated. After a loss the partition may have been assigned again.
         stale = 1 + [notice.kind for notice in notices].index("lost") if lost else len(notices)
         for notice in notices[:stale]:
             state.notices.remove(notice)
@@ -324,7 +333,7 @@ class Group(Watched):
     # --- the coordinator
 
     def rebalance(self) -> None:
-        """Revoke the partitions that move, and assign the free ones. During a rebalance it plans again."""
+        """Revoke the partitions that move, and assign the free partitions. During a rebalance, plan again."""
         target = self._plan()
         for number, owner in enumerate(self._owners):
             if owner is not None and not (self.cooperative and owner == target[number]):
@@ -342,20 +351,21 @@ class Group(Watched):
         """
         owner = self.owner(partition)
         if owner is None:
-            raise ValueError(f"partition {partition} of {self.name} has no owner: only an owned one can be revoked")
+            raise ValueError(f"partition {partition} of {self.name} has no owner: revoke only owned partitions")
         self._ask(partition, owner)
         self._assign()
 
     def lose(self, member: str, partition: int, *, give: bool = True) -> None:
-        """Take a partition from its owner, as at the end of its session or of its drain.
+        """Take a partition from its owner, as at the end of the owner's session or of its drain time.
 
-        Another member gets it at once, or at the end of a running eager rebalance. The former owner goes on until it
-        polls.
+        Another member gets the partition at once, or at the end of a running eager rebalance. The former owner
+        continues to fetch and commit until its next ``poll``.
 
         Args:
             member: Name of the owner.
             partition: Number of the partition.
-            give: Whether another member gets it. Without another one it is free until the next rebalance.
+            give: Whether another member gets the partition. Otherwise, or without another member, the partition is
+                free until the next rebalance.
 
         Raises:
             ValueError: The member is not the owner.
@@ -364,7 +374,7 @@ class Group(Watched):
         if self.owner(partition) != member:
             raise ValueError(
                 f"partition {partition} of {self.name} is owned by {self._owners[partition]!r}, not by {member!r}: "
-                "only its owner can lose it"
+                "pass the name of its owner"
             )
         rebalancing = bool(self._asked)
         self._free(partition)
@@ -378,32 +388,32 @@ class Group(Watched):
         self._changed()
 
     def owner(self, partition: int) -> str | None:
-        """The owner of a partition, as the coordinator knows it.
+        """Return the owner of a partition in the view of the coordinator.
 
         Args:
             partition: Number of the partition.
 
         Returns:
-            The name of the member, or None when the partition is free.
+            The name of the member, or None if the partition is free.
         """
         self.topic.log(partition)
         return self._owners[partition]
 
     def committed(self, partition: int) -> Committed:
-        """The commit of a partition.
+        """Return the last commit of a partition.
 
         Args:
             partition: Number of the partition.
 
         Returns:
-            The last commit; its position is 0 before the first one.
+            The last commit; before the first commit, position 0.
         """
         self.topic.log(partition)
         return self._committed[partition]
 
     @property
     def members(self) -> list[str]:
-        """The known members, in the order of ``join``."""
+        """The members, in the order of ``join``."""
         return list(self._members)
 
     @property
@@ -429,7 +439,7 @@ class Group(Watched):
     # --- for explorers
 
     def snapshot(self) -> GroupState:
-        """The state as a value. O(messages)."""
+        """Return the state as a value. Takes O(messages) time."""
         return GroupState(
             self.topic.snapshot(),
             tuple(self._committed),
@@ -442,7 +452,7 @@ class Group(Watched):
         """Return to a former state.
 
         Args:
-            state: A result of ``snapshot`` of a group with the same number of partitions.
+            state: A result of ``snapshot``, from a group with the same number of partitions.
         """
         self.topic.restore(state.topic)
         self._committed = list(state.committed)
@@ -456,7 +466,7 @@ class Group(Watched):
     def _member(self, member: str) -> _Member:
         state = self._members.get(member)
         if state is None:
-            raise UnknownMember(f"member {member!r} is not in group {self.name}: join first")
+            raise UnknownMember(f"member {member!r} is not in group {self.name}: call join() first")
         return state
 
     def _plan(self) -> list[str | None]:
@@ -489,12 +499,12 @@ class Group(Watched):
 
 
 def plan(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
-    """The default ``Assignor``: shares are even, with the fewest moves. Pure and deterministic."""
+    """Plan even shares with the fewest moves, as the default ``Assignor``. Pure and deterministic."""
     if not members:
         return [None] * len(owners)
     share, rest = divmod(len(owners), len(members))
     loads = Counter(owners)
-    # The rest goes to the members that own most.
+    # The members that own most partitions get one more, if the shares are uneven.
     order = sorted(members, key=lambda member: -loads[member])
     room = {member: share + (number < rest) for number, member in enumerate(order)}
     target: list[str | None] = []

@@ -1,8 +1,8 @@
-"""A source over a ``Group``: one member of it on a real event loop.
+"""A source of one member of a ``Group``, on a real event loop.
 
 ``GroupSource`` keeps the contract of ``lanes.source`` for a source that commits one position a partition, on asyncio
-and on trio. Several of them share the partitions of one group. A test calls what Kafka does by itself: ``rebalance``,
-``lose`` and ``crash`` of the group, ``fail`` and ``block`` of the source.
+and on trio. Several sources share the partitions of one group. A test calls the steps that Kafka takes by itself:
+``rebalance``, ``lose`` and ``crash`` of the group, ``fail`` and ``block`` of the source.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from memsource.memory.topic import Record
 
 
 class GroupSource(CommittingSource):
-    """The source of a member of a group. It joins with ``open`` and leaves with ``aclose``.
+    """The source of a member of a group. ``open`` joins the group, and ``aclose`` leaves it.
 
-    As with Kafka, a commit of a partition that it no longer owns succeeds. When the group no longer knows the member,
-    commits fail, and the next ``receive`` reports all partitions as lost and joins again.
+    As in Kafka, a commit of a partition that the member no longer owns succeeds. After the group has removed the
+    member, commits fail. The next ``receive`` then reports all partitions as lost and joins the group again.
 
     Methods outside the contract of ``lanes.source.Source`` do not block.
 
@@ -29,11 +29,11 @@ class GroupSource(CommittingSource):
         group: The group.
         member: Name of the member.
         batch: Maximum number of messages of one partition in a delivery, 1 or more.
-        revoke_timeout: Seconds to drain in ``Revoking``. The group itself waits until a test calls ``lose``.
+        revoke_timeout: Seconds for a drain that ``Revoking`` names. The group itself waits until a test calls ``lose``.
         hands_over: Whether commits include the positions completed above the floor.
 
     Attributes:
-        calls: The calls so far.
+        calls: The calls of the source so far.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class GroupSource(CommittingSource):
             )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Commit; see ``lanes.source.Source.settle``.
+        """Commit positions; see ``lanes.source.Source.settle``.
 
         Args:
             settlements: The settlements.
 
         Raises:
             ContractError: A settlement has no floor.
-            SourceError: The group does not know the member.
+            SourceError: The member is not in the group.
         """
         async with self._meet(Call("settle", commits=tuple(settlements))):
             for settlement in settlements:
@@ -103,8 +103,8 @@ class GroupSource(CommittingSource):
             lost = self._forget_all()
             self.group.join(self.member)
             if lost:
-                return [Lost(partition, "the group does not know this member any more") for partition in lost]
-        # Without messages: none may come before the Assigned of its partition.
+                return [Lost(partition, "the group has removed this member") for partition in lost]
+        # Notices come without messages, because no message may come before the Assigned of its partition.
         return self._noticed() or self._dealt(room)
 
     def _noticed(self) -> list[SourceEvent]:

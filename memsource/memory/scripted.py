@@ -1,6 +1,6 @@
-"""The base of everything in memory whose calls a test scripts: dead letters, and all sources.
+"""The base classes of the sources and dead letters in memory, whose calls a test can script.
 
-A source in memory waits until something has changed, and gives its partitions turns.
+A source in memory waits until its broker has changed, and lets its partitions take turns.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ CallName = Literal["open", "receive", "settle", "extend", "release", "put", "acl
 READER: Final = RecordReader()
 
 BATCH: Final = 100
-"""Default of ``batch``: messages of one partition delivered at once, at most."""
+"""Default of ``batch``, the maximum number of messages of one partition in a delivery."""
 
 
 class Call(NamedTuple):
-    """One call, noted when it was made.
+    """One call of a method, recorded at its beginning.
 
     Attributes:
         name: Name of the method.
         room: The room of a ``receive``.
-        deliveries: The deliveries of a ``settle`` or ``extend``, in the order given.
+        deliveries: The deliveries of a ``settle`` or ``extend``, in the order of the argument.
         partition: The partition of a ``release``.
         dead_letter: The dead letter of a ``put``.
         commits: The settlements of a source that commits positions.
@@ -56,31 +56,31 @@ class Call(NamedTuple):
 
 
 class Faults:
-    """The faults of calls: errors instead of their work or after it, and gates."""
+    """The planned faults of calls: errors before or after the effect of a call, and gates that hold calls."""
 
     def __init__(self) -> None:
         self._failures: dict[CallName, deque[tuple[Exception, bool]]] = {}
         self._gates: dict[CallName, anyio.Event] = {}
 
     def fail(self, call: CallName, error: Exception, times: int, *, done: bool = False) -> None:
-        """Let the next ``times`` of these calls raise ``error``: instead of their work, or after it if ``done``."""
+        """Let the next ``times`` calls raise ``error``, before they take effect or if ``done`` after it."""
         self._failures.setdefault(call, deque()).extend([(error, done)] * times)
 
     def block(self, call: CallName) -> None:
-        """Let these calls wait until ``unblock``. Idempotent."""
+        """Hold the calls of a method until ``unblock``. Idempotent."""
         self._gates.setdefault(call, anyio.Event())
 
     def unblock(self, call: CallName) -> None:
-        """Let these calls go on. Idempotent."""
+        """Let the held calls of a method go on. Idempotent."""
         gate = self._gates.pop(call, None)
         if gate is not None:
             gate.set()
 
     @asynccontextmanager
     async def meet(self, call: CallName) -> AsyncIterator[None]:
-        """Suspend once, as a call to a broker may, then wait or raise as scripted, before the block or after it.
+        """Suspend once, as a call to a broker may, then wait or raise as scripted, before or after the ``with`` block.
 
-        Nothing suspends once the block has begun.
+        The context manager does not suspend after the block has begun.
         """
         await anyio.lowlevel.checkpoint()
         while call in self._gates:
@@ -95,17 +95,17 @@ class Faults:
 
 
 class Scripted:
-    """An object whose calls a test scripts. ``calls`` lists the calls so far. These methods do not block."""
+    """An object whose calls a test scripts. ``calls`` lists the calls so far. The methods below do not block."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self._faults = Faults()
 
     def _changed(self) -> None:
-        """Wake everything that waits, to look again."""
+        """Wake the waiting tasks, so that they check the state again."""
 
     def _meet(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """Note a call, and meet its faults."""
+        """Record a call, and apply its planned faults."""
         self.calls.append(call)
         return self._faults.meet(call.name)
 
@@ -115,14 +115,14 @@ class Scripted:
         Args:
             call: Name of the method.
             error: The error to raise.
-            times: Number of calls that raise it.
-            done: Whether they raise it after their work, not instead of it.
+            times: Number of calls that raise ``error``.
+            done: Whether a call raises after it took effect. Otherwise the call has no effect.
         """
         self._faults.fail(call, error, times, done=done)
         self._changed()
 
     def block(self, call: CallName) -> None:
-        """Let the calls of a method wait until ``unblock``. Idempotent.
+        """Hold the calls of a method until ``unblock``. Idempotent.
 
         Args:
             call: Name of the method.
@@ -131,7 +131,7 @@ class Scripted:
         self._changed()
 
     def unblock(self, call: CallName) -> None:
-        """Let the calls of a method go on. Idempotent.
+        """Let the held calls of a method go on. Idempotent.
 
         Args:
             call: Name of the method.
@@ -139,7 +139,7 @@ class Scripted:
         self._faults.unblock(call)
 
     def called(self, name: CallName) -> list[Call]:
-        """The calls of a method so far.
+        """Return the calls of a method so far.
 
         Args:
             name: Name of the method.
@@ -151,9 +151,9 @@ class Scripted:
 
 
 class ScriptedSource(Scripted):
-    """A source that shares the room of a ``receive`` between its partitions, each time beginning with another one.
+    """A source that divides the room of each ``receive`` among its partitions, starting with a different one each time.
 
-    A subclass maintains ``_owned``, and in ``_turns`` those of its partitions that may deliver.
+    A subclass maintains ``_owned``, and lists in ``_turns`` the owned partitions that may deliver.
     """
 
     def __init__(self, batch: int = BATCH) -> None:
@@ -162,34 +162,34 @@ class ScriptedSource(Scripted):
         super().__init__()
         self._batch = batch
         self._owned: dict[int, Partition] = {}
-        self._turns: deque[int] = deque()  # the next one is at the front
+        self._turns: deque[int] = deque()  # the next partition is at the front
         self._finite = False
         self._exhausted = False
         self._waiting: set[anyio.Event] = set()
 
     def finish(self) -> None:
-        """Make it finite: ``Exhausted`` follows all messages of its own partitions."""
+        """Make the source finite: ``Exhausted`` follows the last message of its own partitions."""
         self._finite = True
         self._changed()
 
     @property
     def owned(self) -> list[int]:
-        """The partitions that it has announced and neither released nor reported lost."""
+        """The partitions that the source has announced and neither released nor reported as lost."""
         return list(self._owned)
 
     # --- for each kind of source
 
     @abstractmethod
     def _take(self, number: int, messages: int, size: int) -> Iterable[Delivered | Progressed]:
-        """The next events of a partition within some room."""
+        """Take the next events of a partition, within ``messages`` and ``size`` bytes."""
 
     @abstractmethod
     def _at_the_end(self) -> bool:
-        """Whether everything published in its own partitions is delivered."""
+        """Tell whether every message of the source's own partitions is delivered."""
 
     @abstractmethod
     def _next(self, room: Room) -> Sequence[SourceEvent]:
-        """The next events: those of ownership, or without any the ``_dealt`` ones. It must not suspend."""
+        """Take the next events of ownership, or if there are none the events of ``_dealt``. Must not suspend."""
 
     # --- for all sources
 
@@ -204,7 +204,7 @@ class ScriptedSource(Scripted):
         """
         self.calls.append(Call("receive", room))
         while True:
-            # Nothing suspends from the end of this block to the return: a cancelled receive has taken nothing.
+            # No suspension between taking events and returning them, so a cancelled receive loses no event.
             async with self._faults.meet("receive"):
                 events = self._next(room)
             if events:
@@ -236,7 +236,7 @@ class ScriptedSource(Scripted):
             self._turns.remove(number)
 
     def _forget(self, number: int) -> Partition:
-        """Stop owning a partition. Raises ``KeyError`` if it was not owned."""
+        """Stop owning a partition. Raises ``KeyError`` for a partition that the source does not own."""
         self._silence(number)
         return self._owned.pop(number)
 
@@ -244,7 +244,7 @@ class ScriptedSource(Scripted):
         return [self._forget(number) for number in list(self._owned)]
 
     async def _change(self) -> None:
-        """Wait until something has changed."""
+        """Wait until ``_changed`` is called."""
         event = anyio.Event()
         self._waiting.add(event)
         try:
@@ -258,7 +258,7 @@ class ScriptedSource(Scripted):
 
 
 class CommittingSource(ScriptedSource):
-    """A source of a member of a ``Group`` that commits one position a partition."""
+    """A source that commits one position a partition, for a member of a ``Group``."""
 
     @property
     @abstractmethod
@@ -267,14 +267,14 @@ class CommittingSource(ScriptedSource):
 
     @abstractmethod
     def _position(self, number: int) -> int:
-        """The position that is read next."""
+        """Return the next position to read."""
 
     @abstractmethod
     def _fetch(self, number: int, messages: int, size: int) -> list[Record]:
         """Read the next records of a partition."""
 
     def _alive(self) -> None:
-        """Raise ``SourceError`` if its process has crashed."""
+        """Raise ``SourceError`` if the process of the source has crashed."""
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Do nothing: the broker has no ``ack_wait``; see ``lanes.source.Source.extend``.
@@ -302,20 +302,20 @@ class CommittingSource(ScriptedSource):
 
 
 def delivered(partition: Partition, records: Iterable[tuple[Record, object]]) -> Delivered:
-    """A run of records, each with the token that settles it."""
+    """Return a delivery of records, each with the token that settles it."""
     run = [Message(partition, record.position, record.key, record.size, record, token) for record, token in records]
     return Delivered(partition, run, sum(message.size for message in run))
 
 
 def delivery(message: Message) -> Delivery:
-    """The token of a message, which is its delivery."""
+    """Return the token of a message, which is its ``Delivery``."""
     assert isinstance(message.token, Delivery)
     return message.token
 
 
 def floor_of(settlement: Settlement) -> int:
-    """The floor of a settlement. Raises ``ContractError`` for one without."""
+    """Return the floor of a settlement. Raises ``ContractError`` for a settlement without a floor."""
     if settlement.floor is None:
         number = settlement.partition.id.number
-        raise ContractError(f"a settlement of partition {number} has no floor, where positions are committed")
+        raise ContractError(f"a settlement of partition {number} has no floor: a source that commits needs one")
     return settlement.floor

@@ -1,14 +1,14 @@
-"""A source over a ``MemoryBroker``, and its dead letters: for tests of a handler without a server.
+"""A source over a ``MemoryBroker``, and a writer of dead letters, for tests of a handler without a server.
 
-``MemorySource`` keeps the contract of ``lanes.source`` on asyncio and on trio. A test calls what a real broker does by
-itself: it assigns, revokes and takes partitions, redelivers, fails and hangs.
+``MemorySource`` keeps the contract of ``lanes.source`` on asyncio and on trio. A test calls the steps that a real
+broker takes by itself: it assigns, revokes and takes partitions, redelivers, fails and hangs.
 
     async def test_every_order_is_booked() -> None:
         broker = MemoryBroker(partitions=2)
         for number in range(100):
             broker.publish(f"order {number}", key=f"customer-{number % 7}")
         source = MemorySource(broker)
-        source.finish()  # it has an end: run() returns when everything is handled
+        source.finish()  # the source has an end, so run() returns when every message is handled
         booked: list[bytes] = []
 
         async def book(message: lanes.Message) -> None:
@@ -44,21 +44,22 @@ __all__ = ["Call", "CallName", "MemoryDeadLetters", "MemorySource"]
 
 
 class MemorySource(ScriptedSource):
-    """A source of the messages of a broker. A later one of the same broker continues where this one stopped.
+    """A source of the messages of a broker. A later source over the same broker continues with the unfinished messages.
 
     Methods outside the contract of ``lanes.source.Source`` do not block.
 
     Args:
         broker: The broker.
-        name: Name of the source; None = that of the broker.
-        assigned: Partitions that it owns from the start; None = all.
+        name: Name of the source; None = the name of the broker.
+        assigned: Partitions that the source owns from the start; None = all.
         batch: Maximum number of messages of one partition in a delivery, 1 or more.
-        extend_interval: Seconds, as in ``SourceTraits``; None = a third of the broker's ``ack_wait``.
-        plans: As in ``SourceTraits``.
-        clock: Clock of the deadlines of deliveries, in seconds. Only ``broker.expire(now)`` acts on them.
+        extend_interval: Seconds between extensions, as in ``SourceTraits``; None = a third of the broker's
+            ``ack_wait``.
+        plans: Whether the test reports plans of the group by ``plan``; see ``SourceTraits``.
+        clock: Clock for the deadlines of deliveries, in seconds. Only ``broker.expire(now)`` acts on these deadlines.
 
     Attributes:
-        calls: The calls so far.
+        calls: The calls of the source so far.
     """
 
     def __init__(
@@ -91,14 +92,14 @@ class MemorySource(ScriptedSource):
 
         Args:
             partition: Number of the partition.
-            deadline: Deadline of the lease, as in ``lanes.Partition``; Infinity = no lease.
-            fencing_token: As in ``lanes.Partition``.
+            deadline: Deadline of the lease, as in ``lanes.Partition``; infinity = no lease.
+            fencing_token: Fencing token, as in ``lanes.Partition``; None = no token.
 
         Raises:
-            ValueError: The source owns the partition. A revoked one is owned until its release.
+            ValueError: The source owns the partition. A revoked partition is owned until its release.
         """
         if partition in self._owned:
-            raise ValueError(f"partition {partition} is owned: wait for its release, or lose() it, first")
+            raise ValueError(f"partition {partition} is owned: wait for its release, or call lose() first")
         self.broker.requeue(partition)
         identity = PartitionId(self.broker.name, partition)
         owned = Partition(identity, READER, deadline=deadline, fencing_token=fencing_token)
@@ -123,16 +124,16 @@ class MemorySource(ScriptedSource):
 
         Args:
             number: Number of the plan.
-            standby: Whether this member owns nothing by the plan.
+            standby: Whether the plan gives this member no partition.
         """
         self._tell(Generation(number, standby))
 
     def revoke(self, partition: int, timeout: float = 30.0) -> None:
-        """Revoke a partition. It delivers nothing more.
+        """Revoke a partition, which delivers no more messages.
 
         Args:
             partition: Number of the partition.
-            timeout: Seconds within which it should be released.
+            timeout: Seconds within which the runtime should release the partition.
 
         Raises:
             KeyError: The source does not own the partition.
@@ -142,11 +143,11 @@ class MemorySource(ScriptedSource):
         self._tell(Revoking(owned, timeout))
 
     def lose(self, partition: int, reason: str = "lost by the test") -> None:
-        """Take a partition away without asking.
+        """Take a partition away without a revocation.
 
         Args:
             partition: Number of the partition.
-            reason: The reason in ``Lost``.
+            reason: Reason in the event ``Lost``.
 
         Raises:
             KeyError: The source does not own the partition.
@@ -165,7 +166,7 @@ class MemorySource(ScriptedSource):
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
-        """Take the first partitions; see ``lanes.source.Source.open``."""
+        """Assign the first partitions; see ``lanes.source.Source.open``."""
         async with self._meet(Call("open")):
             self.broker.watch(self._changed)
             for partition in self._initial:
@@ -220,7 +221,7 @@ class MemorySource(ScriptedSource):
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self._ownership:
-            # Without messages: none may come before the Assigned of its partition.
+            # No messages: none of them may come before the Assigned of its partition.
             events = list(self._ownership)
             self._ownership.clear()
             return events
@@ -243,10 +244,10 @@ class MemoryDeadLetters(Scripted):
     """A writer of dead letters into ``broker.dead_letters``.
 
     Args:
-        broker: The broker that keeps them.
+        broker: The broker that keeps the dead letters.
 
     Attributes:
-        calls: The calls so far.
+        calls: The calls of the writer so far.
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
@@ -257,12 +258,12 @@ class MemoryDeadLetters(Scripted):
         return f"<MemoryDeadLetters of {self.broker.name}: {len(self.broker.dead_letters)} dead letters>"
 
     async def open(self) -> None:
-        """See ``lanes.source.DeadLetters.open``."""
+        """Do nothing; see ``lanes.source.DeadLetters.open``."""
         async with self._meet(Call("open")):
             pass
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter. A repeated call writes nothing; see ``lanes.source.DeadLetters.put``.
+        """Write a dead letter. A repeated call changes nothing; see ``lanes.source.DeadLetters.put``.
 
         Args:
             dead_letter: The dead letter.
@@ -271,6 +272,6 @@ class MemoryDeadLetters(Scripted):
             self.broker.write_dead_letter(dead_letter)
 
     async def aclose(self) -> None:
-        """See ``lanes.source.DeadLetters.aclose``."""
+        """Do nothing; see ``lanes.source.DeadLetters.aclose``."""
         async with self._meet(Call("aclose")):
             pass

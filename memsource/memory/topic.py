@@ -13,7 +13,7 @@ from lanes.core.types import PartitionKey, key_bytes
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Record:
-    """One message as it was published. ``size`` counts the bytes of its value, key and headers."""
+    """A published message. ``size`` is the number of bytes of its value, key and headers."""
 
     partition: int
     position: int
@@ -32,7 +32,7 @@ class Record:
 
 
 class RecordReader:
-    """Reads records; see ``lanes.core.types.Reader``."""
+    """A reader of records; see ``lanes.core.types.Reader``."""
 
     def value(self, raw: object) -> bytes:
         return _record(raw).value
@@ -50,14 +50,25 @@ def _record(raw: object) -> Record:
 
 
 class TopicState(NamedTuple):
-    """A topic as a value: the partition of the next message without a key, and the end and records of each."""
+    """The state of a topic as a value.
+
+    Attributes:
+        keyless: Partition of the next message without a key.
+        logs: End and records of each partition.
+    """
 
     keyless: int
     logs: tuple[tuple[int, tuple[Record, ...]], ...]
 
 
 class Log:
-    """One partition. ``records`` by position; ``positions`` are theirs, rising; ``end`` is the next one."""
+    """The records of one partition.
+
+    Attributes:
+        end: Position of the next record.
+        positions: Positions of the records, rising.
+        records: The records by position.
+    """
 
     __slots__ = ("end", "positions", "records")
 
@@ -78,7 +89,7 @@ class Log:
         self.records = {position: self.records[position] for position in self.positions}
 
     def read(self, position: int, messages: int, size: int) -> list[Record]:
-        """Read at most ``messages`` records from ``position`` on. The one that reaches ``size`` bytes is the last."""
+        """Read at most ``messages`` records from ``position`` on. The record that reaches ``size`` bytes ends it."""
         found: list[Record] = []
         at = bisect_left(self.positions, position)
         while at < len(self.positions) and len(found) < messages and size > 0:
@@ -90,11 +101,11 @@ class Log:
 
 
 class Topic:
-    """A topic with some partitions, numbered from 0. It keeps everything. No method blocks."""
+    """A topic whose partitions are numbered from 0. The topic keeps every message. No method blocks."""
 
     def __init__(self, partitions: int, name: str) -> None:
         if partitions < 1:
-            raise ValueError(f"partitions={partitions}: a broker has 1 or more")
+            raise ValueError(f"partitions={partitions}: must be 1 or more")
         self.name = name
         self.logs = [Log() for _ in range(partitions)]
         self._keyless = 0
@@ -123,9 +134,18 @@ class Topic:
     ) -> Record:
         """Append one message and return it.
 
-        Without ``partition`` a key always maps to the same one, and messages without a key take turns. The default of
-        ``subject`` is the name of the topic. Raises ``IndexError`` for an unknown partition, ``ValueError`` or
-        ``TypeError`` for an invalid key.
+        Raises ``IndexError`` for an unknown partition, ``ValueError`` or ``TypeError`` for an invalid key.
+
+        Args:
+            value: The payload. A str is encoded as UTF-8.
+            key: The key; None = a message without a key.
+            headers: The headers, in order.
+            subject: The subject; None = the name of the topic.
+            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
+                turns.
+
+        Returns:
+            The record, with its partition and position.
         """
         encoded = None if key is None else key_bytes(key)
         if partition is None:
@@ -143,21 +163,21 @@ class Topic:
     def skip(self, count: int, *, partition: int = 0) -> None:
         """Leave a gap of ``count`` positions, as compaction and transaction markers do."""
         if count < 0:
-            raise ValueError(f"skip({count}): positions only rise")
+            raise ValueError(f"count={count}: must be 0 or more, because positions only rise")
         self.log(partition).end += count
 
     def log(self, partition: int) -> Log:
-        """One partition. Raises ``IndexError`` for one that does not exist."""
+        """Return the log of a partition. Raises ``IndexError`` for an unknown partition."""
         if not 0 <= partition < len(self.logs):
-            raise IndexError(f"{self.name} has partitions 0 to {len(self.logs) - 1}, not {partition}")
+            raise IndexError(f"partition={partition}: {self.name} has only the partitions 0 to {len(self.logs) - 1}")
         return self.logs[partition]
 
     def snapshot(self) -> TopicState:
-        """The state as a value. O(messages)."""
+        """Return the state as a value. Takes O(messages) time."""
         return TopicState(self._keyless, tuple((log.end, tuple(log.records.values())) for log in self.logs))
 
     def restore(self, state: TopicState) -> None:
-        """Return to a state that ``snapshot`` returned, of a topic with the same number of partitions."""
+        """Return to a state that ``snapshot`` returned, for a topic with the same number of partitions."""
         self._keyless = state.keyless
         for log, (end, records) in zip(self.logs, state.logs, strict=True):
             log.end = end

@@ -1,4 +1,4 @@
-"""Callbacks for changes."""
+"""Callbacks that are called after a change of an object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ P = ParamSpec("P")
 
 
 class Watchers(Generic[P]):
-    """Functions that are called in the order of ``add``. A call may add or remove some."""
+    """Functions that are called in the order of ``add``. A called function may add or remove functions."""
 
     def __init__(self) -> None:
         self._watchers: list[Callable[P, None]] = []
@@ -28,13 +28,13 @@ class Watchers(Generic[P]):
             self._watchers.remove(watcher)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call all of them."""
+        """Call all functions with the arguments."""
         for watcher in list(self._watchers):
             watcher(*args, **kwargs)
 
 
 class Watched:
-    """An object that calls its watchers whenever they may have something to do."""
+    """An object that calls its watchers after each change."""
 
     def __init__(self) -> None:
         super().__init__()

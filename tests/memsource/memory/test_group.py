@@ -66,12 +66,12 @@ def test_a_commit_is_checked_for_nothing_but_its_member() -> None:
     group.leave("b")
     group.leave("b")
     for member in MEMBERS:
-        with pytest.raises(UnknownMember, match=f"member '{member}' is not in group memory: join first"):
+        with pytest.raises(UnknownMember, match=f"member '{member}' is not in group memory: call join"):
             group.commit(member, 0, 3)
     group.join("a")
     with pytest.raises(ValueError, match="offset=-5 of partition 0"):
         group.commit("a", 0, -5)
-    with pytest.raises(IndexError, match="partitions 0 to 0, not 1"):
+    with pytest.raises(IndexError, match="partition=1: memory has only the partitions 0 to 0"):
         group.commit("a", 1, 0)
     assert group.committed(0).offset == 0
 

@@ -179,9 +179,9 @@ def test_settings_that_make_no_sense_are_refused(make: Callable[[], object], mat
 
 
 def test_a_partition_that_does_not_exist_is_named() -> None:
-    with pytest.raises(IndexError, match="partitions 0 to 1, not 2"):
+    with pytest.raises(IndexError, match="partition=2: memory has only the partitions 0 to 1"):
         MemoryBroker(2).publish(partition=2)
-    with pytest.raises(IndexError, match="not -1"):
+    with pytest.raises(IndexError, match="partition=-1: memory has only"):
         MemoryBroker(2).unacked(-1)
 
 
