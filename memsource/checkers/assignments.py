@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from lanes.history.rules import Rules
 from memsource.checkers.checker import PromiseChecker, on
@@ -13,6 +13,7 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
 State = TypeVar("State")
+Owner = TypeVar("Owner", bound="AssignmentChecker[Any]")
 
 
 class Assignments(Generic[State]):
@@ -85,6 +86,30 @@ class AssignmentChecker(PromiseChecker, Generic[State]):
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         self._assignments.gap(segment)
+
+
+def with_state(
+    *events: str, find: Literal["of", "known", "end"] = "of"
+) -> Callable[[Callable[[Owner, Segment, Row, State], None]], Callable[[Owner, Segment, Row], None]]:
+    """Let a method of an ``AssignmentChecker`` take the rows of these events, each with the state of its assignment.
+
+    The method does not get the rows of an assignment without a state.
+
+    Args:
+        *events: Events, as for ``on``.
+        find: Name of the method of ``Assignments`` that returns the state.
+    """
+
+    def mark(method: Callable[[Owner, Segment, Row, State], None]) -> Callable[[Owner, Segment, Row], None]:
+        @on(*events)
+        def take(self: Owner, segment: Segment, row: Row) -> None:
+            state = getattr(self._assignments, find)(segment, row)
+            if state is not None:
+                method(self, segment, row, state)
+
+        return take
+
+    return mark
 
 
 def begin_committing(

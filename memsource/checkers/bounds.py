@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from heapq import heappop, heappush
 
-from memsource.checkers.assignments import AssignmentChecker, begin_committing
+from memsource.checkers.assignments import AssignmentChecker, begin_committing, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
@@ -44,7 +44,6 @@ class _Bound(PromiseChecker):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._committing = timeline.committing
         self._flights: dict[Segment, _Flight] = {segment: _Flight() for segment in timeline.segments}
 
     def _note(self) -> str:
@@ -264,17 +263,13 @@ class MaxAhead(AssignmentChecker[_Above]):
     def _assigned(self, segment: Segment, row: Row) -> None:
         begin_committing(self._assignments, self._findings, segment, row, "max_ahead", segment.rules.max_ahead)
 
-    @on("commit_ok")
-    def _confirmed(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            state.confirm(row.floor)
+    @with_state("commit_ok", find="known")
+    def _confirmed(self, segment: Segment, row: Row, state: _Above) -> None:
+        state.confirm(row.floor)
 
-    @on("delivered")
-    def _delivered(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            state.delivered.append(row.position)
+    @with_state("delivered", find="known")
+    def _delivered(self, segment: Segment, row: Row, state: _Above) -> None:
+        state.delivered.append(row.position)
 
     @on("started")
     def _started(self, segment: Segment, row: Row) -> None:
@@ -307,12 +302,10 @@ class StallNamed(AssignmentChecker[_Above]):
     def _assigned(self, segment: Segment, row: Row) -> None:
         begin_committing(self._assignments, self._findings, segment, row, "max_ahead", segment.rules.max_ahead)
 
-    @on("commit_ok")
-    def _confirmed(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            self._told(segment, state)
-            state.confirm(row.floor)
+    @with_state("commit_ok", find="known")
+    def _confirmed(self, segment: Segment, row: Row, state: _Above) -> None:
+        self._told(segment, state)
+        state.confirm(row.floor)
 
     @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
@@ -323,36 +316,28 @@ class StallNamed(AssignmentChecker[_Above]):
         if len(state.delivered) >= bound and not state.ahead and state.crossed is None:
             state.crossed = row
 
-    @on("redelivered settled")
-    def _redelivered(self, segment: Segment, row: Row) -> None:
+    @with_state("redelivered settled", find="known")
+    def _redelivered(self, segment: Segment, row: Row, state: _Above) -> None:
         # It belongs to the run that was just delivered, and the next report may name it.
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            state.unfinished.discard(row.position)
+        state.unfinished.discard(row.position)
 
-    @on("started")
-    def _started(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None and state.crossed is not None:
+    @with_state("started", find="known")
+    def _started(self, segment: Segment, row: Row, state: _Above) -> None:
+        if state.crossed is not None:
             self._told(segment, state)
 
-    @on("ended ok", "dlq_confirmed")
-    def _finished(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            self._told(segment, state)
-            state.unfinished.discard(row.position)
+    @with_state("ended ok", "dlq_confirmed", find="known")
+    def _finished(self, segment: Segment, row: Row, state: _Above) -> None:
+        self._told(segment, state)
+        state.unfinished.discard(row.position)
 
     def _told(self, segment: Segment, state: _Above) -> None:
         if state.crossed is not None:
             self._findings.violation(segment, state.crossed, "reached max_ahead, and no row reports it")
             state.crossed = None
 
-    @on("ahead_reached")
-    def _reached(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is None:
-            return
+    @with_state("ahead_reached", find="known")
+    def _reached(self, segment: Segment, row: Row, state: _Above) -> None:
         self._findings.checked += 1
         state.ahead, state.crossed = True, None
         oldest, admitted = state.oldest(), state.delivered[: segment.rules.max_ahead]
@@ -364,11 +349,9 @@ class StallNamed(AssignmentChecker[_Above]):
             holds = "none does" if oldest < 0 else f"position {oldest} does"
             self._findings.violation(segment, row, f"named {named} as holding the floor, {holds}")
 
-    @on("ahead_left")
-    def _left(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            state.ahead = False
+    @with_state("ahead_left", find="known")
+    def _left(self, segment: Segment, row: Row, state: _Above) -> None:
+        state.ahead = False
 
     @on("revoking")
     def _over(self, segment: Segment, row: Row) -> None:

@@ -58,6 +58,9 @@ class PromiseChecker:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
+        self._committing = timeline.committing
+        self._incomparable = timeline.incomparable
+        self._taken = timeline.taken
         self._findings = Findings(self.name, timeline)
 
     def handlers(self) -> Mapping[str, Handler]:

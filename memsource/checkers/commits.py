@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from lanes.runtime.settle import SETTLE_RETRY
-from memsource.checkers.assignments import begin_committing
+from memsource.checkers.assignments import begin_committing, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import TimedChecker
 from memsource.checkers.verdict import Findings
@@ -26,7 +26,6 @@ class NoCommitPastUnfinished(PromiseChecker):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._committing = timeline.committing
         self._unfinished: dict[Assignment, set[int]] = defaultdict(set)
 
     @on("delivered")
@@ -181,34 +180,27 @@ class CommitsInTime(TimedChecker[_Waiting]):
         interval = segment.rules.commit_interval
         begin_committing(self._assignments, self._findings, segment, row, "commit_interval", interval)
 
-    @on("ended ok", "redelivered settled", "dlq_confirmed")
-    def _finished(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None and state.since is None:
+    @with_state("ended ok", "redelivered settled", "dlq_confirmed", find="known")
+    def _finished(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        if state.since is None:
             state.since = row.mono
 
-    @on("commit_sent")
-    def _sent(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            self._findings.checked += 1
-            self._judge(segment, row, state)
-            state.since = state.failed = None
-            state.sending = True
+    @with_state("commit_sent", find="known")
+    def _sent(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        self._findings.checked += 1
+        self._judge(segment, row, state)
+        state.since = state.failed = None
+        state.sending = True
 
-    @on("commit_ok", "commit_failed")
-    def _answered(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            state.sending = False
-            state.answered = row.mono
-            state.failed = row.mono if row.event == "commit_failed" else None
+    @with_state("commit_ok", "commit_failed", find="known")
+    def _answered(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        state.sending = False
+        state.answered = row.mono
+        state.failed = row.mono if row.event == "commit_failed" else None
 
-    @on("revoking", "lost")
-    def _over(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.end(segment, row)
-        if state is not None:
-            self._judge(segment, row, state)
+    @with_state("revoking", "lost", find="end")
+    def _over(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        self._judge(segment, row, state)
 
     @on("over")
     def _end(self, segment: Segment, row: Row) -> None:
@@ -232,25 +224,19 @@ class UnknownCommitRepeated(TimedChecker[_Waiting]):
 
     _state_class = _Waiting
 
-    @on("commit_failed")
-    def _failed(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            self._findings.checked += 1
-            state.failed = row.mono
+    @with_state("commit_failed")
+    def _failed(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        self._findings.checked += 1
+        state.failed = row.mono
 
-    @on("commit_sent")
-    def _sent(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            self._judge(segment, row, state)
-            state.failed = None
+    @with_state("commit_sent", find="known")
+    def _sent(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        self._judge(segment, row, state)
+        state.failed = None
 
-    @on("revoking", "drained", "revoked", "lost")
-    def _over(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.end(segment, row)
-        if state is not None:
-            self._judge(segment, row, state)
+    @with_state("revoking", "drained", "revoked", "lost", find="end")
+    def _over(self, segment: Segment, row: Row, state: _Waiting) -> None:
+        self._judge(segment, row, state)
 
     @on("over")
     def _end(self, segment: Segment, row: Row) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
-from memsource.checkers.assignments import AssignmentChecker, closes_prefix
+from memsource.checkers.assignments import AssignmentChecker, closes_prefix, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import Drain, TimedChecker, timeout_of, well_nigh
 from memsource.history.reader import Segment
@@ -157,29 +157,22 @@ class DrainWaitsForRunning(TimedChecker[Drain]):
 
     _state_class = Drain
 
-    @on("started")
-    def _started(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.running += 1
+    @with_state("started")
+    def _started(self, segment: Segment, row: Row, state: Drain) -> None:
+        state.running += 1
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.running -= 1
-            state.deadline = row.mono
+    @with_state("ended")
+    def _ended(self, segment: Segment, row: Row, state: Drain) -> None:
+        state.running -= 1
+        state.deadline = row.mono
 
-    @on("revoking")
-    def _revoking(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.since = state.deadline = row.mono
+    @with_state("revoking")
+    def _revoking(self, segment: Segment, row: Row, state: Drain) -> None:
+        state.since = state.deadline = row.mono
 
-    @on("drained")
-    def _drained(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.end(segment, row)
-        if state is not None and state.since is not None and state.running <= 0:
+    @with_state("drained", find="end")
+    def _drained(self, segment: Segment, row: Row, state: Drain) -> None:
+        if state.since is not None and state.running <= 0:
             self._findings.checked += 1
             self._deadlines.check(segment, row, state.deadline, "drained when its last handler had ended,")
 
@@ -199,17 +192,13 @@ class HandedOverAfterDrain(AssignmentChecker[Drain]):
         super().__init__(timeline)
         self._drained: set[Assignment] = set()
 
-    @on("started")
-    def _started(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.running += 1
+    @with_state("started")
+    def _started(self, segment: Segment, row: Row, state: Drain) -> None:
+        state.running += 1
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.running -= 1
+    @with_state("ended")
+    def _ended(self, segment: Segment, row: Row, state: Drain) -> None:
+        state.running -= 1
 
     @on("revoking", "hastened")
     def _revoking(self, segment: Segment, row: Row) -> None:
@@ -230,11 +219,8 @@ class HandedOverAfterDrain(AssignmentChecker[Drain]):
             what = f"drained {took:.3f} s after its drain began while {state.running} of its handlers ran"
             self._findings.violation(segment, row, f"{what}; its timeout is {state.timeout:g} s")
 
-    @on("revoked")
-    def _revoked(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("revoked")
+    def _revoked(self, segment: Segment, row: Row, state: Drain) -> None:
         self._findings.checked += 1
         self._assignments.end(segment, row)
         if (segment, row.partition, row.assignment) not in self._drained:

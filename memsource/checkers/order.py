@@ -85,7 +85,6 @@ class PerKeyOrder(PromiseChecker):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._incomparable = timeline.incomparable
         self._gaps: set[Segment] = set()  # segments that had a gap
         self._late: set[tuple[Segment, str, int, int]] = set()
         self._repeats = 0

@@ -6,7 +6,7 @@ from collections import defaultdict
 from heapq import heappop, heappush
 from typing import Final
 
-from memsource.checkers.assignments import AssignmentChecker, LatestRun
+from memsource.checkers.assignments import AssignmentChecker, LatestRun, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
@@ -37,71 +37,55 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
     _state_class = _Outcomes
 
-    @on("delivered")
-    def _delivered(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("delivered")
+    def _delivered(self, segment: Segment, row: Row, state: _Outcomes) -> None:
         new = row.position not in state.states
         state.latest.delivered(row, new=new)
         if new:
             state.states[row.position] = _WAITS
 
-    @on("redelivered")
-    def _redelivered(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None and state.latest.not_held(row):
+    @with_state("redelivered")
+    def _redelivered(self, segment: Segment, row: Row, state: _Outcomes) -> None:
+        if state.latest.not_held(row):
             # This delivery has no outcome.
             state.states.pop(row.position, None)
 
-    @on("started")
-    def _started(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None and state.states.get(row.position) == _WAITS:
+    @with_state("started")
+    def _started(self, segment: Segment, row: Row, state: _Outcomes) -> None:
+        if state.states.get(row.position) == _WAITS:
             state.states[row.position] = _BEGUN
 
-    @on("dlq_confirmed")
-    def _confirmed(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
+    @with_state("dlq_confirmed")
+    def _confirmed(self, segment: Segment, row: Row, state: _Outcomes) -> None:
         # A dead letter may be confirmed after its message was abandoned: the message runs and is parked again.
-        if state is not None and row.position in state.states:
+        if row.position in state.states:
             self._finish(segment, row)
 
-    @on("ended ok")
-    def _finish(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("ended ok")
+    def _finish(self, segment: Segment, row: Row, state: _Outcomes) -> None:
         self._findings.checked += 1
         before = state.states.get(row.position, _FINISHED)
         if before == _FINISHED:
             self._findings.violation(segment, row, "finished though it had finished, was given up, or never delivered")
-        elif (segment, row.partition, row.assignment) in self._timeline.committing:
+        elif (segment, row.partition, row.assignment) in self._committing:
             del state.states[row.position]
         else:
             state.states[row.position] = _FINISHED
 
-    @on("ack")
-    def _ack(self, segment: Segment, row: Row) -> None:
+    @with_state("ack")
+    def _ack(self, segment: Segment, row: Row, state: _Outcomes) -> None:
         # A repeat, where the last settlement may not have reached the broker. NoSettleBeforeEnd judges early ones.
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.states.pop(row.position, None)
+        state.states.pop(row.position, None)
 
-    @on("abandoned")
-    def _abandoned(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("abandoned")
+    def _abandoned(self, segment: Segment, row: Row, state: _Outcomes) -> None:
         self._findings.checked += 1
         if state.states.pop(row.position, _FINISHED) == _FINISHED:
             self._findings.violation(segment, row, "given up though it had finished, was given up, or never delivered")
 
-    @on("zombie")
-    def _zombie(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.known(segment, row)
-        if state is not None:
-            state.states.pop(row.position, None)
+    @with_state("zombie", find="known")
+    def _zombie(self, segment: Segment, row: Row, state: _Outcomes) -> None:
+        state.states.pop(row.position, None)
 
     @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
@@ -185,11 +169,8 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
 
     _state_class = _Line
 
-    @on("delivered")
-    def _delivered(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("delivered")
+    def _delivered(self, segment: Segment, row: Row, state: _Line) -> None:
         new = row.position not in state.held
         state.latest.delivered(row, new=new)
         if new:
@@ -198,11 +179,8 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
             if lane is not None:
                 heappush(state.lanes.setdefault(lane, []), row.position)
 
-    @on("redelivered")
-    def _redelivered(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("redelivered")
+    def _redelivered(self, segment: Segment, row: Row, state: _Line) -> None:
         if state.latest.not_held(row):
             state.held.discard(row.position)
         elif row.text == "late":
@@ -210,11 +188,8 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
             if lane is not None:
                 state.lanes[lane] = sorted(one for one in state.lanes.get(lane, ()) if one != row.position)
 
-    @on("started")
-    def _started(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("started")
+    def _started(self, segment: Segment, row: Row, state: _Line) -> None:
         self._findings.checked += 1
         if row.position not in state.held:
             self._findings.violation(
@@ -241,11 +216,9 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
             return "keyless"
         return None
 
-    @on("ended ok", "dlq_confirmed", "abandoned")
-    def _finished(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.held.discard(row.position)
+    @with_state("ended ok", "dlq_confirmed", "abandoned")
+    def _finished(self, segment: Segment, row: Row, state: _Line) -> None:
+        state.held.discard(row.position)
 
     @on("revoked")
     def _over(self, segment: Segment, row: Row) -> None:

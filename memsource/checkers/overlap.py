@@ -39,7 +39,6 @@ class NoOverlap(PromiseChecker):
 
     def __init__(self, timeline: Timeline, *, late: bool = False) -> None:
         super().__init__(timeline)
-        self._incomparable = timeline.incomparable
         self._running: dict[tuple[str, str | int], list[_Start]] = {}
         # (segment, partition, assignment) -> number of the ``lost`` row
         self._lost = {
@@ -48,7 +47,6 @@ class NoOverlap(PromiseChecker):
             for row in segment.rows
             if row.event == "lost"
         }
-        self._taken = timeline.taken
         self._deadlines = timeline.deadlines
         # The deadlines of the leases, as far as the process knows them.
         self._leases: dict[Assignment, float] = {}

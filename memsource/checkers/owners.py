@@ -43,8 +43,6 @@ class ExclusiveOwner(PromiseChecker):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._incomparable = timeline.incomparable
-        self._taken = timeline.taken
         self._owners: dict[str, dict[Assignment, _Tenure]] = defaultdict(dict)
         # Owners with a rival.
         self._contested: dict[Assignment, _Tenure] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from lanes.core.ledgers import RUNS_LIMIT
-from memsource.checkers.assignments import AssignmentChecker, LatestRun
+from memsource.checkers.assignments import AssignmentChecker, LatestRun, with_state
 from memsource.checkers.checker import on
 from memsource.checkers.deadlines import MARGIN, TimedChecker
 from memsource.history.reader import Segment
@@ -36,32 +36,25 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
         if row.text == "settled":
             self._finished(segment, row)
 
-    @on("started")
-    def _started(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("started")
+    def _started(self, segment: Segment, row: Row, state: _Run) -> None:
         if row.position in state.running:
             self._findings.violation(segment, row, "started while it was running in the same assignment")
         elif row.position in state.finished:
             self._findings.violation(segment, row, "started again after it had finished in the same assignment")
         state.running.add(row.position)
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.running.discard(row.position)
-            if row.text == "ok":
-                self._finished(segment, row)
+    @with_state("ended")
+    def _ended(self, segment: Segment, row: Row, state: _Run) -> None:
+        state.running.discard(row.position)
+        if row.text == "ok":
+            self._finished(segment, row)
 
-    @on("dlq_confirmed")
-    def _finished(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.finished[row.position] = None
-            if len(state.finished) > RUNS_LIMIT:
-                del state.finished[next(iter(state.finished))]
+    @with_state("dlq_confirmed")
+    def _finished(self, segment: Segment, row: Row, state: _Run) -> None:
+        state.finished[row.position] = None
+        if len(state.finished) > RUNS_LIMIT:
+            del state.finished[next(iter(state.finished))]
 
     @on("revoked")
     def _over(self, segment: Segment, row: Row) -> None:
@@ -110,17 +103,13 @@ class KeptAlive(TimedChecker[_Alive]):
             state.latest.delivered(row, new=row.position not in state.heard)
             state.heard[row.position] = row.mono
 
-    @on("redelivered")
-    def _redelivered(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None and state.latest.not_held(row):
+    @with_state("redelivered")
+    def _redelivered(self, segment: Segment, row: Row, state: _Alive) -> None:
+        if state.latest.not_held(row):
             state.heard.pop(row.position, None)
 
-    @on("extended")
-    def _extended(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("extended")
+    def _extended(self, segment: Segment, row: Row, state: _Alive) -> None:
         # Compare with the ends of a run and do not walk it: its length is the writer's claim.
         for position in [p for p in state.failed if any(first <= p <= last for first, last in row.runs)]:
             state.heard[position] = state.failed.pop(position)
@@ -157,11 +146,9 @@ class KeptAlive(TimedChecker[_Alive]):
             if heard is not None:
                 self._judge(segment, row, heard)
 
-    @on("drained", "revoked")
-    def _over(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.end(segment, row)
-        if state is not None:
-            self._judge_all(segment, row, state)
+    @with_state("drained", "revoked", find="end")
+    def _over(self, segment: Segment, row: Row, state: _Alive) -> None:
+        self._judge_all(segment, row, state)
 
     def _judge_all(self, segment: Segment, row: Row, state: _Alive) -> None:
         for position, heard in state.heard.items():

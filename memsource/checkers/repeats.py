@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from lanes.config import SETTLE_WITHIN
-from memsource.checkers.assignments import AssignmentChecker, closes_prefix
+from memsource.checkers.assignments import AssignmentChecker, closes_prefix, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import Drain, timeout_of, well_nigh
 from memsource.checkers.verdict import at
@@ -49,9 +49,6 @@ class OrderAcrossAssignments(PromiseChecker):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._incomparable = timeline.incomparable
-        self._committing = timeline.committing
-        self._taken = timeline.taken
         self._stopped = False
         self._lines: dict[tuple[str, str], _Line] = {}
         self._committed: dict[str, set[int]] = {}
@@ -212,9 +209,6 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._committing = timeline.committing
-        self._incomparable = timeline.incomparable
-        self._taken = timeline.taken
         self._newest: dict[str, Assignment] = {}
         self._done: dict[str, dict[int, _Done]] = defaultdict(dict)
         self._floors: dict[Assignment, int] = {}
@@ -260,41 +254,31 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
             what = f"started again after it had finished and was handed over cleanly ({at(done.segment, done.row)})"
             self._findings.violation(segment, row, what)
 
-    @on("ended ok")
-    def _finished(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.began.discard(row.position)
-            state.finished[row.position] = row.n
+    @with_state("ended ok")
+    def _finished(self, segment: Segment, row: Row, state: _Work) -> None:
+        state.began.discard(row.position)
+        state.finished[row.position] = row.n
 
-    @on("dlq_confirmed")
-    def _dead_letter_confirmed(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
+    @with_state("dlq_confirmed")
+    def _dead_letter_confirmed(self, segment: Segment, row: Row, state: _Work) -> None:
         # A dead letter that is confirmed after its message was given up changes nothing: the message runs again.
-        if state is not None and row.position not in state.abandoned:
+        if row.position not in state.abandoned:
             self._finished(segment, row)
 
-    @on("abandoned")
-    def _abandoned(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("abandoned")
+    def _abandoned(self, segment: Segment, row: Row, state: _Work) -> None:
         state.abandoned.add(row.position)
         if state.drain.since is not None and well_nigh(row.mono - state.drain.since, state.drain.timeout):
             state.too_late.add(row.position)
 
-    @on("ack")
-    def _ack(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.finished.pop(row.position, None)
+    @with_state("ack")
+    def _ack(self, segment: Segment, row: Row, state: _Work) -> None:
+        state.finished.pop(row.position, None)
 
-    @on("commit_sent")
-    def _sent(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.sent = row
-            self._comes_late(segment, row)
+    @with_state("commit_sent")
+    def _sent(self, segment: Segment, row: Row, state: _Work) -> None:
+        state.sent = row
+        self._comes_late(segment, row)
 
     @on("commit_ok")
     def _confirmed(self, segment: Segment, row: Row) -> None:
@@ -307,12 +291,10 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
         floor, n = state.floor, state.confirmed
         state.finished = {p: row for p, row in state.finished.items() if p >= floor or row > n}
 
-    @on("commit_failed")
-    def _failed(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.sent, state.unsure = None, True
-            self._comes_late(segment, row)
+    @with_state("commit_failed")
+    def _failed(self, segment: Segment, row: Row, state: _Work) -> None:
+        state.sent, state.unsure = None, True
+        self._comes_late(segment, row)
 
     @on("revoking", "hastened")
     def _revoking(self, segment: Segment, row: Row) -> None:
@@ -320,11 +302,9 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
         if state is not None and timeout is not None:
             state.drain.begin(row.mono, timeout)
 
-    @on("drained")
-    def _drained(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.drained = row.mono
+    @with_state("drained")
+    def _drained(self, segment: Segment, row: Row, state: _Work) -> None:
+        state.drained = row.mono
 
     @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
@@ -372,11 +352,8 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
         self._disturbed.add(partition)
         self._done.pop(partition, None)
 
-    @on("lost")
-    def _lost(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.end(segment, row)
-        if state is None:
-            return
+    @with_state("lost", find="end")
+    def _lost(self, segment: Segment, row: Row, state: _Work) -> None:
         if state.began:
             self._fenced.add((segment, row.partition))
         if state.unsure or state.sent is not None:
@@ -422,7 +399,6 @@ class BoundedRepeats(PromiseChecker):
         excused: Collection[tuple[str, str, int]] = (),
     ) -> None:
         super().__init__(timeline)
-        self._incomparable = timeline.incomparable
         self._leased = timeline.deadlines
         self._written_every = written_every
         self._excused = frozenset(excused)

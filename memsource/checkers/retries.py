@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Final, NamedTuple
 
-from memsource.checkers.assignments import AssignmentChecker, lane_of
+from memsource.checkers.assignments import AssignmentChecker, lane_of, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
@@ -45,11 +45,8 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
         super().__init__(timeline)
         self._handed: dict[tuple[str, int], int] = {}  # (partition, position) -> attempt, where attempts are kept
 
-    @on("started")
-    def _started(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("started")
+    def _started(self, segment: Segment, row: Row, state: _Attempts) -> None:
         self._findings.checked += 1
         attempt = row.attempt
         before = state.latest.get(row.position, 0)
@@ -68,33 +65,25 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
             elif attempt > limit and row.position not in state.unlimited:
                 self._findings.violation(segment, row, f"attempt {attempt}, attempts is {limit}")
 
-    @on("ended")
-    def _ended(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is None:
-            return
+    @with_state("ended")
+    def _ended(self, segment: Segment, row: Row, state: _Attempts) -> None:
         if row.text == "ok":
             state.latest.pop(row.position, None)
         elif row.text == "cancelled":
             state.latest[row.position] = -row.attempt
 
-    @on("redelivered late", "dlq_confirmed")
-    def _finished(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.latest.pop(row.position, None)
-            state.unlimited.discard(row.position)
+    @with_state("redelivered late", "dlq_confirmed")
+    def _finished(self, segment: Segment, row: Row, state: _Attempts) -> None:
+        state.latest.pop(row.position, None)
+        state.unlimited.discard(row.position)
 
-    @on("blocked")
-    def _blocked(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.of(segment, row)
-        if state is not None:
-            state.unlimited.add(row.position)
+    @with_state("blocked")
+    def _blocked(self, segment: Segment, row: Row, state: _Attempts) -> None:
+        state.unlimited.add(row.position)
 
-    @on("revoked")
-    def _revoked(self, segment: Segment, row: Row) -> None:
-        state = self._assignments.end(segment, row)
-        if state is not None and segment.rules.attempts_kept:
+    @with_state("revoked", find="end")
+    def _revoked(self, segment: Segment, row: Row, state: _Attempts) -> None:
+        if segment.rules.attempts_kept:
             self._handed.update(((row.partition, position), abs(latest)) for position, latest in state.latest.items())
 
 

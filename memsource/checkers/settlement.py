@@ -87,7 +87,7 @@ class AtLeastOnce(PromiseChecker):
 
     @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
-        if row.text == "settled" and (segment, row.partition, row.assignment) in self._timeline.committing:
+        if row.text == "settled" and (segment, row.partition, row.assignment) in self._committing:
             self._ack(segment, row)
 
     @on("assigned")
