@@ -6,7 +6,7 @@ of one empty place. Several stores stand for several processes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import anyio
@@ -14,7 +14,8 @@ import anyio.lowlevel
 
 from lanes.attempts import Attempt, Attempts
 from lanes.core.types import Message, Partition, PartitionId
-from memsource.contract.harness import expect
+from memsource.contract.harness import checks_of, expect
+from memsource.memory.topic import Record, RecordReader
 
 __all__ = ["ATTEMPTS_CHECKS", "AttemptsCheck", "MakeAttempts"]
 
@@ -121,36 +122,13 @@ async def check_any_error_has_a_name(make: MakeAttempts) -> None:
     expect(found[0].error_type == "é", f"an error type é came back as {found[0].error_type!r}")
 
 
-ATTEMPTS_CHECKS: Final[tuple[AttemptsCheck, ...]] = (
-    check_a_new_owner_finds_what_was_kept,
-    check_every_call_may_be_repeated,
-    check_attempts_do_not_count_down,
-    check_a_former_owner_changes_nothing,
-    check_an_owner_drops_what_a_former_one_kept,
-    check_many_are_dropped_at_once,
-    check_calls_run_beside_each_other,
-    check_any_error_has_a_name,
-)
-"""All checks, in the order to run them."""
-
-
-class _Reader:
-    def value(self, raw: object) -> bytes:
-        return b""
-
-    def headers(self, raw: object) -> Sequence[tuple[str, bytes]]:
-        return ()
-
-    def subject(self, raw: object) -> str:
-        return "orders"
-
-
 def _partition(number: int = 0, *, source: str = "orders", token: int | None = None) -> Partition:
-    return Partition(PartitionId(source, number), _Reader(), fencing_token=token)
+    return Partition(PartitionId(source, number), RecordReader(), fencing_token=token)
 
 
 def _message(partition: Partition, position: int) -> Message:
-    return Message(partition, position, b"key", 0, None, None)
+    record = Record(partition.id.number, position, b"key", b"", (), "orders")
+    return Message(partition, position, b"key", record.size, record, None)
 
 
 async def _expect(store: Attempts, partition: Partition, attempts: Mapping[int, Attempt]) -> None:
@@ -164,3 +142,7 @@ async def _cut(store: Attempts, message: Message) -> None:
         for _ in range(message.position % 7):
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
+
+
+ATTEMPTS_CHECKS: Final[tuple[AttemptsCheck, ...]] = checks_of(globals())
+"""All checks, in the order to run them."""

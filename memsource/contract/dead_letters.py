@@ -32,7 +32,7 @@ from memsource.contract.dead_letter_harness import (
     put,
     stored_in,
 )
-from memsource.contract.harness import ContractBroken, expect
+from memsource.contract.harness import ContractBroken, checks_within, expect
 
 __all__ = [
     "DEAD_LETTER_CONTRACT_VERSION",
@@ -62,11 +62,7 @@ def dead_letter_checks(can: Collection[DeadLetterAbility]) -> list[DeadLetterChe
     Raises:
         ValueError: A name in ``can`` is not an ability.
     """
-    known = get_args(DeadLetterAbility)
-    for each in can:
-        if each not in known:
-            raise ValueError(f"{each!r} in can={can!r} is no ability: must be one of {', '.join(map(repr, known))}")
-    return [check for check, needs in _CHECKS if all(each in can for each in needs)]
+    return checks_within(_CHECKS, can, get_args(DeadLetterAbility))
 
 
 def _check(*needs: DeadLetterAbility) -> Callable[[DeadLetterCheck], DeadLetterCheck]:

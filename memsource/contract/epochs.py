@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, Literal, Protocol
 
-from lanes.cohort.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
-from memsource.contract.harness import ContractBroken, expect
+from lanes.cohort.leases import ConsumerExists, EpochConsumer, EpochConsumers
+from memsource.contract.harness import ContractBroken, checks_of, expect
+from memsource.contract.leases import expect_unknown
 from memsource.jetstream.epoch_consumers import Durable, Retention
 
 __all__ = ["EPOCH_CHECKS", "EpochCheck", "EpochHarness"]
@@ -304,11 +305,11 @@ async def check_a_lost_request_is_unknown(harness: EpochHarness) -> None:
     """A call with a lost request raises ``UnknownResult``. It is not done, and is not sent later."""
     consumers = harness.consumers()
     harness.fail(consumers, "request")
-    await _unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
+    await expect_unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
     await _there(consumers, 0)
     await consumers.create(0, 1, 0, nonce="again", start=_start(harness, 1))
     harness.fail(consumers, "request")
-    await _unknown(consumers.delete(0, 1, 0))
+    await expect_unknown(consumers.delete(0, 1, 0))
     await _there(consumers, 0, EpochConsumer(0, 1, 0, "again", 0))
 
 
@@ -316,36 +317,12 @@ async def check_a_lost_reply_is_unknown(harness: EpochHarness) -> None:
     """A call with a lost answer raises ``UnknownResult``, and was done. The nonce names the creator."""
     consumers = harness.consumers()
     harness.fail(consumers, "reply")
-    await _unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
+    await expect_unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
     await _there(consumers, 0, EpochConsumer(0, 1, 0, "n", 0))
     harness.fail(consumers, "reply")
-    await _unknown(consumers.delete(0, 1, 0))
+    await expect_unknown(consumers.delete(0, 1, 0))
     await _there(consumers, 0)
 
 
-async def _unknown(asked: Awaitable[None]) -> None:
-    try:
-        await asked
-    except UnknownResult:
-        return
-    raise ContractBroken("a request without an answer has returned")
-
-
-EPOCH_CHECKS: Final[tuple[EpochCheck, ...]] = (
-    check_nothing_is_found_at_first,
-    check_what_is_made_is_found_by_every_client,
-    check_a_mark_outlives_every_durable,
-    check_a_mark_tells_the_longest_lease,
-    check_each_tells_the_lease_of_who_made_it,
-    check_they_rise_by_epoch_and_sub_number,
-    check_they_are_made_strictly,
-    check_of_two_at_once_only_a_work_queue_refuses_one,
-    check_it_delivers_what_it_begins_with,
-    check_the_floor_is_what_is_acknowledged,
-    check_what_is_deleted_is_gone,
-    check_what_is_deleted_answers_nobody,
-    check_the_next_one_gets_what_is_not_acknowledged,
-    check_a_lost_request_is_unknown,
-    check_a_lost_reply_is_unknown,
-)
+EPOCH_CHECKS: Final[tuple[EpochCheck, ...]] = checks_of(globals())
 """All checks, in the order to run them."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -16,6 +16,8 @@ Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over
 """``ack wait``: the broker redelivers unsettled messages after a time. ``revoke``, ``lose``: the harness can take
 partitions away. ``finish``: the source can have an end. ``commits``: the source commits one position a partition.
 ``hands over``: it also hands over the positions completed above that one."""
+
+AnyCheck = TypeVar("AnyCheck")
 
 TIMEOUT: Final = 20.0
 """Seconds within which a broker has to act."""
@@ -313,6 +315,21 @@ def rising(messages: Sequence[Message]) -> None:
         last = highest.get(message.partition, -1)
         expect(message.position > last, f"position {message.position} came after position {last}")
         highest[message.partition] = message.position
+
+
+def checks_of(names: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the checks among the names of a module, in the order of their definition."""
+    return tuple(check for name, check in names.items() if name.startswith("check_"))
+
+
+def checks_within(
+    table: Iterable[tuple[AnyCheck, Collection[str]]], can: Collection[str], known: Collection[str]
+) -> list[AnyCheck]:
+    """Return the checks of a table whose needed abilities are all in ``can``. Refuse a name that is not ``known``."""
+    for each in can:
+        if each not in known:
+            raise ValueError(f"{each!r} in can={can!r} is no ability: must be one of {', '.join(map(repr, known))}")
+    return [check for check, needs in table if all(each in can for each in needs)]
 
 
 def expect(condition: bool, otherwise: str) -> None:

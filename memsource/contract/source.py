@@ -29,6 +29,7 @@ from memsource.contract.harness import (
     ContractBroken,
     Harness,
     Sample,
+    checks_within,
     expect,
     messages_of,
     numbered,
@@ -64,11 +65,7 @@ def checks(can: Collection[Ability]) -> list[Check]:
     Raises:
         ValueError: A name in ``can`` is not an ability. A misspelt one would leave its checks out.
     """
-    known = get_args(Ability)
-    for each in can:
-        if each not in known:
-            raise ValueError(f"{each!r} in can={can!r} is no ability: must be one of {', '.join(map(repr, known))}")
-    return [check for check, needs in _CHECKS if all(each in can for each in needs)]
+    return checks_within(_CHECKS, can, get_args(Ability))
 
 
 def _check(*needs: Ability) -> Callable[[Check], Check]:

@@ -19,6 +19,9 @@ import memsource.contract.harness
 import memsource.contract.source
 from lanes.core.types import Room
 from lanes.source import CONTRACT_VERSION, Source, SourceEvent, SourceTraits
+from memsource.contract.attempts import ATTEMPTS_CHECKS
+from memsource.contract.epochs import EPOCH_CHECKS
+from memsource.contract.leases import LEASE_CHECKS
 from memsource.contract.source import NOT_CHECKED, Ability, Check, ContractBroken, checks
 from memsource.memory.source import MemorySource
 from tests.memsource.contract.test_memory_source import EVERYTHING, MemoryHarness
@@ -75,6 +78,51 @@ ASKED: Final = {
 """By version; only the newest is kept."""
 
 
+WITHOUT_A_VERSION: Final = {
+    "attempts": [
+        "a_new_owner_finds_what_was_kept",
+        "every_call_may_be_repeated",
+        "attempts_do_not_count_down",
+        "a_former_owner_changes_nothing",
+        "an_owner_drops_what_a_former_one_kept",
+        "many_are_dropped_at_once",
+        "calls_run_beside_each_other",
+        "any_error_has_a_name",
+    ],
+    "leases": [
+        "a_key_that_was_never_written_is_empty",
+        "a_write_is_read_by_every_client",
+        "revision_0_creates_once",
+        "a_write_expects_its_revision",
+        "of_many_at_once_one_wins",
+        "a_fence_is_the_revision_of_another_key",
+        "a_key_expires",
+        "a_renewal_begins_the_time_to_live_anew",
+        "entries_are_those_with_the_prefix",
+        "a_lost_request_is_unknown",
+        "a_lost_reply_is_unknown",
+    ],
+    "epochs": [
+        "nothing_is_found_at_first",
+        "a_mark_outlives_every_durable",
+        "a_mark_tells_the_longest_lease",
+        "what_is_made_is_found_by_every_client",
+        "each_tells_the_lease_of_who_made_it",
+        "they_rise_by_epoch_and_sub_number",
+        "they_are_made_strictly",
+        "of_two_at_once_only_a_work_queue_refuses_one",
+        "it_delivers_what_it_begins_with",
+        "the_floor_is_what_is_acknowledged",
+        "what_is_deleted_is_gone",
+        "what_is_deleted_answers_nobody",
+        "the_next_one_gets_what_is_not_acknowledged",
+        "a_lost_request_is_unknown",
+        "a_lost_reply_is_unknown",
+    ],
+}
+"""The checks of the other suites, in their order."""
+
+
 def name_of(check: Check) -> str:
     return check.__name__.removeprefix("check_")
 
@@ -95,6 +143,12 @@ def test_the_source_contract_has_the_checks_of_its_version() -> None:
         "The contract has changed. If a source that kept it may break it now, raise lanes.source.CONTRACT_VERSION "
         "and say so in docs/guides/writing-a-source.md and CHANGELOG.md. In any case update ASKED."
     )
+
+
+def test_the_other_suites_have_all_their_checks() -> None:
+    suites = {"attempts": ATTEMPTS_CHECKS, "leases": LEASE_CHECKS, "epochs": EPOCH_CHECKS}
+    found = {suite: [check.__name__.removeprefix("check_") for check in checks] for suite, checks in suites.items()}
+    assert found == WITHOUT_A_VERSION
 
 
 def test_the_page_and_the_constant_state_the_same_version() -> None:
