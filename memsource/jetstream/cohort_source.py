@@ -173,7 +173,7 @@ class CohortMemberSource(ScriptedSource):
         """Join the cohort; see ``lanes.source.Source.open``."""
         self.calls.append(Call("open"))
         broker = self.broker
-        async with self._faults.meet("open"):
+        async with self._meet_faults("open"):
             self._alive()
             broker.stream.watch(self.poke)
             if broker.hints:
@@ -280,7 +280,7 @@ class CohortMemberSource(ScriptedSource):
 
     async def _flush(self) -> None:
         """Meet the faults of ``release``. All that was sent has arrived."""
-        async with self._faults.meet("release"):
+        async with self._meet_faults("release"):
             pass
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:

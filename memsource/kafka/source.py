@@ -122,7 +122,7 @@ class KafkaMemberSource(CommittingSource):
         client = self.client
         if not client.crashed:
             self.broker.begin_close(client, client.clock())
-        async with self._faults.meet("aclose"):
+        async with self._meet_faults("aclose"):
             while client.frozen_until is not None and not client.crashed:
                 await self._change()
             self.broker.unwatch(self._changed)

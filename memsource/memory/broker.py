@@ -16,10 +16,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lanes.core.types import PartitionKey
 from lanes.dead_letter import DeadLetter
-from memsource.memory.topic import Record, Topic
-from memsource.memory.watchers import Watched
+from memsource.memory.topic import Record, WatchedTopic
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class _Log:
         self.counts: Counter[int] = Counter()
 
 
-class MemoryBroker(Watched, KeepsDeadLetters):
+class MemoryBroker(WatchedTopic, KeepsDeadLetters):
     """A topic with individual acknowledgements.
 
     No method blocks. Not thread-safe. The broker keeps every message, so it serves tests, not hours of traffic.
@@ -95,71 +93,26 @@ class MemoryBroker(Watched, KeepsDeadLetters):
     def __init__(
         self, partitions: int = 1, *, name: str = "memory", ack_wait: float = 30.0, max_unacked: int | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(partitions, name)
         if not ack_wait > 0:
             raise ValueError(f"ack_wait={ack_wait}: must be more than 0 seconds")
         if max_unacked is not None and max_unacked < 1:
             raise ValueError(f"max_unacked={max_unacked}: must be 1 or more, or None")
-        self.name = name
         self.ack_wait = ack_wait
         self.max_unacked = max_unacked
         self.stale = 0
-        self._topic = Topic(partitions, name)
-        self._logs = [_Log(log.records) for log in self._topic.logs]
+        self._logs = [_Log(log.records) for log in self.topic.logs]
         self._tokens: dict[int, Record] = {}
 
     def __repr__(self) -> str:
-        return f"<MemoryBroker {self.name}: {len(self._logs)} partitions, {self._topic.published} messages>"
-
-    # --- producers
-
-    def publish(
-        self,
-        value: bytes | str = b"",
-        *,
-        key: PartitionKey | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        subject: str | None = None,
-        partition: int | None = None,
-    ) -> Record:
-        """Append one message.
-
-        Args:
-            value: The payload. A str is encoded as UTF-8.
-            key: The key; None = a message without a key.
-            headers: The headers, in order.
-            subject: The subject; None = the name of the topic.
-            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
-                turns.
-
-        Returns:
-            The message, with its partition and position.
-
-        Raises:
-            IndexError: The partition does not exist.
-            ValueError: The key has an invalid value.
-            TypeError: The key has an invalid type.
-        """
-        record = self._topic.publish(value, key=key, headers=headers, subject=subject, partition=partition)
-        self._logs[record.partition].fresh.append(record.position)
-        self._changed()
-        return record
-
-    def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of positions, as compaction and transaction markers do.
-
-        Args:
-            count: Number of positions, 0 or more.
-            partition: Number of the partition.
-        """
-        self._topic.skip(count, partition=partition)
+        return f"<MemoryBroker {self.name}: {len(self._logs)} partitions, {self.topic.published} messages>"
 
     # --- consumers
 
     @property
     def partitions(self) -> range:
         """The numbers of the partitions."""
-        return self._topic.partitions
+        return self.topic.partitions
 
     def deliver(self, partition: int, messages: int, size: int, now: float) -> list[Delivery]:
         """Deliver the next messages of a partition.
@@ -278,6 +231,9 @@ class MemoryBroker(Watched, KeepsDeadLetters):
             expired += len(due)
         return expired
 
+    def _appended(self, record: Record) -> None:
+        self._logs[record.partition].fresh.append(record.position)
+
     # --- questions
 
     def unacked(self, partition: int = 0) -> list[int]:
@@ -344,5 +300,5 @@ class MemoryBroker(Watched, KeepsDeadLetters):
         return sum(len(log.unacked) + len(log.again) for log in self._logs) < self.max_unacked
 
     def _log(self, partition: int) -> _Log:
-        self._topic.log(partition)  # raises IndexError for an unknown partition
+        self.topic.log(partition)  # raises IndexError for an unknown partition
         return self._logs[partition]

@@ -23,9 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from lanes.core.types import PartitionKey
-from memsource.memory.topic import Record, Topic, TopicState
-from memsource.memory.watchers import Watched
+from memsource.memory.topic import Record, Topic, TopicState, WatchedTopic
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -81,7 +79,7 @@ class _Member:
         self.partitions = dict(owned)
 
 
-class Group(Watched):
+class Group(WatchedTopic):
     """A topic and the members that share its partitions.
 
     No method blocks. Not thread-safe. Methods raise ``IndexError`` for an unknown partition, and ``UnknownMember``
@@ -100,9 +98,7 @@ class Group(Watched):
     def __init__(
         self, partitions: int = 1, *, name: str = "memory", cooperative: bool = False, assignor: Assignor | None = None
     ) -> None:
-        super().__init__()
-        self.topic = Topic(partitions, name)
-        self.name = name
+        super().__init__(partitions, name)
         self.cooperative = cooperative
         self._assignor = assignor or plan
         self.generation = 0
@@ -116,42 +112,6 @@ class Group(Watched):
             f"<Group {self.name}: {len(self._owners)} partitions, {len(self._members)} members, "
             f"generation {self.generation}, {len(self._asked)} revoking>"
         )
-
-    # --- producers
-
-    def publish(
-        self,
-        value: bytes | str = b"",
-        *,
-        key: PartitionKey | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        partition: int | None = None,
-    ) -> Record:
-        """Append one message.
-
-        Args:
-            value: The payload. A str is encoded as UTF-8.
-            key: The key; None = a message without a key.
-            headers: The headers, in order.
-            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
-                turns.
-
-        Returns:
-            The message, with its partition and position.
-        """
-        record = self.topic.publish(value, key=key, headers=headers, partition=partition)
-        self._changed()
-        return record
-
-    def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of positions, as compaction does.
-
-        Args:
-            count: Number of positions, 0 or more.
-            partition: Number of the partition.
-        """
-        self.topic.skip(count, partition=partition)
-        self._changed()
 
     # --- members
 

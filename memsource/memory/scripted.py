@@ -55,29 +55,24 @@ class Call(NamedTuple):
         return [delivery.record.position for delivery in self.deliveries]
 
 
-class Faults:
-    """The planned faults of calls: errors before or after the effect of a call, and gates that hold calls."""
+class Scripted:
+    """An object whose calls a test scripts. ``calls`` lists the calls so far. The public methods below do not block."""
 
     def __init__(self) -> None:
+        self.calls: list[Call] = []
         self._failures: dict[CallName, deque[tuple[Exception, bool]]] = {}
         self._gates: dict[CallName, anyio.Event] = {}
 
-    def fail(self, call: CallName, error: Exception, times: int, *, done: bool = False) -> None:
-        """Let the next ``times`` calls raise ``error``, before they take effect or if ``done`` after it."""
-        self._failures.setdefault(call, deque()).extend([(error, done)] * times)
+    def _changed(self) -> None:
+        """Wake the waiting tasks, so that they check the state again."""
 
-    def block(self, call: CallName) -> None:
-        """Hold the calls of a method until ``unblock``. Idempotent."""
-        self._gates.setdefault(call, anyio.Event())
-
-    def unblock(self, call: CallName) -> None:
-        """Let the held calls of a method go on. Idempotent."""
-        gate = self._gates.pop(call, None)
-        if gate is not None:
-            gate.set()
+    def _meet(self, call: Call) -> AbstractAsyncContextManager[None]:
+        """Record a call, and apply its planned faults."""
+        self.calls.append(call)
+        return self._meet_faults(call.name)
 
     @asynccontextmanager
-    async def meet(self, call: CallName) -> AsyncIterator[None]:
+    async def _meet_faults(self, call: CallName) -> AsyncIterator[None]:
         """Suspend once, as a call to a broker may, then wait or raise as scripted, before or after the ``with`` block.
 
         The context manager does not suspend after the block has begun.
@@ -93,22 +88,6 @@ class Faults:
         if error is not None:
             raise error
 
-
-class Scripted:
-    """An object whose calls a test scripts. ``calls`` lists the calls so far. The methods below do not block."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self._faults = Faults()
-
-    def _changed(self) -> None:
-        """Wake the waiting tasks, so that they check the state again."""
-
-    def _meet(self, call: Call) -> AbstractAsyncContextManager[None]:
-        """Record a call, and apply its planned faults."""
-        self.calls.append(call)
-        return self._faults.meet(call.name)
-
     def fail(self, call: CallName, error: Exception, *, times: int = 1, done: bool = False) -> None:
         """Let the next calls of a method raise.
 
@@ -118,7 +97,7 @@ class Scripted:
             times: Number of calls that raise ``error``.
             done: Whether a call raises after it took effect. Otherwise the call has no effect.
         """
-        self._faults.fail(call, error, times, done=done)
+        self._failures.setdefault(call, deque()).extend([(error, done)] * times)
         self._changed()
 
     def block(self, call: CallName) -> None:
@@ -127,7 +106,7 @@ class Scripted:
         Args:
             call: Name of the method.
         """
-        self._faults.block(call)
+        self._gates.setdefault(call, anyio.Event())
         self._changed()
 
     def unblock(self, call: CallName) -> None:
@@ -136,7 +115,9 @@ class Scripted:
         Args:
             call: Name of the method.
         """
-        self._faults.unblock(call)
+        gate = self._gates.pop(call, None)
+        if gate is not None:
+            gate.set()
 
     def called(self, name: CallName) -> list[Call]:
         """Return the calls of a method so far.
@@ -205,7 +186,7 @@ class ScriptedSource(Scripted):
         self.calls.append(Call("receive", room))
         while True:
             # No suspension between taking events and returning them, so a cancelled receive loses no event.
-            async with self._faults.meet("receive"):
+            async with self._meet_faults("receive"):
                 events = self._next(room)
             if events:
                 return events

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lanes.core.types import PartitionKey, key_bytes
+from memsource.memory.watchers import Watched
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -132,21 +133,7 @@ class Topic:
         subject: str | None = None,
         partition: int | None = None,
     ) -> Record:
-        """Append one message and return it.
-
-        Raises ``IndexError`` for an unknown partition, ``ValueError`` or ``TypeError`` for an invalid key.
-
-        Args:
-            value: The payload. A str is encoded as UTF-8.
-            key: The key; None = a message without a key.
-            headers: The headers, in order.
-            subject: The subject; None = the name of the topic.
-            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
-                turns.
-
-        Returns:
-            The record, with its partition and position.
-        """
+        """Append one message and return it; see ``WatchedTopic.publish``."""
         encoded = None if key is None else key_bytes(key)
         if partition is None:
             if encoded is None:
@@ -183,3 +170,57 @@ class Topic:
             log.end = end
             log.records = {record.position: record for record in records}
             log.positions = list(log.records)
+
+
+class WatchedTopic(Watched):
+    """A topic that calls its watchers after each message: the base of the brokers and groups in memory."""
+
+    def __init__(self, partitions: int, name: str) -> None:
+        super().__init__()
+        self.topic = Topic(partitions, name)
+        self.name = name
+
+    def publish(
+        self,
+        value: bytes | str = b"",
+        *,
+        key: PartitionKey | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        subject: str | None = None,
+        partition: int | None = None,
+    ) -> Record:
+        """Append one message.
+
+        Args:
+            value: The payload. A str is encoded as UTF-8.
+            key: The key; None = a message without a key.
+            headers: The headers, in order.
+            subject: The subject; None = the name of the topic.
+            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
+                turns.
+
+        Returns:
+            The message, with its partition and position.
+
+        Raises:
+            IndexError: The partition does not exist.
+            ValueError: The key has an invalid value.
+            TypeError: The key has an invalid type.
+        """
+        record = self.topic.publish(value, key=key, headers=headers, subject=subject, partition=partition)
+        self._appended(record)
+        self._changed()
+        return record
+
+    def _appended(self, record: Record) -> None:
+        """Take note of a new message, before the watchers are called."""
+
+    def skip(self, count: int, *, partition: int = 0) -> None:
+        """Leave a gap of positions, as compaction and transaction markers do.
+
+        Args:
+            count: Number of positions, 0 or more.
+            partition: Number of the partition.
+        """
+        self.topic.skip(count, partition=partition)
+        self._changed()
