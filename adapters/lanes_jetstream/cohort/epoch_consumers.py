@@ -17,12 +17,8 @@ from lanes.cohort.leases import ConsumerExists, EpochConsumer, UnknownResult
 from lanes.core.cohort.records import HIGHEST
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.cohort.lease_store import bucket_name
+from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import (
-    CONSUMER_NAME_TAKEN,
-    CONSUMER_NOT_FOUND,
-    CONSUMER_NOT_UNIQUE,
-    NO_MORE_CONSUMERS,
-    STREAM_NOT_FOUND,
     ApiError,
     Connection,
     NoAnswer,
@@ -203,7 +199,7 @@ class JetStreamEpochConsumers:
         try:
             await self._api(f"CONSUMER.DELETE.{self._stream}.{name}")
         except ApiError as error:
-            if error.err_code != CONSUMER_NOT_FOUND:
+            if error.err_code != codes.CONSUMER_NOT_FOUND:
                 raise self._refused(name, error) from None
 
     # --- further queries
@@ -259,7 +255,7 @@ class JetStreamEpochConsumers:
         except ApiError as error:
             if error.temporary:
                 raise UnknownResult(f"stream {self._stream!r}: {error}") from None
-            if error.err_code == STREAM_NOT_FOUND:
+            if error.err_code == codes.STREAM_NOT_FOUND:
                 raise SourceError(
                     f"stream {self._stream!r} was deleted while the cohort in namespace {self._namespace!r} used it; "
                     f"create it again, delete the bucket {self._bucket!r}, and start again"
@@ -278,16 +274,16 @@ class JetStreamEpochConsumers:
                 {"stream_name": self._stream, "config": config, "action": action},
             )
         except ApiError as error:
-            if error.err_code in CONSUMER_NAME_TAKEN:
+            if error.err_code in codes.CONSUMER_NAME_TAKEN:
                 info = await self._info(name)
                 raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
-            if error.err_code in CONSUMER_NOT_UNIQUE:
+            if error.err_code in codes.CONSUMER_NOT_UNIQUE:
                 with suppress(SourceError, UnknownResult):
                     await self._list()
                 others = ", ".join(map(repr, self._others))
                 why = f"{error}; foreign consumers are {others}" if others else str(error)
                 raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
-            if error.err_code == NO_MORE_CONSUMERS:
+            if error.err_code == codes.NO_MORE_CONSUMERS:
                 raise SourceError(
                     f"consumer {self._stream}/{name}: {error}; raise max_consumers of the stream or the account to the "
                     "number of partitions, plus one for each that moves, plus one on a work queue"
@@ -298,7 +294,7 @@ class JetStreamEpochConsumers:
         try:
             return await self._api(f"CONSUMER.INFO.{self._stream}.{name}")
         except ApiError as error:
-            if error.err_code == CONSUMER_NOT_FOUND:
+            if error.err_code == codes.CONSUMER_NOT_FOUND:
                 return None
             raise self._refused(name, error) from None
 
@@ -325,10 +321,8 @@ class JetStreamEpochConsumers:
         async def ask(offset: int) -> dict[str, Any]:
             return await self._api(f"CONSUMER.NAMES.{self._stream}", {"offset": offset})
 
-        try:
+        with self._connection.api_errors(f"stream {self._stream!r}"):
             found = await read_pages(ask, lambda page: page.get("consumers") or [])
-        except ApiError as error:
-            raise self._connection.failed(f"stream {self._stream!r}", error) from None
         for name in found:
             parsed = EpochName.parse(self._namespace, name)
             if parsed is not None:
@@ -341,10 +335,8 @@ class JetStreamEpochConsumers:
     async def _stream_info(self) -> dict[str, Any]:
         # Read it before the request: the answer may lack messages that are read in the meantime.
         highest = self._highest()
-        try:
+        with self._connection.api_errors(f"stream {self._stream!r}"):
             info = await self._api(f"STREAM.INFO.{self._stream}")
-        except ApiError as error:
-            raise self._connection.failed(f"stream {self._stream!r}", error) from None
         if info.get("created") != self._incarnation:
             raise ConfigError(
                 f"stream {self._stream!r} was deleted and created again, so its sequences mean other messages; if this "

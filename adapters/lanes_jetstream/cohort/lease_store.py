@@ -23,22 +23,19 @@ from nats.aio.subscription import Subscription
 from lanes.cohort.leases import Conflict, Entry, UnknownResult
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.cohort.settings import NAME
+from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import (
     CLOSED,
-    MESSAGE_NOT_FOUND,
-    NO_JETSTREAM,
-    STREAM_NAME_TAKEN,
-    STREAM_NOT_FOUND,
-    WRONG_REVISION,
     ApiError,
     Connection,
     Denials,
     NoAnswer,
     NoJetStream,
     NotPermitted,
-    json_object,
+    fields_of,
     read_pages,
 )
+from lanes_jetstream.wire.stream import find_or_create
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -116,10 +113,8 @@ class JetStreamLeaseStore:
         Raises ``ConfigError`` for a misfit, an old server or missing JetStream, and ``SourceError`` for a missing
         answer or permission.
         """
-        try:
+        with self._connection.api_errors(f"bucket {self._bucket!r}"):
             return await self._find_or_make()
-        except (ApiError, NoAnswer) as error:
-            raise self._failed(error) from None
 
     async def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each key that is about to be written. A hint that may be lost.
@@ -145,14 +140,13 @@ class JetStreamLeaseStore:
         """The newest entry of a key; see ``lanes.cohort.leases.LeaseStore.read``."""
         request = json.dumps({"last_by_subj": self._subject(key)}).encode()
         subject = self._connection.api_subject(f"STREAM.MSG.GET.{self._stream}")
-        answer = await self._ask(subject, request, f"read of {key!r}")
-        refusal = answer.get("error")
-        if refusal is None:
-            return self._entry(key, answer)
-        if refusal.get("err_code") == STREAM_NOT_FOUND:
-            await self._make_anew()
-        elif refusal.get("err_code") != MESSAGE_NOT_FOUND:
-            raise self._refused(f"read of {key!r}", refusal)
+        try:
+            return self._entry(key, await self._ask(subject, request, f"read of {key!r}"))
+        except ApiError as error:
+            if error.err_code == codes.STREAM_NOT_FOUND:
+                await self._make_anew()
+            elif error.err_code not in codes.MESSAGE_NOT_FOUND:
+                raise self._refused(f"read of {key!r}", error) from None
         return Entry(None, 0)
 
     async def write(
@@ -173,11 +167,10 @@ class JetStreamLeaseStore:
         except _NobodyThere:
             await self._look_for_bucket(key)
             raise Conflict(f"{key!r}: the bucket {self._bucket!r} is new, and empty") from None
-        refusal = answer.get("error")
-        if refusal is not None:
-            if refusal.get("err_code") in WRONG_REVISION:
-                raise Conflict(f"{key!r}: {refusal.get('description')}")
-            raise self._refused(f"write of {key!r}", refusal)
+        except ApiError as error:
+            if error.err_code in codes.WRONG_REVISION:
+                raise Conflict(f"{key!r}: {error}") from None
+            raise self._refused(f"write of {key!r}", error) from None
         self._highest = max(self._highest, int(answer["seq"]))
         return int(answer["seq"])
 
@@ -254,7 +247,7 @@ class JetStreamLeaseStore:
             if denied is not None:
                 raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}, then start again") from None
             raise UnknownResult(f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})") from None
-        return json_object(answer, f"bucket {self._bucket!r}: {what}")
+        return fields_of(answer, f"bucket {self._bucket!r}: {what}")
 
     def _entry(self, key: str, answer: dict[str, Any]) -> Entry:
         try:
@@ -278,39 +271,33 @@ class JetStreamLeaseStore:
 
         async def ask(offset: int) -> dict[str, Any]:
             request = {"subjects_filter": f"{self._subjects}{prefix}>", "offset": offset}
-            answer = await self._ask(subject, json.dumps(request).encode(), what)
-            refusal = answer.get("error")
-            if refusal is None:
-                return answer
-            if refusal.get("err_code") != STREAM_NOT_FOUND:
-                raise self._refused(what, refusal)
+            try:
+                return await self._ask(subject, json.dumps(request).encode(), what)
+            except ApiError as error:
+                if error.err_code != codes.STREAM_NOT_FOUND:
+                    raise self._refused(what, error) from None
             await self._make_anew()
             return {}
 
         found = await read_pages(ask, lambda page: (page.get("state") or {}).get("subjects") or {})
         return [subject.removeprefix(self._subjects) for subject in found]
 
-    def _refused(self, what: str, refusal: Mapping[str, object]) -> UnknownResult | SourceError:
-        code, description = refusal.get("code"), refusal.get("description")
-        text = f"bucket {self._bucket!r}: {what} refused: {description} ({refusal.get('err_code')})"
-        if code in (408, 500, 503):
-            # Temporary trouble of the server, such as a missing leader.
-            return UnknownResult(text)
-        return SourceError(text)
+    def _refused(self, what: str, error: ApiError) -> UnknownResult | SourceError:
+        text = f"bucket {self._bucket!r}: {what} refused: {error}"
+        # These codes report temporary trouble of the server, such as a missing leader.
+        return UnknownResult(text) if error.code in (408, 500, 503) else SourceError(text)
 
     # --- the bucket itself
 
     async def _look_for_bucket(self, key: str) -> None:
         """Create the bucket again if it is gone; raise ``UnknownResult`` if it exists."""
         try:
-            await self._connection.api(f"STREAM.INFO.{self._stream}")
-        except ApiError as error:
-            if error.err_code == STREAM_NOT_FOUND:
+            if await self._connection.find(f"STREAM.INFO.{self._stream}", codes.STREAM_NOT_FOUND) is None:
                 await self._make_anew()
                 return
         except NotPermitted as error:
             raise self._failed(error) from None
-        except NoAnswer:
+        except (ApiError, NoAnswer):
             pass
         raise UnknownResult(f"bucket {self._bucket!r}: write of {key!r}: no leader at the moment")
 
@@ -332,21 +319,7 @@ class JetStreamLeaseStore:
     async def _find_or_make(self) -> bool:
         """Whether the bucket was created. Raises ``ApiError``, ``NoAnswer`` and ``ConfigError``."""
         await self._check_server()
-        try:
-            config = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"]
-            made = False
-        except ApiError as error:
-            if error.err_code != STREAM_NOT_FOUND:
-                raise
-            config, made = await self._make()
-        self._check(config)
-        return made
-
-    def _failed(self, error: ApiError | NoAnswer) -> SourceError:
-        return self._connection.failed(f"bucket {self._bucket!r}", error)
-
-    async def _make(self) -> tuple[dict[str, Any], bool]:
-        wanted = {
+        config = {
             "name": self._stream,
             "description": "leases of a lanes cohort",
             "subjects": [f"{self._subjects}>"],
@@ -363,19 +336,20 @@ class JetStreamLeaseStore:
             # Above every revision of a lost bucket of this name, even if this clock was set back.
             "first_seq": max(time.time_ns() // 1_000_000, self._highest + 1),
         }
-        try:
-            return (await self._connection.api(f"STREAM.CREATE.{self._stream}", wanted))["config"], True
-        except ApiError as error:
-            if error.err_code != STREAM_NAME_TAKEN:
-                raise ConfigError(f"bucket {self._bucket!r} cannot be created: {error}; correct the setting") from None
-        # Another member created it first, with another first revision.
-        return (await self._connection.api(f"STREAM.INFO.{self._stream}"))["config"], False
+        info, made = await find_or_create(
+            self._connection, self._stream, config, what=f"bucket {self._bucket!r}", remedy="correct the setting"
+        )
+        self._check(info["config"])
+        return made
+
+    def _failed(self, error: ApiError | NoAnswer) -> SourceError:
+        return self._connection.failed(f"bucket {self._bucket!r}", error)
 
     async def _check_server(self) -> None:
         try:
             info = await self._connection.api("INFO")
         except ApiError as error:
-            if error.err_code in NO_JETSTREAM:
+            if error.err_code in codes.NO_JETSTREAM:
                 raise ConfigError(f"{self._connection.servers}: {error}") from None
             raise
         if int((info.get("api") or {}).get("level", 0)) < _API_LEVEL:

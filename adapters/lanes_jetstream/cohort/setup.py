@@ -13,17 +13,10 @@ from lanes.errors import ConfigError
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name
 from lanes_jetstream.cohort.partitioning import DEFAULT_PARTITIONS, MOST_PARTITIONS, Partitioning, read_partitioning
 from lanes_jetstream.cohort.settings import Cohort, CohortStream
-from lanes_jetstream.wire.connection import (
-    MESSAGE_NOT_FOUND,
-    STREAM_NAME_TAKEN,
-    STREAM_NOT_FOUND,
-    ApiError,
-    Connection,
-    NoAnswer,
-    number,
-)
+from lanes_jetstream.wire import codes
+from lanes_jetstream.wire.connection import ApiError, Connection, number
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
-from lanes_jetstream.wire.stream import Start, start_fields
+from lanes_jetstream.wire.stream import Start, find_or_create, start_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +40,7 @@ async def find_cohort(
 
     Raises ``ConfigError`` for a misfit, and ``SourceError`` if the server does not answer.
     """
-    try:
+    with connection.api_errors(f"stream {stream!r}"):
         partitioning, info = await ensure_stream(
             connection, stream, cohort.create, cohort.partitions or DEFAULT_PARTITIONS
         )
@@ -56,8 +49,6 @@ async def find_cohort(
         _check_start(stream, start, info["config"])
         await _check_first_message(connection, stream, partitioning, info)
         sequence = await _first_sequence(connection, stream, start, info)
-    except (ApiError, NoAnswer) as error:
-        raise connection.failed(f"stream {stream!r}", error) from None
     store = JetStreamLeaseStore(
         connection,
         bucket_name(stream, cohort.namespace),
@@ -89,9 +80,16 @@ async def ensure_stream(
     and ``NoAnswer``.
     """
     try:
-        info = await _find_stream(connection, stream)
-        if info is None and create is not None:
-            info = await _create_stream(connection, stream, create.config(stream, partitions))
+        if create is None:
+            info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
+        else:
+            info, _ = await find_or_create(
+                connection,
+                stream,
+                create.config(stream, partitions),
+                what=f"stream {stream!r}",
+                remedy="correct create=CohortStream(…), or create the stream yourself",
+            )
     except ApiError as error:
         raise connection.failed(f"stream {stream!r}", error) from None
     if info is None:
@@ -108,28 +106,6 @@ async def ensure_stream(
                 "create=CohortStream(…), or name another stream"
             )
     return partitioning, info
-
-
-async def _find_stream(connection: Connection, stream: str) -> dict[str, Any] | None:
-    try:
-        return await connection.api(f"STREAM.INFO.{stream}")
-    except ApiError as error:
-        if error.err_code != STREAM_NOT_FOUND:
-            raise
-    return None
-
-
-async def _create_stream(connection: Connection, stream: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    try:
-        return await connection.api(f"STREAM.CREATE.{stream}", config)
-    except ApiError as error:
-        if error.err_code != STREAM_NAME_TAKEN:
-            raise ConfigError(
-                f"stream {stream!r} cannot be created: {error}; correct create=CohortStream(…), or create the stream "
-                "yourself"
-            ) from None
-    # Another member created it first.
-    return await _find_stream(connection, stream)
 
 
 def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config: Mapping[str, Any]) -> None:
@@ -167,12 +143,10 @@ async def _check_first_message(
     state = info["state"]
     if not state["messages"]:
         return
-    try:
-        answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"seq": int(state["first_seq"])})
-    except ApiError as error:
-        if error.err_code != MESSAGE_NOT_FOUND:
-            raise
-        return  # It was removed in the meantime.
+    request = {"seq": int(state["first_seq"])}
+    answer = await connection.find(f"STREAM.MSG.GET.{stream}", *codes.MESSAGE_NOT_FOUND, request=request)
+    if answer is None:
+        return  # The message was removed in the meantime.
     tokens = str(answer["message"]["subject"]).split(".")
     places = {rule.partition_token for rule in partitioning.rules}
     found = [number(tokens[place], digits=10) for place in places if place < len(tokens)]

@@ -30,15 +30,8 @@ from lanes.core.cohort.records import (
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.cohort.epoch_consumers import EpochName, floor_of
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name, namespace_of
-from lanes_jetstream.wire.connection import (
-    MESSAGE_NOT_FOUND,
-    STREAM_NOT_FOUND,
-    ApiError,
-    Connection,
-    NoAnswer,
-    read_pages,
-    unix_seconds,
-)
+from lanes_jetstream.wire import codes
+from lanes_jetstream.wire.connection import ApiError, Connection, read_pages, unix_seconds
 
 _R = TypeVar("_R", CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord)
 
@@ -140,15 +133,13 @@ class CohortView:
 
     async def check(self) -> None:
         """Raise ``ConfigError`` if the bucket does not exist; reading it would create it."""
-        try:
-            await self._connection.api(f"STREAM.INFO.KV_{self._bucket}")
-        except (ApiError, NoAnswer) as error:
-            if isinstance(error, ApiError) and error.err_code == STREAM_NOT_FOUND:
-                raise ConfigError(
-                    f"stream {self._stream!r} has no cohort in the namespace {self._namespace!r} (no bucket "
-                    f"{self._bucket!r}); name another namespace, or start a member"
-                ) from None
-            raise self._connection.failed(f"bucket {self._bucket!r}", error) from None
+        with self._connection.api_errors(f"bucket {self._bucket!r}"):
+            found = await self._connection.find(f"STREAM.INFO.KV_{self._bucket}", codes.STREAM_NOT_FOUND)
+        if found is None:
+            raise ConfigError(
+                f"stream {self._stream!r} has no cohort in the namespace {self._namespace!r} (no bucket "
+                f"{self._bucket!r}); name another namespace, or start a member"
+            )
 
     async def config(self) -> CohortConfig:
         """The facts of the cohort that never change."""
@@ -186,7 +177,7 @@ class CohortView:
         found: dict[int, DurableView] = {}
 
         async def ask(offset: int) -> dict[str, Any]:
-            return await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset})
+            return await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset}) or {}
 
         for info in await read_pages(ask, lambda page: page.get("consumers") or []):
             name = EpochName.parse(self._namespace, info.get("name"))
@@ -297,25 +288,22 @@ class CohortView:
 
     async def _age(self, subject: str, sequence: int) -> float | None:
         """Age in seconds of the first message of a subject from a sequence on; None = there is none."""
-        try:
-            answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
-        except ApiError:
+        answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
+        if answer is None:
             return None
         return max(0.0, time.time() - unix_seconds((answer.get("message") or {}).get("time")))
 
-    async def _api(self, subject: str, request: Mapping[str, object]) -> dict[str, Any]:
-        """Send one request. Raises ``ApiError`` only for a message that does not exist."""
-        try:
-            return await self._connection.api(subject, request)
-        except (ApiError, NoAnswer) as error:
-            code = error.err_code if isinstance(error, ApiError) else None
-            if code == MESSAGE_NOT_FOUND:
-                raise
-            if code == STREAM_NOT_FOUND:
-                raise ConfigError(
-                    f"there is no stream {self._stream!r} on {self._connection.servers}; correct STREAM or --server"
-                ) from None
-            raise self._connection.failed(f"stream {self._stream!r}", error) from None
+    async def _api(self, subject: str, request: Mapping[str, object]) -> dict[str, Any] | None:
+        """Send one request. Returns None for a message that does not exist."""
+        with self._connection.api_errors(f"stream {self._stream!r}"):
+            try:
+                return await self._connection.find(subject, *codes.MESSAGE_NOT_FOUND, request=request)
+            except ApiError as error:
+                if error.err_code != codes.STREAM_NOT_FOUND:
+                    raise
+        raise ConfigError(
+            f"there is no stream {self._stream!r} on {self._connection.servers}; correct STREAM or --server"
+        )
 
 
 async def read_namespaces(connection: Connection, stream: str) -> list[str]:
@@ -327,10 +315,8 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
     async def ask(offset: int) -> dict[str, Any]:
         return await connection.api("STREAM.NAMES", {"offset": offset})
 
-    try:
+    with connection.api_errors(f"the buckets of stream {stream!r}"):
         names = await read_pages(ask, lambda page: page.get("streams") or [])
-    except (ApiError, NoAnswer) as error:
-        raise connection.failed(f"the buckets of stream {stream!r}", error) from None
     buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))
     return sorted(namespace for bucket in buckets if (namespace := namespace_of(bucket, stream)) is not None)
 

@@ -15,7 +15,8 @@ import nats.errors
 from lanes.cohort.owned import OwnedPartitions
 from lanes.errors import LanesError, SourceError
 from lanes_jetstream.cohort.owned_partition import PulledPartition
-from lanes_jetstream.wire.connection import CONSUMER_NOT_FOUND, ApiError, Connection, NoAnswer
+from lanes_jetstream.wire import codes
+from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.stream import OutOfRange, read_stream
 
 log = logging.getLogger("lanes.jetstream")
@@ -149,7 +150,7 @@ class CohortWatch:
                 if error.temporary:
                     await asyncio.sleep(_RETRY_DELAY)
                     continue
-                if error.err_code == CONSUMER_NOT_FOUND:
+                if error.err_code == codes.CONSUMER_NOT_FOUND:
                     self._partitions.lose(owned, f"consumer {consumer}: {error}")
                     return
             except SourceError as error:

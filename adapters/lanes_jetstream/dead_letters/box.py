@@ -12,11 +12,9 @@ from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
-from lanes_jetstream.dead_letters.writer import dead_letter_subject, publish
+from lanes_jetstream.dead_letters.writer import capturing_streams, dead_letter_subject, publish
+from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Server
-
-_NOTHING_THERE: Final = (10037, 10043)
-"""Error codes of a request for a message that does not exist."""
 
 _SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
 """Subjects of user messages: no wildcards, and no subject of the server (API, buckets, object stores)."""
@@ -78,7 +76,7 @@ class JetStreamDeadLetterBox:
         """Connect, and find the stream that captures the subject."""
         await self._connection.open()
         try:
-            streams = await self._streams(self._subject)
+            streams = await capturing_streams(self._connection, self._subject)
             if not streams:
                 raise ConfigError(f"no stream captures the dead-letter subject {self._subject!r}; correct the subject")
             self._stream = streams[0]
@@ -141,7 +139,7 @@ class JetStreamDeadLetterBox:
         """See ``lanes.dead_letters.box.DeadLetterBox.publish``. ``Nats-Msg-Id`` contains the id of the dead letter."""
         letter = parked.dead_letter
         # Any client may have written the record, and its subject could be a request to the server's API.
-        if not _SUBJECT.fullmatch(letter.subject) or not await self._streams(letter.subject):
+        if not _SUBJECT.fullmatch(letter.subject) or not await capturing_streams(self._connection, letter.subject):
             raise SourceError(
                 f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}; publish it "
                 "yourself, then drop it"
@@ -165,21 +163,12 @@ class JetStreamDeadLetterBox:
             dead_letter=letter, place=f"{self._stream} sequence {stored.sequence}", whole_size=whole
         )
 
-    async def _streams(self, subject: str) -> Sequence[str]:
-        """The streams that capture a subject."""
-        try:
-            found = await self._connection.api("STREAM.NAMES", {"subject": subject})
-        except (ApiError, NoAnswer) as error:
-            raise self._connection.failed(f"subject {subject!r}", error) from None
-        return found.get("streams") or []
-
     async def _get(self, request: dict[str, object]) -> _Stored | None:
-        try:
-            answer = await self._connection.api(f"STREAM.MSG.GET.{self._stream}", request)
-        except (ApiError, NoAnswer) as error:
-            if isinstance(error, ApiError) and error.err_code in _NOTHING_THERE:
-                return None
-            raise self._connection.failed(f"dead letters in stream {self._stream!r}", error) from None
+        subject = f"STREAM.MSG.GET.{self._stream}"
+        with self._connection.api_errors(f"dead letters in stream {self._stream!r}"):
+            answer = await self._connection.find(subject, *codes.MESSAGE_NOT_FOUND, request=request)
+        if answer is None:
+            return None
         try:
             message = answer["message"]
             return _Stored(

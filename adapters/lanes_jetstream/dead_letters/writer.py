@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import nats.errors
@@ -12,7 +13,7 @@ from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import cut_to_fit
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
-from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer, Server
+from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, Server
 
 
 class JetStreamDeadLetters:
@@ -52,11 +53,7 @@ class JetStreamDeadLetters:
             SourceError: The server does not answer.
         """
         await self._connection.open()
-        try:
-            found = await self._connection.api("STREAM.NAMES", {"subject": self._subject})
-        except (ApiError, NoAnswer) as error:
-            raise self._connection.failed(f"dead-letter subject {self._subject!r}", error) from None
-        if not found.get("streams"):
+        if not await capturing_streams(self._connection, self._subject, "dead-letter subject"):
             raise ConfigError(
                 f"no stream captures the dead-letter subject {self._subject!r}; create a stream with this subject"
             )
@@ -94,6 +91,13 @@ def dead_letter_subject(subject: str) -> str:
     if not subject or any(c.isspace() or c in "*>" for c in subject):
         raise ConfigError(f"dead-letter subject {subject!r} has blanks or wildcards; use a plain subject")
     return subject
+
+
+async def capturing_streams(connection: Connection, subject: str, what: str = "subject") -> Sequence[str]:
+    """Return the names of the streams that capture a subject. Raises ``SourceError``, which begins with ``what``."""
+    with connection.api_errors(f"{what} {subject!r}"):
+        found = await connection.api("STREAM.NAMES", {"subject": subject})
+    return found.get("streams") or []
 
 
 async def publish(client: Client, subject: str, body: bytes, headers: dict[str, str], what: str) -> dict[str, Any]:

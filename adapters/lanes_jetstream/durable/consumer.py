@@ -16,14 +16,8 @@ from typing import Any, Final
 import anyio
 
 from lanes.errors import ConfigError, SourceError
-from lanes_jetstream.wire.connection import (
-    API_TIMEOUT,
-    CONSUMER_NOT_FOUND,
-    STREAM_NOT_FOUND,
-    ApiError,
-    Connection,
-    NoAnswer,
-)
+from lanes_jetstream.wire import codes
+from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
 from lanes_jetstream.wire.stream import StreamState, read_stream
 
 log = logging.getLogger("lanes.jetstream")
@@ -239,7 +233,7 @@ class DurableConsumer:
         try:
             await self.refresh()
         except ApiError as error:
-            if error.err_code != CONSUMER_NOT_FOUND:
+            if error.err_code != codes.CONSUMER_NOT_FOUND:
                 raise self._connection.failed(f"consumer {self}", error) from None
             await self._create()
         else:
@@ -302,9 +296,9 @@ class DurableConsumer:
 
     def failure_text(self, error: ApiError) -> str:
         """The error text for a consumer that the server no longer has or no longer returns."""
-        if error.err_code == STREAM_NOT_FOUND:
+        if error.err_code == codes.STREAM_NOT_FOUND:
             return self._stream_gone
-        if error.err_code == CONSUMER_NOT_FOUND:
+        if error.err_code == codes.CONSUMER_NOT_FOUND:
             return f"consumer {self} was deleted; prevent that, or start again with a new one, which begins at start=…"
         return f"consumer {self}: {error}"
 

@@ -1,4 +1,4 @@
 """Talks to the server for both kinds of sources: requests, pulls, acknowledgements, messages.
 
-Reading order: ``connection``, ``stream``, ``pull_requests``, ``keys``, ``messages``, ``acks``.
+Reading order: ``connection``, ``codes``, ``stream``, ``pull_requests``, ``keys``, ``messages``, ``acks``.
 """

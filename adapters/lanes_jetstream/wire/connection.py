@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from lanes.errors import ConfigError, SourceError
+from lanes_jetstream.wire import codes
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -41,23 +42,6 @@ FLUSH_PATIENCE: Final = 86_400
 OLDEST_SERVER: Final = (2, 11)
 """The oldest supported nats-server, as major and minor version."""
 
-# Error codes of the JetStream API, as in `ApiError.err_code`.
-CONSUMER_NOT_FOUND: Final = 10014
-CONSUMER_NAME_TAKEN: Final = frozenset({10013, 10148})
-CONSUMER_NOT_UNIQUE: Final = frozenset({10099, 10100})
-"""A work queue already has a consumer that filters some of the same subjects."""
-NO_MORE_CONSUMERS: Final = 10026
-
-STREAM_NOT_FOUND: Final = 10059
-STREAM_NAME_TAKEN: Final = 10058
-
-MESSAGE_NOT_FOUND: Final = 10037
-WRONG_REVISION: Final = frozenset({10071, 10164})
-"""The last sequence of a subject differs from the expected one."""
-
-NO_JETSTREAM: Final = frozenset({10039, 10076})
-"""JetStream is off on the server or for the account. The HTTP status is that of a temporary error."""
-
 _DENIAL_POLL_INTERVAL: Final = 0.1
 """Seconds between two checks for a permission denial. The server reports it apart from the answer."""
 
@@ -76,15 +60,18 @@ _SERVER: Final = re.compile(
 class ApiError(Exception):
     """The JetStream API refused a request.
 
-    ``err_code`` is the server's error code. ``temporary`` says that a later request may succeed, for example when there
-    is no leader or no room.
+    Attributes:
+        code: The HTTP status of the answer.
+        err_code: The error code of the API; see ``lanes_jetstream.wire.codes``.
+        temporary: Whether a later request may succeed, for example because the stream has no leader now.
     """
 
     def __init__(self, err_code: int, description: str, code: int = 0) -> None:
-        remedy = "; enable JetStream on the server (-js) and for this account" if err_code in NO_JETSTREAM else ""
+        remedy = "; enable JetStream on the server (-js) and for this account" if err_code in codes.NO_JETSTREAM else ""
         super().__init__(f"{description} ({err_code}){remedy}")
+        self.code = code
         self.err_code = err_code
-        self.temporary = code == 503 and err_code not in NO_JETSTREAM
+        self.temporary = code == 503 and err_code not in codes.NO_JETSTREAM
 
 
 class NoAnswer(Exception):
@@ -331,15 +318,26 @@ class Connection:
                 f"{self.servers}: no answer to {subject} ({type(error).__name__}); check that the server is up, that "
                 f"the stream has a leader, and that this client may publish to {self.api_subject(subject)}"
             ) from None
-        fields = json_object(answer, f"{self.servers}: {subject}")
-        refusal = fields.get("error")
-        if refusal:
-            raise ApiError(
-                int(refusal.get("err_code", 0)),
-                str(refusal.get("description", "unknown error")),
-                int(refusal.get("code", 0)),
-            )
-        return fields
+        return fields_of(answer, f"{self.servers}: {subject}")
+
+    async def find(
+        self, subject: str, *missing: int, request: Mapping[str, object] | None = None
+    ) -> dict[str, Any] | None:
+        """Send one request like ``api``. Returns None if the API refuses it with an error code in ``missing``."""
+        try:
+            return await self.api(subject, request)
+        except ApiError as error:
+            if error.err_code not in missing:
+                raise
+        return None
+
+    @contextlib.contextmanager
+    def api_errors(self, what: str) -> Iterator[None]:
+        """Turn ``ApiError`` and ``NoAnswer`` into the error that ``failed`` returns for ``what``."""
+        try:
+            yield
+        except (ApiError, NoAnswer) as error:
+            raise self.failed(what, error) from None
 
     def failed(self, what: str, error: ApiError | NoAnswer) -> SourceError:
         """The ``SourceError`` for a refused or unanswered request; retryable if the error is temporary.
@@ -393,14 +391,30 @@ class UnboundedSubscription:
             await subscription.unsubscribe()
 
 
-def json_object(answer: Msg, what: str) -> dict[str, Any]:
-    """The JSON object in an answer. Raises ``SourceError`` for anything else; ``what`` names the request."""
+def fields_of(answer: Msg, what: str) -> dict[str, Any]:
+    """Return the fields of an answer.
+
+    Args:
+        answer: Answer of the API, or of a stream to a published message.
+        what: Name of the request, for errors.
+
+    Returns:
+        The fields of the JSON object.
+
+    Raises:
+        ApiError: The request was refused.
+        SourceError: The answer is no JSON object.
+    """
     try:
         fields = json.loads(answer.data)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
         raise SourceError(f"{what}: the answer is no JSON object; check that the server is a nats-server")
+    refusal = fields.get("error")
+    if refusal:
+        description = str(refusal.get("description", "unknown error"))
+        raise ApiError(int(refusal.get("err_code", 0)), description, int(refusal.get("code", 0)))
     return fields
 
 

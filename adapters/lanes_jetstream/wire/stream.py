@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from lanes.clock import monotonic
 from lanes.config import check_aware
 from lanes.errors import ConfigError
-from lanes_jetstream.wire.connection import STREAM_NOT_FOUND, ApiError, Connection
+from lanes_jetstream.wire import codes
+from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
 
 Start = Literal["beginning", "next"] | int | datetime
 """Where a consumer that is created here begins: ``"beginning"``, ``"next"``, a stream sequence (1 or more), or an aware
@@ -17,6 +21,10 @@ Start = Literal["beginning", "next"] | int | datetime
 
 OutOfRange = Literal["fail", "earliest"]
 """What to do when the stream dropped messages before they were delivered."""
+
+
+_RETRY_DELAY: Final = 0.05
+"""Seconds until a stream whose name is taken is requested again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +47,11 @@ class StreamState:
 async def read_stream(connection: Connection, stream: str) -> StreamState:
     """Ask the server for the state. Raises ``ConfigError`` for a missing stream, ``NoAnswer``, and ``SourceError``."""
     try:
-        info = await connection.api(f"STREAM.INFO.{stream}")
+        info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
     except ApiError as error:
-        if error.err_code == STREAM_NOT_FOUND:
-            raise ConfigError(
-                f"stream {stream!r} does not exist at {connection.servers}; create it, or correct stream=…"
-            ) from None
         raise connection.failed(f"stream {stream!r}", error) from None
+    if info is None:
+        raise ConfigError(f"stream {stream!r} does not exist at {connection.servers}; create it, or correct stream=…")
     config, state = info["config"], info["state"]
     return StreamState(
         incarnation=str(info["created"]),
@@ -56,6 +62,45 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
         or int(config.get("max_msgs_per_subject", -1)) > 0,
         loses_last_acks=int(config.get("num_replicas", 1)) <= 1 and config.get("storage", "file") == "file",
     )
+
+
+async def find_or_create(
+    connection: Connection, stream: str, config: Mapping[str, Any], *, what: str, remedy: str
+) -> tuple[dict[str, Any], bool]:
+    """Find a stream, or create it.
+
+    Args:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        config: Configuration of a stream that is created.
+        what: Name of the stream in errors.
+        remedy: Remedy for a refused creation, in the error.
+
+    Returns:
+        The server's description of the stream, and whether the stream was created here.
+
+    Raises:
+        ApiError: The server refused to describe the stream.
+        ConfigError: The server refused to create the stream.
+        NoAnswer: The server did not answer, or contradicted itself for ``API_TIMEOUT`` seconds.
+    """
+    give_up = monotonic() + API_TIMEOUT
+    while True:
+        info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
+        if info is not None:
+            return info, False
+        try:
+            return await connection.api(f"STREAM.CREATE.{stream}", config), True
+        except ApiError as error:
+            if error.err_code != codes.STREAM_NAME_TAKEN:
+                raise ConfigError(f"{what} cannot be created: {error}; {remedy}") from None
+        # Another client created the stream in the meantime. A cluster reserves the name before the stream exists.
+        if monotonic() > give_up:
+            raise NoAnswer(
+                f"{connection.servers}: the server neither finds nor creates the stream {stream!r}, whose name is "
+                "taken; check that the servers of the cluster reach each other"
+            )
+        await asyncio.sleep(_RETRY_DELAY)
 
 
 def start_fields(start: object) -> dict[str, Any]:

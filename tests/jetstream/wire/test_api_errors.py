@@ -16,15 +16,16 @@ from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
 from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
+from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import (
-    STREAM_NOT_FOUND,
     ApiError,
     Connection,
     NoAnswer,
     NoJetStream,
     NotPermitted,
-    json_object,
+    fields_of,
 )
+from lanes_jetstream.wire.stream import find_or_create
 from tests.components import NatsServer
 from tests.jetstream.workload import Stream
 
@@ -102,7 +103,7 @@ async def test_a_missing_bucket_stops_a_member_only_for_a_permanent_fault(
         if subject == asked:
             raise ERRORS[error]
         if subject == "STREAM.INFO.KV_b":
-            raise ApiError(STREAM_NOT_FOUND, "stream not found", 404)
+            raise ApiError(codes.STREAM_NOT_FOUND, "stream not found", 404)
         return {"api": {"level": 1}}
 
     async def nobody(subject: str, *_: object, **__: object) -> object:
@@ -144,7 +145,7 @@ async def test_an_answer_that_is_no_json_object_is_reported_with_its_request(dat
     with pytest.raises(
         lanes.SourceError, match=r"^bucket 'b': read of 'k': the answer is no JSON object; check that the server"
     ):
-        json_object(answer, "bucket 'b': read of 'k'")
+        fields_of(answer, "bucket 'b': read of 'k'")
 
 
 async def test_a_missing_answer_names_the_possible_causes(
@@ -163,3 +164,27 @@ async def test_a_missing_answer_names_the_possible_causes(
         await subscription.unsubscribe()
     finally:
         await connection.close()
+
+
+@pytest.mark.parametrize("contradictions", [1, 3, None])
+async def test_a_stream_whose_name_is_taken_is_looked_for_again(
+    contradictions: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster may refuse a name as taken before it finds the stream of that name."""
+    monkeypatch.setattr("lanes_jetstream.wire.stream.API_TIMEOUT", 0.3)
+    left = iter(range(1_000 if contradictions is None else contradictions))
+
+    async def api(self: Connection, subject: str, request: object = None) -> dict[str, Any]:
+        if subject == "STREAM.CREATE.S":
+            raise ApiError(codes.STREAM_NAME_TAKEN, "stream name already in use", 400)
+        if next(left, None) is not None:
+            raise ApiError(codes.STREAM_NOT_FOUND, "stream not found", 404)
+        return {"created": "then"}
+
+    monkeypatch.setattr(Connection, "api", api)
+    found = find_or_create(Connection(URL), "S", {}, what="stream 'S'", remedy="correct it")
+    if contradictions is None:
+        with pytest.raises(NoAnswer, match=r"broker:4222: .* the stream 'S', whose name is taken; check that the serv"):
+            await found
+    else:
+        assert await found == ({"created": "then"}, False)

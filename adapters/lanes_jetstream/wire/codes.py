@@ -1,0 +1,22 @@
+"""Error codes of the JetStream API, as in ``ApiError.err_code``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONSUMER_NOT_FOUND: Final = 10014
+CONSUMER_NAME_TAKEN: Final = frozenset({10013, 10148})
+CONSUMER_NOT_UNIQUE: Final = frozenset({10099, 10100})
+"""A work queue already has a consumer that filters some of the same subjects."""
+
+NO_MORE_CONSUMERS: Final = 10026
+
+STREAM_NOT_FOUND: Final = 10059
+STREAM_NAME_TAKEN: Final = 10058
+
+MESSAGE_NOT_FOUND: Final = frozenset({10037, 10043})
+WRONG_REVISION: Final = frozenset({10071, 10164})
+"""The last sequence of a subject differs from the expected one."""
+
+NO_JETSTREAM: Final = frozenset({10039, 10076})
+"""JetStream is off on the server or for the account. The HTTP status of the answer is that of a temporary error."""
