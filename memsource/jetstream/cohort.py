@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from memsource.memory.group import plan
@@ -29,15 +30,23 @@ class SlotNotice(NamedTuple):
     timeout: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
 class _Member:
-    __slots__ = ("crashed", "frozen_until", "joined", "lease_end", "notices")
+    """The state of a member.
 
-    def __init__(self, now: float) -> None:
-        self.joined: float | None = now  # since when it renews; None = its lease has expired
-        self.lease_end = math.inf
-        self.frozen_until: float | None = None
-        self.crashed = False
-        self.notices: list[SlotNotice] = []
+    Attributes:
+        joined: Time from which the member renews its lease; None = the lease has expired.
+        lease_end: Time when the lease expires; infinity = the member renews the lease.
+        frozen_until: Time when the process runs again; None = the process runs.
+        crashed: Whether the process has ended.
+        notices: Notices that the member has not received yet.
+    """
+
+    joined: float | None
+    lease_end: float = math.inf
+    frozen_until: float | None = None
+    crashed: bool = False
+    notices: list[SlotNotice] = field(default_factory=list)
 
     @property
     def runs(self) -> bool:

@@ -15,7 +15,7 @@ from lanes.clock import Clock
 from lanes.cohort.membership import CohortSettings
 from lanes.core.cohort.records import CohortConfig, drain_key, encode
 from lanes.core.cohort.records import DrainRequest as Wish
-from lanes.core.types import Partition, PartitionKey
+from lanes.core.types import Partition
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
 from memsource.jetstream.lease_store import Bucket
 from memsource.jetstream.link import Link, LinkFault
@@ -69,6 +69,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     Attributes:
         members: All sources so far.
         owned: (partition, token, member) of each assignment, in order.
+        publish: Appends one message and returns it; see ``EpochStream.publish``.
     """
 
     name: PersonalityName = "jetstream"
@@ -92,6 +93,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     ) -> None:
         super().__init__()
         self.stream = EpochStream(partitions, retention=retention, name=name, settings=settings)
+        self.publish = self.stream.publish
         self.bucket = Bucket(seed=seed, markers=markers, first=self.stream.server_ms(0.0))
         self.cohort = cohort or CohortSettings()
         self.config = CohortConfig(
@@ -114,7 +116,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         self.owned: list[tuple[int, int, str]] = []
         self._drifts = list(drift)
         self._latencies = list(latency)
-        self._later: list[tuple[float, int, Callable[[float], None]]] = []
+        self._later: list[tuple[float, int, Callable[[float], object]]] = []
         self._asked = 0
         self._redelivered = 0
         self._drained: str | None = None
@@ -123,17 +125,6 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return f"<CohortBroker of {self.stream!r}, {self.bucket!r}: {len(self.members)} members so far>"
 
     # --- producers
-
-    def publish(
-        self,
-        value: bytes | str = b"",
-        *,
-        key: PartitionKey | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        partition: int | None = None,
-    ) -> Record:
-        """Append one message and return it; see ``Topic.publish``."""
-        return self.stream.publish(value, key=key, headers=headers, partition=partition)
 
     def skip(self, count: int, *, partition: int = 0) -> None:
         """Leave a gap of ``count`` sequences, as deleted messages do."""
@@ -233,7 +224,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
 
     # --- time
 
-    def later(self, at: float, act: Callable[[float], None]) -> None:
+    def later(self, at: float, act: Callable[[float], object]) -> None:
         """Schedule an action. Actions of one time run in the order of their calls."""
         self._asked += 1
         heappush(self._later, (at, self._asked, act))

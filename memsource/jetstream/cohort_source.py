@@ -331,7 +331,7 @@ class CohortMemberSource(ScriptedSource):
         stream, position = self.broker.stream, token.delivery.record.position
         if self.link.latency:
             at = self._clock() + self.link.latency
-            self.broker.later(at, lambda now: _late_ack(self.broker, token, now))
+            self.broker.later(at, lambda now: stream.ack(token.durable, position, now))
             return True
         return stream.ack(token.durable, position, self._clock())
 
@@ -343,10 +343,6 @@ class CohortMemberSource(ScriptedSource):
 def _token(message: Message) -> Token:
     assert isinstance(message.token, Token)
     return message.token
-
-
-def _late_ack(broker: CohortBroker[CohortMemberSource], token: Token, now: float) -> None:
-    broker.stream.ack(token.durable, token.delivery.record.position, now)
 
 
 class CohortPersonality(CohortBroker[CohortMemberSource]):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from lanes.cohort.leases import ConsumerExists, EpochConsumer
@@ -39,17 +40,23 @@ class Durable(NamedTuple):
     sub: int
 
 
+@dataclass(eq=False, slots=True)
 class _Made:
-    """A durable. ``log`` has all messages that it delivers; ``begin`` is the first sequence of them."""
+    """A durable.
 
-    __slots__ = ("begin", "consumer", "lease", "log", "nonce")
+    Attributes:
+        nonce: Nonce of the creation.
+        begin: First sequence that the durable delivers.
+        log: All messages that the durable delivers.
+        consumer: The pull consumer.
+        lease: Lease time in seconds of the member that created the durable; 0 = unknown.
+    """
 
-    def __init__(self, nonce: str, begin: int, log: Log, consumer: PullConsumer, lease: int) -> None:
-        self.nonce = nonce
-        self.lease = lease
-        self.begin = begin
-        self.log = log
-        self.consumer = consumer
+    nonce: str
+    begin: int
+    log: Log
+    consumer: PullConsumer
+    lease: int
 
     @property
     def floor(self) -> int:

@@ -61,8 +61,8 @@ class Bucket:
     def read(self, key: str, now: float) -> Entry:
         """The newest entry of a key; see ``lanes.cohort.leases.Entry``."""
         self.advance(now)
-        stored = self._keys.get(key)
-        return Entry(None, 0) if stored is None else Entry(stored.value, stored.revision)
+        stored = self._stored(key)
+        return Entry(stored.value, stored.revision)
 
     def write(
         self,
@@ -80,14 +80,17 @@ class Bucket:
             raise ValueError(f"ttl={ttl} of key {key!r}: must be whole seconds, 1 or more")
         if (revision is None) == (fence is None):
             raise ValueError(f"key {key!r}, revision={revision}, fence={fence}: a write has one condition of the two")
-        if revision is not None and self._revision_of(key) != revision:
-            raise Conflict(f"key {key!r} has revision {self._revision_of(key)}, expected was {revision}")
-        if fence is not None and self._living(fence[0]) != fence[1]:
-            raise Conflict(f"key {fence[0]!r} has revision {self._living(fence[0])}, expected was {fence[1]}")
+        name, expected, found = key, revision, self._stored(key).revision
+        if fence is not None:
+            (name, expected), stored = fence, self._stored(fence[0])
+            # An expired key has no revision, even if the expiry left a marker.
+            found = 0 if stored.value is None else stored.revision
+        if found != expected:
+            raise Conflict(f"key {name!r} has revision {found}, expected was {expected}")
         self.writes += 1
         expires = math.inf if ttl is None else now + ttl + self._random.random() * self._late
         self._put(key, value, expires, now)
-        self._tell(key)
+        self._watchers.call(key)
         return self._revision
 
     def entries(self, prefix: str, now: float) -> dict[str, Entry]:
@@ -106,16 +109,14 @@ class Bucket:
         self.advance(now)
         self._revision = self._revision if first is None else first
         for key in list(self._keys):
-            self._note(key, now)
-            del self._keys[key]
+            self._delete(key, now)
         self._expiries.clear()
 
     def drop(self, key: str, now: float) -> None:
         """Delete one key, as if it had expired. Idempotent."""
         self.advance(now)
         if key in self._keys:
-            self._note(key, now)
-            del self._keys[key]
+            self._delete(key, now)
 
     def fall_back(self, seconds: float, now: float) -> None:
         """Return to the state ``seconds`` ago, at most a minute. Later writes are lost, and their revisions come again.
@@ -150,8 +151,7 @@ class Bucket:
             if self._markers:
                 self._put(key, None, math.inf, at)
             else:
-                self._note(key, at)
-                del self._keys[key]
+                self._delete(key, at)
 
     # --- watchers
 
@@ -165,14 +165,8 @@ class Bucket:
 
     # --- inside
 
-    def _revision_of(self, key: str) -> int:
-        stored = self._keys.get(key)
-        return 0 if stored is None else stored.revision
-
-    def _living(self, key: str) -> int:
-        """The revision of a key with a value. An expired key has none, also if it left a marker."""
-        stored = self._keys.get(key)
-        return 0 if stored is None or stored.value is None else stored.revision
+    def _stored(self, key: str) -> _Stored:
+        return self._keys.get(key) or _Stored(None, 0)
 
     def _put(self, key: str, value: bytes | None, expires: float, now: float) -> None:
         self._note(key, now)
@@ -181,14 +175,15 @@ class Bucket:
         if expires < math.inf:
             heappush(self._expiries, (expires, key, self._revision))
 
+    def _delete(self, key: str, now: float) -> None:
+        self._note(key, now)
+        del self._keys[key]
+
     def _note(self, key: str, now: float) -> None:
         """Keep a replaced entry as long as the bucket may fall back to it."""
         while self._past and self._past[0][0] < now - _REMEMBERED:
             self._past.pop(0)
         self._past.append((now, self._revision, key, self._keys.get(key)))
-
-    def _tell(self, key: str) -> None:
-        self._watchers.call(key)
 
 
 class MemoryLeaseStore:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, Literal, TypeVar
 
 import anyio
@@ -36,48 +36,43 @@ class LinkFault:
     seconds: float = 0.0
 
 
+@dataclass(eq=False, repr=False)
 class Link:
     """The link of one client.
 
-    ``clock`` is that of the server, ``later`` schedules its actions. ``timeout``: seconds that the client waits.
-    ``latency``: seconds of each request. ``cut``: no request arrives. ``reads`` and ``writes`` count the requests.
-
-    ``before`` is awaited before and after each request, with whether it writes. Its first result is the fault of the
-    request. ``faults`` come first: they are the faults of the next calls. After ``sever`` every call raises
-    ``SourceError``, and the server does nothing.
+    Attributes:
+        clock: Clock of the server, in seconds.
+        later: Schedules an action of the server.
+        timeout: Seconds that the client waits for an answer.
+        before: Awaited before and after each request, with whether the request writes. The first result is the fault
+            of the request. None = no faults.
+        latency: Seconds of each request.
+        cut: Whether all requests are lost.
+        faults: Faults of the next requests, in order. They replace those of ``before``.
+        reads: Number of reading requests.
+        writes: Number of writing requests.
+        severed: Whether the process of the client has ended.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        later: Later,
-        *,
-        timeout: float = TIMEOUT,
-        before: Callable[[bool], Awaitable[LinkFault | None]] | None = None,
-    ) -> None:
-        self.latency = 0.0
-        self.cut = False
-        self.faults: deque[LinkFault | None] = deque()
-        self.reads = 0
-        self.writes = 0
-        self._clock = clock
-        self._later = later
-        self._timeout = timeout
-        self._before = before
-        self._severed = False
+    clock: Clock
+    later: Later
+    _: KW_ONLY
+    timeout: float = TIMEOUT
+    before: Callable[[bool], Awaitable[LinkFault | None]] | None = None
+    latency: float = 0.0
+    cut: bool = False
+    faults: deque[LinkFault | None] = field(default_factory=deque)
+    reads: int = 0
+    writes: int = 0
+    severed: bool = False
 
     def __repr__(self) -> str:
-        state = "severed" if self._severed else "cut" if self.cut else "open"
+        state = "severed" if self.severed else "cut" if self.cut else "open"
         return f"<Link: {state}, {self.reads} reads, {self.writes} writes>"
 
     def sever(self) -> None:
-        """The client's process is gone. Idempotent."""
-        self._severed = True
-
-    @property
-    def severed(self) -> bool:
-        """Whether the client's process is gone."""
-        return self._severed
+        """End the client's process: from now on every call raises ``SourceError``, and the server does nothing."""
+        self.severed = True
 
     async def read(self, act: Callable[[float], T]) -> T:
         """Make a request that changes nothing, and return its answer. Raises ``UnknownResult`` without one."""
@@ -98,23 +93,23 @@ class Link:
         # Nothing suspends from here to the action of the server.
         self._alive()
         if fault is not None and fault.kind == "late" and writes:
-            self._later(self._clock() + fault.seconds, lambda now: _unheard(act, now))
+            self.later(self.clock() + fault.seconds, lambda now: _unheard(act, now))
         elif fault is not None and fault.kind == "reply lost" and not self.cut:
-            _unheard(act, self._clock())
+            _unheard(act, self.clock())
         elif fault is None and not self.cut:
-            done = act(self._clock())
+            done = act(self.clock())
             await self._reach(writes)
             return done
-        await anyio.sleep(self._timeout)
-        raise UnknownResult(f"no answer within {self._timeout:g} s")
+        await anyio.sleep(self.timeout)
+        raise UnknownResult(f"no answer within {self.timeout:g} s")
 
     async def _reach(self, writes: bool) -> LinkFault | None:
         await anyio.lowlevel.checkpoint()
         self._alive()
-        return None if self._before is None else await self._before(writes)
+        return None if self.before is None else await self.before(writes)
 
     def _alive(self) -> None:
-        if self._severed:
+        if self.severed:
             raise SourceError("the process has crashed: make a new one")
 
 

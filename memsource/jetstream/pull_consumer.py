@@ -91,10 +91,6 @@ class _Change(NamedTuple):
     deliveries: int
 
 
-def _nothing() -> None:
-    """Ignore a change."""
-
-
 class PullConsumer:
     """One durable on ``log``. It calls ``changed`` whenever it may have something to deliver.
 
@@ -102,7 +98,7 @@ class PullConsumer:
     nothing unless the message is unacknowledged.
     """
 
-    def __init__(self, log: Log, settings: ConsumerSettings, changed: Callable[[], None] = _nothing) -> None:
+    def __init__(self, log: Log, settings: ConsumerSettings, changed: Callable[[], None] = lambda: None) -> None:
         self.settings = settings
         self._log = log
         self._changed = changed
@@ -312,7 +308,11 @@ class PullConsumer:
         self._dropped.add(sequence)
 
     def _set(self, sequence: int, pending: _Pending | None, repeats: int, now: float) -> None:
-        self._remember(sequence, now)
+        """Change the state of a message. Keep the state before the change until the change is on disk."""
+        while self._unwritten and self._unwritten[0].time <= now - _WRITTEN:
+            self._unwritten.popleft()
+        before, times, dropped = self._pending.get(sequence), self._repeats.get(sequence, 0), sequence in self._dropped
+        self._unwritten.append(_Change(now, sequence, before, times, dropped, self._at, self._deliveries))
         self._put(sequence, pending, repeats)
 
     def _put(self, sequence: int, pending: _Pending | None, repeats: int) -> None:
@@ -324,12 +324,3 @@ class PullConsumer:
             self._repeats[sequence] = repeats
         else:
             self._repeats.pop(sequence, None)
-
-    def _remember(self, sequence: int, now: float) -> None:
-        """Keep the state before a change until the change is on disk."""
-        while self._unwritten and self._unwritten[0].time <= now - _WRITTEN:
-            self._unwritten.popleft()
-        repeats, dropped = self._repeats.get(sequence, 0), sequence in self._dropped
-        self._unwritten.append(
-            _Change(now, sequence, self._pending.get(sequence), repeats, dropped, self._at, self._deliveries)
-        )

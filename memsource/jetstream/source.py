@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from lanes.clock import Clock, monotonic
@@ -24,14 +25,12 @@ _ACKS_KEPT: Final = 10_000
 """Number of acknowledgements that are repeated after a lost connection."""
 
 
+@dataclass(eq=False, slots=True)
 class _Slot:
-    """The state of an announced partition. Without a ``takeover`` it delivers nothing more."""
+    """The state of an announced partition. Without a ``takeover`` the partition delivers nothing more."""
 
-    __slots__ = ("epoch", "takeover")
-
-    def __init__(self, epoch: int, takeover: Takeover) -> None:
-        self.epoch = epoch
-        self.takeover: Takeover | None = takeover
+    epoch: int
+    takeover: Takeover | None
 
 
 class JetStreamMemberSource(ScriptedSource):
