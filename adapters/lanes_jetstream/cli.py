@@ -44,7 +44,7 @@ def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_js
     async def work(view: CohortView) -> None:
         found = await view.status()
         if as_json:
-            typer.echo(json.dumps(_document(found)))
+            typer.echo(json.dumps({**asdict(found), "lag": found.lag, "oldest": found.oldest}))
         else:
             _show(found)
 
@@ -52,12 +52,7 @@ def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_js
 
 
 @cohort.command()
-def drain(
-    member: Member,
-    stream: StreamOption = "",
-    server: Server = "",
-    namespace: Namespace = "",
-) -> None:
+def drain(member: Member, stream: StreamOption = "", server: Server = "", namespace: Namespace = "") -> None:
     """Move all partitions of a member to the other members.
 
     The drain ends when the member leaves in order, or by `undrain`. A member that dies and returns under its name is
@@ -74,12 +69,7 @@ def drain(
 
 
 @cohort.command()
-def undrain(
-    member: Member,
-    stream: StreamOption = "",
-    server: Server = "",
-    namespace: Namespace = "",
-) -> None:
+def undrain(member: Member, stream: StreamOption = "", server: Server = "", namespace: Namespace = "") -> None:
     """Take back a drain, so that the member gets its share again."""
     if not stream:
         stop("`lanes cohort undrain` needs --stream NAME")
@@ -124,10 +114,6 @@ async def _only_one(connection: Connection, stream: str) -> str:
             else f"stream {stream!a} has several cohorts; select one by --namespace: {', '.join(found)}"
         )
     return found[0]
-
-
-def _document(status: CohortStatus) -> dict[str, object]:
-    return {**asdict(status), "lag": status.lag, "oldest": status.oldest}
 
 
 def _show(status: CohortStatus) -> None:

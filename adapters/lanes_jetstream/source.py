@@ -132,9 +132,9 @@ class JetStreamSource:
                 if given:
                     raise ConfigError(f"{setting}=… applies to durable=… only, not to a cohort; omit it")
             self._source = CohortSource(
-                connection,
-                stream,
-                cohort if isinstance(cohort, Cohort) else Cohort(cohort),
+                connection=connection,
+                stream=stream,
+                cohort=cohort if isinstance(cohort, Cohort) else Cohort(cohort),
                 key=key,
                 start=start,
                 ack_wait=COHORT_ACK_WAIT if ack_wait is None else ack_wait,
@@ -156,8 +156,8 @@ class JetStreamSource:
             hold_back=takeover == "hold-back",
         )
         self._source = DurableSource(
-            connection,
-            consumer,
+            connection=connection,
+            durable=consumer,
             key=key,
             acks=acks,
             out_of_range=out_of_range,

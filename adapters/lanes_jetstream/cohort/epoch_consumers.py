@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from lanes.cohort.leases import ConsumerExists, EpochConsumer, UnknownResult
@@ -25,6 +26,7 @@ from lanes_jetstream.wire.connection import (
     NotPermitted,
     number,
     read_pages,
+    retrieve,
     unix_seconds,
 )
 
@@ -85,52 +87,48 @@ class EpochName(NamedTuple):
         return parsed if parsed.epoch <= HIGHEST and parsed.durable(namespace) == durable else None
 
 
+@dataclass(eq=False, repr=False)
 class JetStreamEpochConsumers:
-    """The durables of the cohort ``namespace`` on ``stream``, as ``lanes.cohort.leases.EpochConsumers``. Needs asyncio.
+    """The durables of one cohort, as ``lanes.cohort.leases.EpochConsumers``. Needs asyncio.
 
-    ``incarnation`` is the creation time of the stream; a different one later is an error. A stream that ends below
-    ``highest``, the highest sequence read, is an error too. ``check`` gets the stream's configuration at each reading,
-    and raises for a misfit. ``filters`` returns the subjects of a cohort partition. ``lease`` is the lease time of this
-    member in seconds, which its durables record; 0 = unknown. ``ack_wait``: seconds, 1 or more. ``max_ack_pending``:
-    limit of unacknowledged deliveries.
+    Attributes:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        namespace: Namespace of the cohort.
+        incarnation: Creation time of the stream. Another creation time during the run is an error.
+        filters: Returns the stored subjects of a cohort partition.
+        highest: Returns the highest sequence that was read. A stream that ends below this sequence is an error.
+        check: Checks the configuration of the stream at each reading, and raises for a misfit.
+        lease: Lease time of this member in seconds, which its durables record; 0 = unknown.
+        ack_wait: Seconds until the server redelivers a message, 1 or more.
+        max_ack_pending: Limit of unacknowledged messages of each durable, 1 or more.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        stream: str,
-        namespace: str,
-        *,
-        incarnation: str,
-        filters: Callable[[int], Sequence[str]],
-        highest: Callable[[], int] = lambda: 0,
-        check: Callable[[Mapping[str, Any]], None] = lambda _: None,
-        lease: float = 0,
-        ack_wait: float = DEFAULT_ACK_WAIT,
-        max_ack_pending: int = 10_000,
-    ) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._namespace = namespace
-        self._bucket = bucket_name(stream, namespace)
+    connection: Connection
+    stream: str
+    namespace: str
+    _: KW_ONLY
+    incarnation: str
+    filters: Callable[[int], Sequence[str]]
+    highest: Callable[[], int] = lambda: 0
+    check: Callable[[Mapping[str, Any]], None] = lambda _: None
+    lease: float = 0
+    ack_wait: float = DEFAULT_ACK_WAIT
+    max_ack_pending: int = 10_000
+
+    def __post_init__(self) -> None:
+        self._bucket = bucket_name(self.stream, self.namespace)
         self._others: list[str] = []
-        self._incarnation = incarnation
-        self._filters = filters
-        self._highest = highest
-        self._check = check
         self._last = 0
-        self._lease = int(lease)
-        self._ack_wait = ack_wait
-        self._max_ack_pending = max_ack_pending
         self._reading = asyncio.Lock()
         self._coming: asyncio.Task[tuple[list[EpochName], int]] | None = None
 
     def __repr__(self) -> str:
-        return f"<JetStreamEpochConsumers {self._stream}/{self._namespace}>"
+        return f"<JetStreamEpochConsumers {self.stream}/{self.namespace}>"
 
     def name(self, partition: int, epoch: int, sub: int) -> str:
         """The name of a durable."""
-        return EpochName(partition, epoch, sub).durable(self._namespace)
+        return EpochName(partition, epoch, sub).durable(self.namespace)
 
     # --- lanes.cohort.leases.EpochConsumers
 
@@ -158,11 +156,11 @@ class JetStreamEpochConsumers:
                 clock = max(clock, _milliseconds(info.get("ts")))
             else:
                 return consumers, clock
-        raise UnknownResult(f"stream {self._stream!r}: its consumers change too fast for a listing")
+        raise UnknownResult(f"stream {self.stream!r}: its consumers change too fast for a listing")
 
     async def marked(self) -> int | None:
         """Whether a cohort used the stream; see ``lanes.cohort.leases.EpochConsumers.marked``."""
-        info = await self._info(mark_of(self._namespace))
+        info = await self._info(mark_of(self.namespace))
         return None if info is None else _lease_of(info)
 
     async def mark(self) -> None:
@@ -170,14 +168,14 @@ class JetStreamEpochConsumers:
 
         Raises ``SourceError`` if a foreign consumer is in the way.
         """
-        name = mark_of(self._namespace)
+        name = mark_of(self.namespace)
         config: dict[str, object] = {
             "name": name,
             "durable_name": name,
             "description": "a cohort of lanes uses this stream",
             "ack_policy": "explicit",
-            "metadata": {NONCE: "", LEASE: str(self._lease)},
-            "filter_subject": f"{MARKED}-{self._namespace}",
+            "metadata": {NONCE: "", LEASE: str(int(self.lease))},
+            "filter_subject": f"{MARKED}-{self.namespace}",
         }
         try:
             await self._create(name, config)
@@ -185,7 +183,7 @@ class JetStreamEpochConsumers:
             if error.nonce is None:
                 raise SourceError(f"{error}; delete the foreign consumers") from None
             told = await self.marked()
-            if told is not None and told < self._lease:
+            if told is not None and told < int(self.lease):
                 await self._create(name, config, action="update")
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
@@ -197,7 +195,7 @@ class JetStreamEpochConsumers:
         """Delete one; see ``lanes.cohort.leases.EpochConsumers.delete``."""
         name = self.name(partition, epoch, sub)
         try:
-            await self._api(f"CONSUMER.DELETE.{self._stream}.{name}")
+            await self._api(f"CONSUMER.DELETE.{self.stream}.{name}")
         except ApiError as error:
             if error.err_code != codes.CONSUMER_NOT_FOUND:
                 raise self._refused(name, error) from None
@@ -211,9 +209,9 @@ class JetStreamEpochConsumers:
         """
         if self._last < highest:
             raise SourceError(
-                f"stream {self._stream!r} ends at sequence {self._last} and was read up to {highest}, so the server "
+                f"stream {self.stream!r} ends at sequence {self._last} and was read up to {highest}, so the server "
                 "lost messages and reuses their sequences; check which messages are missing, stop all members, delete "
-                f"the bucket {self._bucket!r} and the consumers {self._namespace}-p…, and start again"
+                f"the bucket {self._bucket!r} and the consumers {self.namespace}-p…, and start again"
             )
 
     async def names(self) -> list[EpochName]:
@@ -223,17 +221,17 @@ class JetStreamEpochConsumers:
     # --- requests
 
     def _config(self, name: str, partition: int, nonce: str, start: int | None) -> dict[str, Any]:
-        filters = self._filters(partition)
+        filters = self.filters(partition)
         return {
             "name": name,
             "durable_name": name,
             "description": "a cohort partition of lanes",
             "ack_policy": "explicit",
-            "ack_wait": int(self._ack_wait * 1e9),
+            "ack_wait": int(self.ack_wait * 1e9),
             "max_deliver": -1,
-            "max_ack_pending": self._max_ack_pending,
+            "max_ack_pending": self.max_ack_pending,
             "replay_policy": "instant",
-            "metadata": {NONCE: nonce, LEASE: str(self._lease)},
+            "metadata": {NONCE: nonce, LEASE: str(int(self.lease))},
             **({"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}),
             **(
                 {"deliver_policy": "all"}
@@ -245,54 +243,54 @@ class JetStreamEpochConsumers:
     async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         try:
             # While the client reconnects, it would keep a request and send it after its timeout.
-            if not self._connection.client.is_connected and not self._connection.client.is_closed:
-                raise NoAnswer(f"{self._connection.servers}: not connected")
-            return await self._connection.api(subject, request)
+            if not self.connection.client.is_connected and not self.connection.client.is_closed:
+                raise NoAnswer(f"{self.connection.servers}: not connected")
+            return await self.connection.api(subject, request)
         except NotPermitted as error:
-            raise SourceError(f"stream {self._stream!r}: {error}, and start again") from None
+            raise SourceError(f"stream {self.stream!r}: {error}, and start again") from None
         except NoAnswer as error:
-            raise UnknownResult(f"stream {self._stream!r}: {error}") from None
+            raise UnknownResult(f"stream {self.stream!r}: {error}") from None
         except ApiError as error:
             if error.temporary:
-                raise UnknownResult(f"stream {self._stream!r}: {error}") from None
+                raise UnknownResult(f"stream {self.stream!r}: {error}") from None
             if error.err_code == codes.STREAM_NOT_FOUND:
                 raise SourceError(
-                    f"stream {self._stream!r} was deleted while the cohort in namespace {self._namespace!r} used it; "
+                    f"stream {self.stream!r} was deleted while the cohort in namespace {self.namespace!r} used it; "
                     f"create it again, delete the bucket {self._bucket!r}, and start again"
                 ) from None
             raise
 
     def _refused(self, name: str, error: ApiError) -> SourceError:
-        return self._connection.failed(f"consumer {self._stream}/{name}", error)
+        return self.connection.failed(f"consumer {self.stream}/{name}", error)
 
     async def _create(
         self, name: str, config: Mapping[str, object], *, action: Literal["create", "update"] = "create"
     ) -> None:
         try:
             await self._api(
-                f"CONSUMER.CREATE.{self._stream}.{name}",
-                {"stream_name": self._stream, "config": config, "action": action},
+                f"CONSUMER.CREATE.{self.stream}.{name}",
+                {"stream_name": self.stream, "config": config, "action": action},
             )
         except ApiError as error:
             if error.err_code in codes.CONSUMER_NAME_TAKEN:
                 info = await self._info(name)
-                raise ConsumerExists(f"consumer {self._stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
+                raise ConsumerExists(f"consumer {self.stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
             if error.err_code in codes.CONSUMER_NOT_UNIQUE:
                 with suppress(SourceError, UnknownResult):
                     await self._list()
                 others = ", ".join(map(repr, self._others))
                 why = f"{error}; foreign consumers are {others}" if others else str(error)
-                raise ConsumerExists(f"consumer {self._stream}/{name}: {why}", nonce=None) from None
+                raise ConsumerExists(f"consumer {self.stream}/{name}: {why}", nonce=None) from None
             if error.err_code == codes.NO_MORE_CONSUMERS:
                 raise SourceError(
-                    f"consumer {self._stream}/{name}: {error}; raise max_consumers of the stream or the account to the "
+                    f"consumer {self.stream}/{name}: {error}; raise max_consumers of the stream or the account to the "
                     "number of partitions, plus one for each that moves, plus one on a work queue"
                 ) from None
             raise self._refused(name, error) from None
 
     async def _info(self, name: str) -> dict[str, Any] | None:
         try:
-            return await self._api(f"CONSUMER.INFO.{self._stream}.{name}")
+            return await self._api(f"CONSUMER.INFO.{self.stream}.{name}")
         except ApiError as error:
             if error.err_code == codes.CONSUMER_NOT_FOUND:
                 return None
@@ -302,7 +300,7 @@ class JetStreamEpochConsumers:
         """The cohort's durables and the server's clock, by a listing that begins now or later."""
         if self._coming is None:
             self._coming = asyncio.create_task(self._read_names())
-            self._coming.add_done_callback(_seen)
+            self._coming.add_done_callback(retrieve)
         # Shielded: a cancelled waiter must not end the listing for the others.
         return await asyncio.shield(self._coming)
 
@@ -319,39 +317,33 @@ class JetStreamEpochConsumers:
         others: list[str] = []
 
         async def ask(offset: int) -> dict[str, Any]:
-            return await self._api(f"CONSUMER.NAMES.{self._stream}", {"offset": offset})
+            return await self._api(f"CONSUMER.NAMES.{self.stream}", {"offset": offset})
 
-        with self._connection.api_errors(f"stream {self._stream!r}"):
+        with self.connection.api_errors(f"stream {self.stream!r}"):
             found = await read_pages(ask, lambda page: page.get("consumers") or [])
         for name in found:
-            parsed = EpochName.parse(self._namespace, name)
+            parsed = EpochName.parse(self.namespace, name)
             if parsed is not None:
                 names.append(parsed)
-            elif name != mark_of(self._namespace) and len(others) < _NAMED:
+            elif name != mark_of(self.namespace) and len(others) < _NAMED:
                 others.append(str(name))
         self._others = others
         return sorted(set(names)), _milliseconds(info.get("ts"))
 
     async def _stream_info(self) -> dict[str, Any]:
         # Read it before the request: the answer may lack messages that are read in the meantime.
-        highest = self._highest()
-        with self._connection.api_errors(f"stream {self._stream!r}"):
-            info = await self._api(f"STREAM.INFO.{self._stream}")
-        if info.get("created") != self._incarnation:
+        highest = self.highest()
+        with self.connection.api_errors(f"stream {self.stream!r}"):
+            info = await self._api(f"STREAM.INFO.{self.stream}")
+        if info.get("created") != self.incarnation:
             raise ConfigError(
-                f"stream {self._stream!r} was deleted and created again, so its sequences mean other messages; if this "
+                f"stream {self.stream!r} was deleted and created again, so its sequences mean other messages; if this "
                 f"was intended, stop all members, delete the bucket {self._bucket!r}, and start again"
             )
-        self._check(info.get("config") or {})
+        self.check(info.get("config") or {})
         self._last = int((info.get("state") or {}).get("last_seq", 0))
         self.check_end(highest)
         return info
-
-
-def _seen(task: asyncio.Task[tuple[list[EpochName], int]]) -> None:
-    """Retrieve the result of a listing, so that asyncio reports no error for a listing without a waiter."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) -> EpochConsumer:

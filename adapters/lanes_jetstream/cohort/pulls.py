@@ -118,7 +118,7 @@ class ConsumerPulls(PullRequests):
 
     def end(self) -> None:
         """Ignore further arrivals. Idempotent."""
-        self._shared.remove(self, self._inbox)
+        self._shared.remove(self, self.inbox)
 
     def delivered_by(self, token: str) -> bool:
         """Whether a delivery came from this consumer, not from an earlier one."""
@@ -150,7 +150,24 @@ class Turns:
     async def pull(
         self, pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, now: float
     ) -> None:
-        """See ``pull_in_turns``. Warns once if the room never suffices for a request of each consumer."""
+        """Request as many messages as fit: all requests together stay within ``room``.
+
+        Each partition of the cohort has an idle share reserved, up to a quarter of the room in total. This includes
+        partitions that are not pulled here, because they may move here. The rest of ``room`` is divided evenly among
+        the ``busy`` partitions.
+
+        If the room is too small for all partitions, no request waits at the server for long. All partitions take
+        turns, and an idle partition is asked every ``AGAIN`` seconds. So a message may wait for ``AGAIN`` seconds, and
+        for ``BRIEF`` seconds more each time that the idle partitions fill the room.
+
+        Warns once if the room never suffices for a request of each consumer.
+
+        Args:
+            pulls: Pull requests of the consumers that may deliver now.
+            busy: Those of ``pulls`` whose consumers delivered a moment ago.
+            room: Number and bytes of messages that may come.
+            now: Time in seconds of the monotonic clock.
+        """
         self._most = max(self._most, room.messages)
         if self._most < len(pulls) and not self._warned:
             self._warned = True
@@ -161,49 +178,35 @@ class Turns:
                 self._most,
                 len(pulls),
             )
-        await pull_in_turns(pulls, busy, room, self._partitions, now)
-
-
-async def pull_in_turns(
-    pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, partitions: int, now: float
-) -> None:
-    """Request as many messages as fit: all requests together stay within ``room``.
-
-    Each of the cohort's ``partitions`` has an idle share reserved, up to a quarter of the room in total. This includes
-    partitions that are not pulled here, because they may move here. The rest of ``room`` is
-    divided evenly among the ``busy`` partitions. ``now`` is in seconds of the monotonic clock.
-
-    If the room is too small for all partitions, no request waits at the server for long. All partitions take turns, and
-    an idle one is asked every ``AGAIN`` seconds. So a message may wait that long, and ``BRIEF`` seconds more for each
-    time that the idle partitions fill the room.
-    """
-    left = room.messages - sum(each.reserved for each in pulls)
-    without = sum(not each.reserved for each in pulls)
-    size = max(1, room.bytes // max(1, len(pulls)))
-    turns = sorted(pulls, key=lambda each: (each.reserved > 0, each.asked_at))
-    if left < without:
-        share = max(1, left // (2 * max(1, len(busy))))
+        left = room.messages - sum(each.reserved for each in pulls)
+        without = sum(not each.reserved for each in pulls)
+        size = max(1, room.bytes // max(1, len(pulls)))
+        turns = sorted(pulls, key=lambda each: (each.reserved > 0, each.asked_at))
+        if left < without:
+            share = max(1, left // (2 * max(1, len(busy))))
+            for each in turns:
+                if left > 0 and (each in busy or (not each.reserved and now - each.asked_at >= AGAIN)):
+                    part = min(share, each.reserved + left) if each in busy else 1
+                    left -= await _pull(each, room._replace(messages=part, bytes=size), BRIEF, now)
+            return
+        small = room.messages
+        if self._partitions > 1:
+            small = max(1, min(room.messages // (_IDLE_SHARE * self._partitions), left // max(1, without)))
+        elsewhere = min(small * (self._partitions - len(pulls)), room.messages // 4)
+        large = max(small, (room.messages - elsewhere - small * (len(pulls) - len(busy))) // max(1, len(busy)))
+        aside = elsewhere + sum(max(0, small - each.reserved) for each in pulls)
         for each in turns:
-            if left > 0 and (each in busy or (not each.reserved and now - each.asked_at >= AGAIN)):
-                part = min(share, each.reserved + left) if each in busy else 1
-                left -= await _pull(each, room._replace(messages=part, bytes=size), BRIEF, now)
-        return
-    small = room.messages
-    if partitions > 1:
-        small = max(1, min(room.messages // (_IDLE_SHARE * partitions), left // max(1, without)))
-    elsewhere = min(small * (partitions - len(pulls)), room.messages // 4)
-    large = max(small, (room.messages - elsewhere - small * (len(pulls) - len(busy))) // max(1, len(busy)))
-    aside = elsewhere + sum(max(0, small - each.reserved) for each in pulls)
-    for each in turns:
-        taken = each.reserved
-        own = max(0, small - taken)
-        share = (
-            min(large, taken + max(min(own, left), left - aside + own)) if each in busy else min(small, taken + left)
-        )
-        if share > 0:
-            asked = await _pull(each, room._replace(messages=share, bytes=size), EXPIRES, now)
-            left -= asked
-            aside -= min(own, asked)
+            taken = each.reserved
+            own = max(0, small - taken)
+            share = (
+                min(large, taken + max(min(own, left), left - aside + own))
+                if each in busy
+                else min(small, taken + left)
+            )
+            if share > 0:
+                asked = await _pull(each, room._replace(messages=share, bytes=size), EXPIRES, now)
+                left -= asked
+                aside -= min(own, asked)
 
 
 async def _pull(pulls: ConsumerPulls, room: Room, expires: float, now: float) -> int:

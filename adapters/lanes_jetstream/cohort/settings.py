@@ -71,14 +71,11 @@ class CohortStream:
         """
         parts = self.subject.split(".")
         stars = [place for place, part in enumerate(parts) if part == "*"]
-        hashed = stars if self.tokens is None else list(self.tokens)
+        wildcards = {place: number for number, place in enumerate(stars, 1)}
         # Hash the whole subject if its length varies; otherwise its wildcards identify it.
-        numbers = [] if self.tokens is None and parts[-1] == ">" else [stars.index(place) + 1 for place in hashed]
-        stored = [
-            f"{{{{wildcard({stars.index(place) + 1})}}}}" if place in stars else parts[place]
-            for place in range(len(parts))
-        ]
-        arguments = ",".join(map(str, [partitions, *numbers]))
+        hashed = [] if self.tokens is None and parts[-1] == ">" else stars if self.tokens is None else self.tokens
+        stored = [f"{{{{wildcard({wildcards[n]})}}}}" if n in wildcards else part for n, part in enumerate(parts)]
+        arguments = ",".join(map(str, [partitions, *(wildcards[place] for place in hashed)]))
         return {"src": self.subject, "dest": ".".join([f"{{{{partition({arguments})}}}}", *stored])}
 
     def config(self, name: str, partitions: int) -> dict[str, Any]:

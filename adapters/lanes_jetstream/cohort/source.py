@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -24,7 +25,7 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.source import SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
-from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name
+from lanes_jetstream.cohort.lease_store import bucket_name
 from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.cohort.partitioning import KeyWatch
 from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox, Turns
@@ -58,37 +59,39 @@ _JOINING: Final = 10.0
 """Seconds beyond a lease within which a member must have joined."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CohortSource:
-    """See ``JetStreamSource``, which checks the arguments. Needs asyncio."""
+    """The source of a member; see ``JetStreamSource``, which checks the arguments. Needs asyncio.
 
-    def __init__(
-        self,
-        connection: Connection,
-        stream: str,
-        cohort: Cohort,
-        *,
-        key: KeyFunction | None,
-        start: Start,
-        ack_wait: float,
-        max_ack_pending: int,
-        out_of_range: OutOfRange = "fail",
-    ) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._cohort = cohort
-        self._key = key
-        self._start: Start = start
-        self._ack_wait = ack_wait
-        self._max_ack_pending = max_ack_pending
-        self._out_of_range: OutOfRange = out_of_range
-        self._name = f"jetstream {stream}/{cohort.namespace}, member {cohort.member_id}"
+    Attributes:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        cohort: Settings of the cohort.
+        key: Returns the key of a message; None = no keys.
+        start: First message of a cohort that is created.
+        ack_wait: Seconds until the server redelivers a message, 1 or more.
+        max_ack_pending: Limit of unacknowledged messages of each partition, 1 or more.
+        out_of_range: Policy for messages that the stream dropped.
+    """
+
+    connection: Connection
+    stream: str
+    cohort: Cohort
+    key: KeyFunction | None
+    start: Start
+    ack_wait: float
+    max_ack_pending: int
+    out_of_range: OutOfRange = "fail"
+
+    def __post_init__(self) -> None:
+        cohort = self.cohort
+        self._name = f"jetstream {self.stream}/{cohort.namespace}, member {cohort.member_id}"
         self._key_watch: KeyWatch | None = None
-        self._store: JetStreamLeaseStore
         self._consumers: JetStreamEpochConsumers
         self._inbox: Inbox
         self._membership_task: asyncio.Task[None] | None = None
         self._opened = AsyncExitStack()
-        self._bucket = bucket_name(stream, cohort.namespace)
+        self._bucket = bucket_name(self.stream, cohort.namespace)
         self._partitions: OwnedPartitions[PulledPartition]
         self._turns: Turns
         self._cohort_watch: CohortWatch
@@ -101,9 +104,9 @@ class CohortSource:
 
     async def open(self) -> SourceTraits:
         """Connect, find the stream, and join the cohort; see ``lanes.source.Source.open``."""
-        connection, stream, cohort = self._connection, self._stream, self._cohort
+        connection, stream, cohort = self.connection, self.stream, self.cohort
         await connection.open()
-        found = await find_cohort(connection, stream, cohort, key=self._key, start=self._start)
+        found = await find_cohort(connection, stream, cohort, key=self.key, start=self.start)
         client = connection.client
         self._key_watch = KeyWatch() if found.watch_keys else None
         self._turns = Turns(self._name, found.partitioning.partitions)
@@ -111,8 +114,7 @@ class CohortSource:
         self._denials = Denials(client, self._is_needed)
         self._opened.push_async_callback(self._close, self._inbox.close)
         await self._inbox.open()
-        self._store = found.store
-        self._opened.push_async_callback(self._close, self._store.aclose)
+        self._opened.push_async_callback(self._close, found.store.aclose)
         self._consumers = JetStreamEpochConsumers(
             connection,
             stream,
@@ -122,8 +124,8 @@ class CohortSource:
             highest=self._highest,
             check=partial(found.partitioning.check_unchanged, stream, found.config.retention),
             lease=cohort.lease,
-            ack_wait=self._ack_wait,
-            max_ack_pending=self._max_ack_pending,
+            ack_wait=self.ack_wait,
+            max_ack_pending=self.max_ack_pending,
         )
         self._partitions = OwnedPartitions(
             stream,
@@ -131,7 +133,7 @@ class CohortSource:
             found.config.incarnation,
             membership=partial(
                 Membership,
-                self._store,
+                found.store,
                 self._consumers,
                 found.config,
                 member=cohort.member_id,
@@ -143,15 +145,15 @@ class CohortSource:
             wake=self._inbox.wake.set,
         )
         self._cohort_watch = CohortWatch(
-            connection,
-            stream,
-            self._name,
+            connection=connection,
+            stream=stream,
+            name=self._name,
             partitions=self._partitions,
-            out_of_range=self._out_of_range,
+            out_of_range=self.out_of_range,
             wake=self._inbox.wake.set,
         )
         membership = self._partitions.membership
-        await self._store.watch(membership.hint)
+        await found.store.watch(membership.hint)
         self._opened.push_async_callback(self._cohort_watch.stop)
         self._membership_task = asyncio.create_task(membership.run())
         self._opened.push_async_callback(self._stop_membership, self._membership_task)
@@ -161,8 +163,8 @@ class CohortSource:
         return SourceTraits(
             name=self._name,
             system="nats",
-            extend_interval=self._ack_wait / 3,
-            max_in_flight=self._max_ack_pending,
+            extend_interval=self.ack_wait / 3,
+            max_in_flight=self.max_ack_pending,
             remembers=True,
             partitions=found.partitioning.partitions,
             plans=True,
@@ -196,7 +198,7 @@ class CohortSource:
         Nothing is sent for a partition that is no longer owned. A message that cannot be acknowledged now is
         acknowledged when it is redelivered.
         """
-        client, now = self._connection.client, monotonic()
+        client, now = self.connection.client, monotonic()
         tokens: list[str] = []
         confirmed: list[tuple[str, str]] = []
         for settlement in settlements:
@@ -218,7 +220,7 @@ class CohortSource:
         """Tell the server that these messages are still in progress. Best effort."""
         leased = self._partitions.leased
         tokens = [str(message.token) for message in messages if leased(message.partition) is not None]
-        await keep_alive(self._connection.client, tokens, self._name)
+        await keep_alive(self.connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
         """Write down the finished messages of a drained partition, and give up its lease.
@@ -237,7 +239,7 @@ class CohortSource:
         try:
             await self._opened.aclose()
         finally:
-            await self._connection.close()
+            await self.connection.close()
 
     def lag(self, partition: Partition) -> int | None:
         """See ``lanes.source.Lagging``: unfinished and undelivered messages."""
@@ -253,11 +255,11 @@ class CohortSource:
     def _follow(self, owned: PulledPartition, event: LeaseOwned) -> None:
         self._consumers.check_end(self._partitions.read_up_to(event.done.highest))
         consumer = self._consumers.name(owned.number, event.epoch, event.sub)
-        owned.follow(ConsumerPulls(self._inbox, self._connection, self._stream, consumer, self._name))
+        owned.follow(ConsumerPulls(self._inbox, self.connection, self.stream, consumer, self._name))
 
     async def _flush(self) -> None:
         with suppress(SourceError):
-            await self._connection.flush(_FLUSH)
+            await self.connection.flush(_FLUSH)
 
     async def _close(self, close: Callable[[], Awaitable[None]]) -> None:
         # The caller's client may be closed or disconnected, and then there is nothing to end.
@@ -287,15 +289,13 @@ class CohortSource:
     async def _until_joined(self, membership: Membership) -> None:
         running, joined = self._membership_task, asyncio.ensure_future(membership.joined.wait())
         assert running is not None, "it joins once it runs"
-        await asyncio.wait(
-            [running, joined], timeout=self._cohort.lease + _JOINING, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait([running, joined], timeout=self.cohort.lease + _JOINING, return_when=asyncio.FIRST_COMPLETED)
         joined.cancel()
         self._raise_failure()
         if not membership.joined.is_set():
             raise SourceError(
-                f"{self._name}: not joined within {self._cohort.lease + _JOINING:g} s, because "
-                f"{self._connection.servers} does not answer for the bucket {self._bucket!r}; check that it has a "
+                f"{self._name}: not joined within {self.cohort.lease + _JOINING:g} s, because "
+                f"{self.connection.servers} does not answer for the bucket {self._bucket!r}; check that it has a "
                 f'leader, and that this client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
                 retryable=True,
             )
@@ -312,11 +312,11 @@ class CohortSource:
         denied = self._denials.new()
         if denied is not None:
             raise SourceError(f"{self._name}: {denied}, then start again")
-        if self._connection.client.is_closed:
+        if self.connection.client.is_closed:
             raise SourceError(f"{self._name}: {CLOSED}")
 
     def _is_needed(self, subject: str) -> bool:
-        needed = (self._connection.next_subject(self._stream, ""), f"$JS.ACK.{self._stream}.", self._inbox.subject)
+        needed = (self.connection.next_subject(self.stream, ""), f"$JS.ACK.{self.stream}.", self._inbox.subject)
         return subject.startswith(tuple(each.casefold() for each in needed))
 
     # --- messages
@@ -332,7 +332,7 @@ class CohortSource:
             self._partitions.lose(owned, f"its consumer {pulls.consumer} was deleted")
             return
         interruption = pulls.check()
-        if interruption is None or not self._connection.client.is_connected:
+        if interruption is None or not self.connection.client.is_connected:
             return
         if interruption.kind == "unanswered":
             # The consumer has no leader now, or was deleted. Ask the server.
@@ -350,14 +350,14 @@ class CohortSource:
         events: list[SourceEvent] = []
         for owned in self._partitions.by_number.values():
             if owned.partition not in room.paused:
-                delivered = owned.take(self._key, self._key_watch)
+                delivered = owned.take(self.key, self._key_watch)
                 if delivered is not None:
                     events.append(delivered)
         return events
 
     async def _acknowledge_again(self) -> None:
         """Acknowledge redelivered messages that are finished, for owned partitions only, like ``settle``."""
-        client = self._connection.client
+        client = self.connection.client
         for owned in list(self._partitions.by_number.values()):
             # Check ownership each time: sending for the previous partition may have taken long.
             if owned.again and client.is_connected and self._partitions.leased(owned.partition) is not None:

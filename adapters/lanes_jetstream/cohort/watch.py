@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Final
 
 import nats.errors
@@ -28,35 +29,34 @@ _RETRY_DELAY: Final = 0.25
 """Seconds before a durable without a leader is asked again."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CohortWatch:
-    """The checks of one member over its owned ``partitions``. Needs asyncio.
+    """The checks of the partitions of one member. Needs asyncio.
 
-    ``out_of_range``: see ``JetStreamSource``. ``wake`` is called when ``failure`` is set, which says why the source
-    cannot continue.
+    Attributes:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        name: Name of the source, for the log.
+        partitions: Partitions that the member owns.
+        out_of_range: Policy for messages that the stream dropped; see ``JetStreamSource``.
+        wake: Wakes the source, to look at ``failure``.
+        failure: The reason why the source cannot continue; None = the source can continue.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        stream: str,
-        name: str,
-        *,
-        partitions: OwnedPartitions[PulledPartition],
-        out_of_range: OutOfRange,
-        wake: Callable[[], None],
-    ) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._name = name
-        self._partitions = partitions
-        self._out_of_range = out_of_range
-        self._wake = wake
+    connection: Connection
+    stream: str
+    name: str
+    partitions: OwnedPartitions[PulledPartition]
+    out_of_range: OutOfRange
+    wake: Callable[[], None]
+    failure: SourceError | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}  # consumer and last delivery at the previous check
         self._tasks: set[asyncio.Task[None]] = set()
-        self.failure: SourceError | None = None
 
     def __repr__(self) -> str:
-        return f"<CohortWatch of {self._name}>"
+        return f"<CohortWatch of {self.name}>"
 
     def start(self) -> None:
         """Begin to check. Does not block."""
@@ -82,16 +82,16 @@ class CohortWatch:
                 await self._check()
             except (LanesError, NoAnswer, nats.errors.Error, OSError, KeyError, TypeError, ValueError) as error:
                 # The membership detects a missing stream, missing permissions and malformed answers.
-                log.debug("%s: not checked: %s", self._name, error)
+                log.debug("%s: not checked: %s", self.name, error)
 
     async def _check(self) -> None:
-        for owned in list(self._partitions.by_number.values()):
+        for owned in list(self.partitions.by_number.values()):
             try:
                 await self._check_partition(owned)
             except ApiError as error:
                 # This durable was deleted or has no leader; go on with the others.
-                log.debug("%s: partition %d not checked: %s", self._name, owned.number, error)
-        missed = [owned for owned in self._partitions.by_number.values() if owned.backlog.missed]
+                log.debug("%s: partition %d not checked: %s", self.name, owned.number, error)
+        missed = [owned for owned in self.partitions.by_number.values() if owned.backlog.missed]
         if missed:
             await self._check_dropped(missed)
 
@@ -106,13 +106,13 @@ class CohortWatch:
         if before != known or (backlog.left == 0 and pulls.reserved and not backlog.doubted):
             return
         highest = owned.ledger.highest
-        info = await self._connection.api(f"CONSUMER.INFO.{self._stream}.{pulls.consumer}")
+        info = await self.connection.api(f"CONSUMER.INFO.{self.stream}.{pulls.consumer}")
         if owned.pulls is pulls:
             backlog.asked(int(info["delivered"]["consumer_seq"]), int(info["num_pending"]), highest)
 
     async def _check_dropped(self, missed_partitions: list[PulledPartition]) -> None:
         """Decide whether undelivered messages were dropped at the stream's beginning, and react."""
-        state = await read_stream(self._connection, self._stream)
+        state = await read_stream(self.connection, self.stream)
         for owned in missed_partitions:
             missed, owned.backlog.missed = owned.backlog.missed, 0
             if state.drops_single_messages:
@@ -121,28 +121,28 @@ class CohortWatch:
             if state.first <= owned.backlog.reached + 1:
                 log.warning(
                     "%s: %s deleted before they were delivered, by subject or one by one; continuing without them",
-                    self._name,
+                    self.name,
                     what,
                 )
                 continue
             fault = (
-                f"stream {self._stream!r} begins at sequence {state.first}, so {what} dropped before they were "
+                f"stream {self.stream!r} begins at sequence {state.first}, so {what} dropped before they were "
                 "delivered: it was purged, or its limits are below the backlog"
             )
-            if self._out_of_range == "fail" and self.failure is None:
+            if self.out_of_range == "fail" and self.failure is None:
                 self.failure = SourceError(
                     f"{fault}; raise its limits, and start again with the remaining messages, or set "
                     'out_of_range="earliest" to continue always'
                 )
-                self._wake()
-            log.warning("%s: %s", self._name, fault)
+                self.wake()
+            log.warning("%s: %s", self.name, fault)
 
     # --- no answer
 
     async def _resolve(self, owned: PulledPartition, consumer: str) -> None:
-        while self._partitions.by_number.get(owned.number) is owned:
+        while self.partitions.by_number.get(owned.number) is owned:
             try:
-                await self._connection.api(f"CONSUMER.INFO.{self._stream}.{consumer}")
+                await self.connection.api(f"CONSUMER.INFO.{self.stream}.{consumer}")
             except NoAnswer:
                 await asyncio.sleep(_RETRY_DELAY)
                 continue
@@ -151,12 +151,12 @@ class CohortWatch:
                     await asyncio.sleep(_RETRY_DELAY)
                     continue
                 if error.err_code == codes.CONSUMER_NOT_FOUND:
-                    self._partitions.lose(owned, f"consumer {consumer}: {error}")
+                    self.partitions.lose(owned, f"consumer {consumer}: {error}")
                     return
             except SourceError as error:
-                log.debug("%s: consumer %s: %s", self._name, consumer, error)
+                log.debug("%s: consumer %s: %s", self.name, consumer, error)
             # The takeover meets and reports any other fault.
-            self._partitions.take_over(owned)
+            self.partitions.take_over(owned)
             return
 
     def _spawn(self, looking: Coroutine[object, object, None]) -> None:

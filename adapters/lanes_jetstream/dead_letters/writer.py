@@ -73,10 +73,8 @@ class JetStreamDeadLetters:
                 f"the source also reads the dead-letter subject {self._subject!r}, so each dead letter would create "
                 "another one; use a subject outside the source's stream, or a filter_subject that excludes it"
             )
+        await self._connection.reopen()
         client = self._connection.client
-        if client.is_closed and self._connection.own:
-            await self._connection.reopen()
-            client = self._connection.client
         # The server's limit counts headers and body together. It disconnects a client that sends more.
         kept, whole = cut_to_fit(dead_letter, client.max_payload, _size)
         await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")

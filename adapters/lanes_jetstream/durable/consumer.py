@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import anyio
 
+from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
@@ -56,35 +57,6 @@ def ack_waits(config: Mapping[str, Any]) -> tuple[float, float]:
     """
     waits = [int(wait) for wait in config.get("backoff") or [config.get("ack_wait", 0)]]
     return min(waits) / _SECOND, max(waits) / _SECOND
-
-
-def misfits(config: Mapping[str, Any], *, filter_subject: str | None, may_modify: bool) -> list[str]:
-    """The faults of a configuration, each with its remedy. ``may_modify``: a takeover may change the timers."""
-    wrong: list[str] = []
-    if config.get("deliver_subject"):
-        wrong.append("it is a push consumer; use a pull consumer, on another durable")
-    if config.get("ack_policy") != "explicit":
-        wrong.append(f"ack_policy is {config.get('ack_policy')!r}; set it to 'explicit'")
-    if config.get("max_deliver", -1) != -1:
-        wrong.append(
-            f"max_deliver is {config['max_deliver']}, so the server would drop messages from their key's order; set "
-            "it to -1, because lanes bounds the attempts itself"
-        )
-    if config.get("backoff") and not may_modify:
-        wrong.append(
-            'backoff is set, although lanes retries inside the lane; remove it, or pass takeover="modify", which '
-            "removes it for a moment at each takeover"
-        )
-    if config.get("priority_groups"):
-        wrong.append("priority_groups are set, which share one consumer among processes; use a durable without them")
-    shortest, _ = ack_waits(config)
-    if shortest < LEAST_ACK_WAIT:
-        what = "backoff begins with" if config.get("backoff") else "ack_wait is"
-        wrong.append(f"{what} {shortest:g} s; set it to {LEAST_ACK_WAIT:g} s or more, best to minutes")
-    if filter_subject is not None and config.get("filter_subject") != filter_subject:
-        found = config.get("filter_subject") or config.get("filter_subjects") or "everything"
-        wrong.append(f"it filters {found!r}, not {filter_subject!r}; use another durable")
-    return wrong
 
 
 def filtered(config: Mapping[str, Any]) -> bool:
@@ -244,8 +216,34 @@ class DurableConsumer:
             raise ConfigError(f"consumer {self} does not fit: {wrong}")
 
     def misfits(self, config: Mapping[str, Any]) -> str:
-        """The faults of a configuration, each with its remedy; empty if it fits."""
-        return "; ".join(misfits(config, filter_subject=self._filter_subject, may_modify=self._modify))
+        """The faults of a configuration, each with its remedy; empty if the configuration fits."""
+        wrong: list[str] = []
+        if config.get("deliver_subject"):
+            wrong.append("it is a push consumer; use a pull consumer, on another durable")
+        if config.get("ack_policy") != "explicit":
+            wrong.append(f"ack_policy is {config.get('ack_policy')!r}; set it to 'explicit'")
+        if config.get("max_deliver", -1) != -1:
+            wrong.append(
+                f"max_deliver is {config['max_deliver']}, so the server would drop messages from their key's order; "
+                "set it to -1, because lanes bounds the attempts itself"
+            )
+        if config.get("backoff") and not self._modify:
+            wrong.append(
+                'backoff is set, although lanes retries inside the lane; remove it, or pass takeover="modify", which '
+                "removes it for a moment at each takeover"
+            )
+        if config.get("priority_groups"):
+            wrong.append(
+                "priority_groups are set, which share one consumer among processes; use a durable without them"
+            )
+        shortest, _ = ack_waits(config)
+        if shortest < LEAST_ACK_WAIT:
+            what = "backoff begins with" if config.get("backoff") else "ack_wait is"
+            wrong.append(f"{what} {shortest:g} s; set it to {LEAST_ACK_WAIT:g} s or more, best to minutes")
+        if self._filter_subject not in (None, config.get("filter_subject")):
+            found = config.get("filter_subject") or config.get("filter_subjects") or "everything"
+            wrong.append(f"it filters {found!r}, not {self._filter_subject!r}; use another durable")
+        return "; ".join(wrong)
 
     async def refresh(self) -> ConsumerState:
         """Read configuration and state again. Raises ``ApiError`` too."""
@@ -366,12 +364,12 @@ class DurableConsumer:
             {"stream_name": self.stream, "config": config, "action": "update"},
         )
         # The answer cannot be trusted: a server that just restarted returns the configuration before the update.
-        deadline = asyncio.get_running_loop().time() + API_TIMEOUT
+        deadline = monotonic() + API_TIMEOUT
         while True:
             await self.refresh()
             if all((self.config.get(name) or None) == (config.get(name) or None) for name in ("ack_wait", "backoff")):
                 return
-            if asyncio.get_running_loop().time() > deadline:
+            if monotonic() > deadline:
                 raise NoAnswer(f"consumer {self}: the server accepted a new ack_wait, but does not show it; retrying")
             await asyncio.sleep(_POLL_INTERVAL)
 

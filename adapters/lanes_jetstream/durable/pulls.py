@@ -21,16 +21,6 @@ class DurablePulls(PullRequests):
         super().__init__(client, next_subject, name, wake=asyncio.Event())
         self._subscription = UnboundedSubscription(client)
 
-    @property
-    def inbox(self) -> str:
-        """The subject where messages arrive; empty before the first ``renew``."""
-        return self._inbox
-
-    @property
-    def reconnects(self) -> int:
-        """Number of reconnects of the client when the inbox was created."""
-        return self._reconnects
-
     async def renew(self) -> None:
         """Drop all open requests and start on a fresh inbox. Nothing is requested yet."""
         await self.close()
@@ -44,7 +34,7 @@ class DurablePulls(PullRequests):
 
     async def wait(self, timeout: float) -> None:
         """Wait until a message arrives or the requests are interrupted, at most ``timeout`` seconds. Cancel-safe."""
-        if self._arrived or self.check() is not None:
+        if self.arrived or self.check() is not None:
             return
         self._wake.clear()
         try:
@@ -54,7 +44,7 @@ class DurablePulls(PullRequests):
             self.check()
 
     async def _receive(self, message: Msg) -> None:
-        if message.subject.startswith(self._inbox):
+        if message.subject.startswith(self.inbox):
             self.on_status(message)
         else:
             self.on_message(message)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Final
 
 import nats.errors
@@ -38,28 +39,37 @@ _OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
 """Seconds that a start waits for the pull requests of another process. Requests of a dead machine are over by then."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DurableSource:
-    """See ``JetStreamSource``, which checks the arguments. ``shared``: other processes pull the consumer too."""
+    """The source over one durable consumer; see ``JetStreamSource``, which checks the arguments.
 
-    def __init__(
-        self,
-        connection: Connection,
-        durable: DurableConsumer,
-        *,
-        key: KeyFunction | None,
-        acks: AckMode,
-        out_of_range: OutOfRange,
-        shared: bool,
-        start_timeout: float,
-    ) -> None:
-        self._connection = connection
-        self._durable = durable
-        self._name = f"jetstream {durable}"
-        self._key = key
-        self._ack_mode: AckMode = acks
-        self._shared = shared
-        self._start_timeout = start_timeout
-        self._watch = DurableWatch(connection, durable, self._name, out_of_range=out_of_range, alone=not shared)
+    Attributes:
+        connection: Connection to the server.
+        durable: The consumer.
+        key: Returns the key of a message; None = no keys.
+        acks: Way to acknowledge.
+        out_of_range: Policy for messages that the stream dropped.
+        shared: Whether other processes pull the consumer too.
+        start_timeout: Seconds that a start waits for leaders, 0 or more.
+    """
+
+    connection: Connection
+    durable: DurableConsumer
+    key: KeyFunction | None
+    acks: AckMode
+    out_of_range: OutOfRange
+    shared: bool
+    start_timeout: float
+
+    def __post_init__(self) -> None:
+        self._name = f"jetstream {self.durable}"
+        self._watch = DurableWatch(
+            connection=self.connection,
+            durable=self.durable,
+            name=self._name,
+            out_of_range=self.out_of_range,
+            alone=not self.shared,
+        )
         self._takeover: Takeover
         self._pulls: DurablePulls
         self._acks: Acks
@@ -79,35 +89,33 @@ class DurableSource:
 
     async def open(self) -> SourceTraits:
         """Connect, find or create the consumer, and check it; see ``lanes.source.Source.open``."""
-        await self._connection.open()
-        self._connection.check_server()
+        await self.connection.open()
+        self.connection.check_server()
         await self._find_consumer()
-        client = self._connection.client
-        self._pulls = DurablePulls(client, self._durable.next_subject, self._name)
-        self._acks = Acks(client, self._ack_mode, self._name, lambda: self._takeover.count)
+        client = self.connection.client
+        self._pulls = DurablePulls(client, self.durable.next_subject, self._name)
+        self._acks = Acks(client, self.acks, self._name, lambda: self._takeover.count)
         self._takeover = Takeover(
-            self._connection,
-            self._durable,
-            self._pulls,
-            self._name,
-            self._acks.resend,
-            self._watch.check_dropped,
-            shared=self._shared,
+            connection=self.connection,
+            durable=self.durable,
+            pulls=self._pulls,
+            name=self._name,
+            resend=self._acks.resend,
+            check_dropped=self._watch.check_dropped,
+            shared=self.shared,
         )
-        self._partition = Partition(
-            PartitionId(self._durable.stream, 0), READER, self._durable.stream_state.incarnation
-        )
+        self._partition = Partition(PartitionId(self.durable.stream, 0), READER, self.durable.stream_state.incarnation)
         self._opened.push_async_callback(self._close_inboxes)
         self._watch.start(self._reading, self._is_ours)
         self._opened.push_async_callback(self._watch.stop)
-        shortest, _ = self._durable.ack_waits
+        shortest, _ = self.durable.ack_waits
         return SourceTraits(
             name=self._name,
             system="nats",
             extend_interval=shortest / 3,
-            max_in_flight=self._durable.max_ack_pending,
+            max_in_flight=self.durable.max_ack_pending,
             partitions=1,
-            ordered=not self._shared,
+            ordered=not self.shared,
         )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
@@ -135,7 +143,7 @@ class DurableSource:
                     return self._delivered(partition, collected, in_turn=False)
             arrived = self._pulls.take()
             if arrived:
-                events = self._delivered(partition, arrived, in_turn=not self._shared)
+                events = self._delivered(partition, arrived, in_turn=not self.shared)
                 if events:
                     return events
                 continue
@@ -158,15 +166,15 @@ class DurableSource:
     async def extend(self, messages: Sequence[Message]) -> None:
         """Tell the server that these messages are still in progress. Best effort."""
         # After a reconnect the takeover handles messages that were redelivered in the meantime.
-        await keep_alive(self._connection.client, [str(message.token) for message in messages], self._name)
+        await keep_alive(self.connection.client, [str(message.token) for message in messages], self._name)
 
     async def release(self, partition: Partition) -> None:
         """Stop pulling and wait until the server has read every acknowledgement; see ``JetStreamSource``."""
         try:
             await self._pulls.close()
             await self._acks.resend()
-            await self._connection.flush()
-            await self._acks.finish(loses_last_acks=self._durable.loses_last_acks)
+            await self.connection.flush()
+            await self._acks.finish(loses_last_acks=self.durable.loses_last_acks)
         except (nats.errors.Error, OSError) as error:
             raise SourceError(f"{self._name}: flush failed ({type(error).__name__})", retryable=True) from error
 
@@ -175,7 +183,7 @@ class DurableSource:
         try:
             await self._opened.aclose()
         finally:
-            await self._connection.close()
+            await self.connection.close()
 
     def lag(self, partition: Partition) -> int | None:
         """See ``lanes.source.Lagging``: unacknowledged and undelivered messages."""
@@ -184,7 +192,7 @@ class DurableSource:
     # --- messages
 
     async def _close_inboxes(self) -> None:
-        if not self._connection.client.is_closed:
+        if not self.connection.client.is_closed:
             try:
                 await self._pulls.close()
                 await self._acks.close()
@@ -196,9 +204,9 @@ class DurableSource:
         self._takeover.check_connection()
         now = monotonic()
         if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
-            shortest, _ = self._durable.ack_waits
+            shortest, _ = self.durable.ack_waits
             self._extend_at = now + shortest / 3
-            await keep_alive(self._connection.client, [raw.reply for raw in self._pulls.arrived], self._name)
+            await keep_alive(self.connection.client, [raw.reply for raw in self._pulls.arrived], self._name)
         await asyncio.sleep(_POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
@@ -208,7 +216,7 @@ class DurableSource:
         collected, nor for a shared consumer.
         """
         run: list[Message] = []
-        size, highest, key = 0, self._highest, self._key
+        size, highest, key = 0, self._highest, self.key
         expected = self._expected if in_turn else None
         for raw in arrived:
             position, delivery = sequences(raw.reply)
@@ -247,7 +255,7 @@ class DurableSource:
         if self._watch.failure is not None:
             return self._watch.failure
         try:
-            await self._durable.check_stream(self._highest)
+            await self.durable.check_stream(self._highest)
         except SourceError as error:
             if not error.retryable:
                 return error
@@ -259,9 +267,9 @@ class DurableSource:
     def _is_ours(self, subject: str) -> bool:
         """Whether the source needs a subject; the subject is in lower case."""
         if subject.startswith("$js.ack."):
-            return f".{self._durable.tokens}.".casefold() in subject
+            return f".{self.durable.tokens}.".casefold() in subject
         inbox = self._pulls.inbox.casefold()
-        return subject == self._durable.next_subject.casefold() or (inbox != "" and subject.startswith(inbox))
+        return subject == self.durable.next_subject.casefold() or (inbox != "" and subject.startswith(inbox))
 
     # --- start
 
@@ -270,29 +278,27 @@ class DurableSource:
 
         Waits for a leader until the start timeout.
         """
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._start_timeout
+        give_up = monotonic() + self.start_timeout
         while True:
             try:
-                await self._durable.ensure()
-                if not self._shared:
+                await self.durable.ensure()
+                if not self.shared:
                     await self._refuse_other_pullers()
                 return
             except (ApiError, NoAnswer) as error:
-                failure = self._connection.failed(f"consumer {self._durable}", error)
+                failure = self.connection.failed(f"consumer {self.durable}", error)
             except SourceError as error:
                 failure = error
-            if not failure.retryable or loop.time() > give_up:
+            if not failure.retryable or monotonic() > give_up:
                 raise failure
             log.warning("%s: %s; retrying", self._name, failure)
             await asyncio.sleep(_RETRY_DELAY)
 
     async def _refuse_other_pullers(self) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        while (await self._durable.refresh()).waiting_pulls:
-            if loop.time() - started > _OTHER_PULLER_WAIT:
-                raise ConfigError(f'{self._durable.second_puller}, or give up order: shared=True and order="none"')
+        give_up = monotonic() + _OTHER_PULLER_WAIT
+        while (await self.durable.refresh()).waiting_pulls:
+            if monotonic() > give_up:
+                raise ConfigError(f'{self.durable.second_puller}, or give up order: shared=True and order="none"')
             if not self._warned_of_puller:
                 self._warned_of_puller = True
                 log.warning(

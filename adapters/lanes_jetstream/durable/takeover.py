@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import nats.errors
@@ -45,32 +46,31 @@ _HOLD_BACK_MARGIN: Final = 1.0
 """Seconds added to ack_wait for the server's own timers."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Takeover:
-    """The takeovers of one consumer. A ``shared`` consumer has no order to keep and is left as it is.
+    """The takeovers of one consumer.
 
-    ``resend`` repeats acknowledgements that a connection may have lost. ``check_dropped`` raises ``SourceError`` if the
-    stream dropped undelivered messages. ``count`` is the number of takeovers that have begun.
+    Attributes:
+        connection: Connection to the server.
+        durable: The consumer.
+        pulls: The pull requests of the consumer.
+        name: Name of the source, for errors and the log.
+        resend: Repeats the acknowledgements that a lost connection may have dropped.
+        check_dropped: Raises ``SourceError`` if the stream dropped undelivered messages.
+        shared: Whether other processes pull the consumer. A shared consumer has no order, and stays as it is.
+        count: Number of takeovers that have begun.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        durable: DurableConsumer,
-        pulls: DurablePulls,
-        name: str,
-        resend: Callable[[], Awaitable[None]],
-        check_dropped: Callable[[StreamState, ConsumerState, int], None],
-        *,
-        shared: bool,
-    ) -> None:
-        self._connection = connection
-        self._durable = durable
-        self._pulls = pulls
-        self._name = name
-        self._resend = resend
-        self._check_dropped = check_dropped
-        self._shared = shared
-        self.count = 0
+    connection: Connection
+    durable: DurableConsumer
+    pulls: DurablePulls
+    name: str
+    resend: Callable[[], Awaitable[None]]
+    check_dropped: Callable[[StreamState, ConsumerState, int], None]
+    shared: bool
+    count: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         self._ran_before = False
         self._last_failure = ""
         self._unanswered = 0
@@ -85,33 +85,33 @@ class Takeover:
         far. Waits for the connection and the server without limit, and raises ``SourceError`` only if they cannot
         return. A cancelled call must be repeated from the start.
         """
-        reason = self._pulls.interruption
+        reason = self.pulls.interruption
         kind = None if reason is None else reason.kind
         self.count += 1
         if self._ran_before and kind != "gap":
             self._interrupted_at = monotonic()
         if self._ran_before:
             why = reason or "the last takeover was not finished"
-            log.warning("%s: pulling from a fresh inbox (%s)", self._name, why)
+            log.warning("%s: pulling from a fresh inbox (%s)", self.name, why)
         if kind == "crowded":
             # Give the other pulling processes time, or this loop would only send requests.
             await asyncio.sleep(_RETRY_DELAY)
         while True:
             try:
                 await self._until_connected()
-                await self._pulls.renew()
-                await self._resend()
+                await self.pulls.renew()
+                await self.resend()
                 # All requests of the old inbox must reach the server before the next steps.
-                await self._connection.flush()
-                stream = await self._durable.check_stream(highest)
-                state = await self._durable.refresh()
-                self._check_dropped(stream, state, highest)
+                await self.connection.flush()
+                stream = await self.durable.check_stream(highest)
+                state = await self.durable.refresh()
+                self.check_dropped(stream, state, highest)
                 if kind == "gap" and self._is_shared(state):
-                    raise SourceError(self._durable.second_puller)
+                    raise SourceError(self.durable.second_puller)
                 await self._restore()
                 collected = await self._barrier(state, room)
             except NotPermitted as error:
-                raise SourceError(f"{self._name}: {error}, then start again") from None
+                raise SourceError(f"{self.name}: {error}, then start again") from None
             except (NoAnswer, nats.errors.Error, OSError) as error:
                 self._unfinished(str(error))
             except SourceError as error:
@@ -120,10 +120,10 @@ class Takeover:
                 self._unfinished(str(error))
             except ApiError as error:
                 if not error.temporary:
-                    raise SourceError(self._durable.failure_text(error)) from None
+                    raise SourceError(self.durable.failure_text(error)) from None
                 self._unfinished(str(error))
             else:
-                if self._pulls.check() is None:
+                if self.pulls.check() is None:
                     self._ran_before = True
                     self._last_failure = ""
                     return collected
@@ -132,51 +132,51 @@ class Takeover:
     def _unfinished(self, why: str) -> None:
         # Warn once, not each half second of an outage.
         level = logging.WARNING if why != self._last_failure else logging.DEBUG
-        log.log(level, "%s: takeover not finished (%s); retrying every %g s", self._name, why, _RETRY_DELAY)
+        log.log(level, "%s: takeover not finished (%s); retrying every %g s", self.name, why, _RETRY_DELAY)
         self._last_failure = why
 
     async def _restore(self) -> None:
         try:
-            await self._durable.restore()
+            await self.durable.restore()
         except NotPermitted as error:
-            shortest, _ = self._durable.ack_waits
+            shortest, _ = self.durable.ack_waits
             raise SourceError(
-                f"consumer {self._durable} has an ack_wait of 1 ms from a process that died in its takeover, and may "
+                f"consumer {self.durable} has an ack_wait of 1 ms from a process that died in its takeover, and may "
                 f"not be changed ({error}); permit it, or set ack_wait to {shortest:g} s and remove the metadata "
                 "that begins with lanes-original"
             ) from None
 
     async def _barrier(self, state: ConsumerState, room: Room) -> list[Msg]:
         """Have unacknowledged messages delivered before new ones; returns the messages that had to be collected."""
-        if self._shared:
+        if self.shared:
             self._log_barrier("off, because several processes share the consumer", state.unacknowledged)
         elif not state.unacknowledged:
             self._log_barrier("not needed", 0)
         elif state.paused:
-            raise NoAnswer(f"consumer {self._durable} is paused; resume it")
+            raise NoAnswer(f"consumer {self.durable} is paused; resume it")
         elif not await self._reset(state):
             return await self._requeue(state, room)
         return []
 
     def _log_barrier(self, barrier: str, count: int) -> None:
-        log.info("%s: the start barrier is %s; %d unacknowledged messages", self._name, barrier, count)
+        log.info("%s: the start barrier is %s; %d unacknowledged messages", self.name, barrier, count)
 
     async def _reset(self, state: ConsumerState) -> bool:
         """Reset the consumer to stream order, if that repeats no finished message.
 
         Only at a start: after a reset the server ignores acknowledgements for deliveries that this process still holds.
         """
-        repeats = state.settled_above_floor and not self._durable.drops_acknowledged
-        if self._ran_before or repeats or not self._durable.modifiable:
+        repeats = state.settled_above_floor and not self.durable.drops_acknowledged
+        if self._ran_before or repeats or not self.durable.modifiable:
             return False
-        if self._connection.server_version < RESET_SINCE:
+        if self.connection.server_version < RESET_SINCE:
             return False
         try:
-            await self._durable.reset()
+            await self.durable.reset()
         except (ApiError, NotPermitted) as error:
             if isinstance(error, ApiError) and error.temporary:
                 raise
-            log.info("%s: the consumer cannot be reset (%s)", self._name, error)
+            log.info("%s: the consumer cannot be reset (%s)", self.name, error)
             return False
         self._log_barrier("RESET", state.unacknowledged)
         return True
@@ -190,7 +190,7 @@ class Takeover:
         """
         if monotonic() - self._interrupted_at <= PULL_EXPIRES:
             return False
-        reconnects = self._pulls.reconnects
+        reconnects = self.pulls.reconnects
         again = reconnects == self._lost_at
         self._lost_at = reconnects
         return again or state.waiting_pulls > 0
@@ -216,7 +216,7 @@ class Takeover:
             if await self._collect(wanted, collected, state.highest) or only_lost:
                 break
             # They stopped coming: some were acknowledged in the meantime, or had not expired.
-            wanted = (await self._durable.refresh()).unacknowledged
+            wanted = (await self.durable.refresh()).unacknowledged
             if wanted > len(collected) and not await self._shrink(wanted):
                 await self._hold_back()
         return [collected[position] for position in sorted(collected)]
@@ -233,7 +233,7 @@ class Takeover:
             dropped.clear()
         if not await self._shrink(count):
             raise SourceError(
-                f"{self._name}: an earlier run left {count} messages unacknowledged, and max_in_flight="
+                f"{self.name}: an earlier run left {count} messages unacknowledged, and max_in_flight="
                 f"{self._capacity} is too small to sort them; raise max_in_flight to {count} once, or pass "
                 'takeover="modify"'
             )
@@ -243,12 +243,12 @@ class Takeover:
 
         A message above ``highest`` also ends the collection: new messages come only after all queued ones.
         """
-        await self._pulls.request_exactly(count - len(collected))
+        await self.pulls.request_exactly(count - len(collected))
         while len(collected) < count:
-            await self._pulls.wait(_RETRY_DELAY)
-            arrived = self._pulls.take()
-            if self._pulls.check() is not None:
-                raise NoAnswer(f"{self._name}: {self._pulls.interruption}")
+            await self.pulls.wait(_RETRY_DELAY)
+            arrived = self.pulls.take()
+            if self.pulls.check() is not None:
+                raise NoAnswer(f"{self.name}: {self.pulls.interruption}")
             if not arrived:
                 return False
             for raw in arrived:
@@ -259,21 +259,21 @@ class Takeover:
 
     async def _shrink(self, count: int) -> bool:
         """Requeue by shrinking ack_wait; False if that is not permitted."""
-        if not self._durable.modifiable:
+        if not self.durable.modifiable:
             return False
         try:
-            await self._durable.requeue_pending()
+            await self.durable.requeue_pending()
         except ApiError as error:
             if error.temporary:
                 raise
-            log.warning("%s: ack_wait cannot be changed (%s); holding back instead", self._name, error)
+            log.warning("%s: ack_wait cannot be changed (%s); holding back instead", self.name, error)
             return False
         except NoAnswer as error:
             self._unanswered += 1
             if not isinstance(error, NotPermitted) and self._unanswered < _UNANSWERED:
                 raise
             # A request that is dropped for lack of a permission, for example by another account, is never answered.
-            log.warning("%s: %s; holding back instead", self._name, error)
+            log.warning("%s: %s; holding back instead", self.name, error)
             return False
         self._unanswered = 0
         self._log_barrier("ack_wait shrink", count)
@@ -281,30 +281,29 @@ class Takeover:
 
     async def _hold_back(self) -> None:
         """Request nothing until ack_wait has passed for all unacknowledged messages."""
-        loop = asyncio.get_running_loop()
-        _, longest = self._durable.ack_waits
+        _, longest = self.durable.ack_waits
         wait = longest + _HOLD_BACK_MARGIN
         log.warning(
             "%s: the start barrier is hold-back; requesting nothing for %.1f s, until unacknowledged messages return",
-            self._name,
+            self.name,
             wait,
         )
-        deadline = loop.time() + wait
-        while loop.time() < deadline:
-            await asyncio.sleep(min(_RETRY_DELAY, max(0.0, deadline - loop.time())))
-            if not (await self._durable.refresh()).unacknowledged:
+        deadline = monotonic() + wait
+        while monotonic() < deadline:
+            await asyncio.sleep(min(_RETRY_DELAY, max(0.0, deadline - monotonic())))
+            if not (await self.durable.refresh()).unacknowledged:
                 return
-            if self._pulls.check() is not None:
-                raise NoAnswer(f"{self._name}: {self._pulls.interruption}")
+            if self.pulls.check() is not None:
+                raise NoAnswer(f"{self.name}: {self.pulls.interruption}")
 
     def check_connection(self) -> None:
         """Raise ``SourceError`` if the connection is closed for good."""
-        client = self._connection.client
+        client = self.connection.client
         if client.is_closed:
             why = f" ({client.last_error})" if client.last_error is not None else ""
-            raise SourceError(f"{self._name}{why}: {CLOSED}")
+            raise SourceError(f"{self.name}{why}: {CLOSED}")
 
     async def _until_connected(self) -> None:
-        while not self._connection.client.is_connected:
+        while not self.connection.client.is_connected:
             self.check_connection()
             await asyncio.sleep(_POLL_INTERVAL)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import nats.errors
@@ -52,21 +53,29 @@ class ReadState(NamedTuple):
     open_requests: int
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DurableWatch:
-    """The checks of one source. ``alone``: no other process may pull the consumer. Needs asyncio.
+    """The checks of one source. Needs asyncio.
 
-    ``failure`` says why the source cannot continue. ``lag`` counts unacknowledged and undelivered messages; None =
-    unknown.
+    Attributes:
+        connection: Connection to the server.
+        durable: The consumer.
+        name: Name of the source, for errors and the log.
+        out_of_range: Policy for messages that the stream dropped; see ``JetStreamSource``.
+        alone: Whether no other process may pull the consumer.
+        failure: The reason why the source cannot continue; None = the source can continue.
+        lag: Number of unacknowledged and undelivered messages; None = unknown.
     """
 
-    def __init__(
-        self, connection: Connection, durable: DurableConsumer, name: str, *, out_of_range: OutOfRange, alone: bool
-    ) -> None:
-        self._connection = connection
-        self._durable = durable
-        self._name = name
-        self._out_of_range = out_of_range
-        self._alone = alone
+    connection: Connection
+    durable: DurableConsumer
+    name: str
+    out_of_range: OutOfRange
+    alone: bool
+    failure: SourceError | None = field(default=None, init=False)
+    lag: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._suspected: float | None = None
         self._before: ConsumerState | None = None
         self._takeovers = -1
@@ -74,15 +83,13 @@ class DurableWatch:
         self._denials: Denials
         self._skipped = 0
         self._task: asyncio.Task[None] | None = None
-        self.failure: SourceError | None = None
-        self.lag: int | None = None
 
     def start(self, read: Callable[[], ReadState], ours: Callable[[str], bool]) -> None:
         """Begin to check. Does not block.
 
         ``read`` returns the source's progress. ``ours`` says whether the source needs a subject that the server denied.
         """
-        self._denials = Denials(self._connection.client, ours)
+        self._denials = Denials(self.connection.client, ours)
         self._task = asyncio.create_task(self._run(read))
 
     async def stop(self) -> None:
@@ -103,12 +110,12 @@ class DurableWatch:
 
     def _check_first(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
         # A purge moves the server's cursor past the dropped messages, but not our own highest sequence.
-        known = self._alone and highest > 0
+        known = self.alone and highest > 0
         if not known and stream.retention != "limits":
             # A server that was killed may have an older cursor; messages that are gone after it were acknowledged.
             return
         reached = highest if known else state.highest
-        if stream.first > reached + 1 and not stream.drops_single_messages and not filtered(self._durable.config):
+        if stream.first > reached + 1 and not stream.drops_single_messages and not filtered(self.durable.config):
             self._report_dropped(f"sequences {reached + 1} to {stream.first - 1}", stream.first)
 
     async def _run(self, read: Callable[[], ReadState]) -> None:
@@ -116,35 +123,35 @@ class DurableWatch:
             await asyncio.sleep(CHECK_INTERVAL)
             denied = self._denials.new()
             if denied is not None:
-                self.failure = SourceError(f"{self._name}: {denied}, then start again")
+                self.failure = SourceError(f"{self.name}: {denied}, then start again")
             before = read()
             if not before.active:
                 continue
             try:
-                snapshot = await self._durable.inspect(before.highest)
+                snapshot = await self.durable.inspect(before.highest)
                 now = read()
                 if now.active and now.takeovers == before.takeovers:
                     # Otherwise the check may have seen the work of a takeover.
                     self._check(snapshot, before, now)
             except NotPermitted as error:
-                self.failure = SourceError(f"{self._name}: {error}, then start again")
+                self.failure = SourceError(f"{self.name}: {error}, then start again")
             except ApiError as error:
                 if not error.temporary:
-                    self.failure = SourceError(self._durable.failure_text(error))
+                    self.failure = SourceError(self.durable.failure_text(error))
             except SourceError as error:
                 if not error.retryable:
                     self.failure = error
             except (NoAnswer, nats.errors.Error, OSError) as error:
                 # The pulls detect a broken connection.
-                log.debug("%s: not checked: %s", self._name, error)
+                log.debug("%s: not checked: %s", self.name, error)
 
     def _check(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> None:
         state = snapshot.state
-        if self._alone and self._is_shared(snapshot, before, now):
-            raise SourceError(self._durable.second_puller)
-        wrong = "" if snapshot.in_takeover else self._durable.misfits(snapshot.config)
+        if self.alone and self._is_shared(snapshot, before, now):
+            raise SourceError(self.durable.second_puller)
+        wrong = "" if snapshot.in_takeover else self.durable.misfits(snapshot.config)
         if wrong:
-            raise SourceError(f"consumer {self._durable} was changed during the run and no longer fits: {wrong}")
+            raise SourceError(f"consumer {self.durable} was changed during the run and no longer fits: {wrong}")
         if state.deliveries == (self._base if now.delivery is None else now.delivery):
             self._check_first(snapshot.stream, state, now.highest)
         self._check_backlog(snapshot, before.takeovers)
@@ -182,13 +189,13 @@ class DurableWatch:
 
     def _report_dropped(self, what: str, first: int) -> None:
         fault = (
-            f"stream {self._durable} begins at sequence {first}, so {what} were dropped before they were delivered: "
+            f"stream {self.durable} begins at sequence {first}, so {what} were dropped before they were delivered: "
             "it was purged, or its limits are below the backlog"
         )
-        if self._out_of_range == "fail":
+        if self.out_of_range == "fail":
             raise SourceError(
                 f'{fault}; raise its limits, and set out_of_range="earliest" to continue with the remaining messages'
             )
         if first > self._skipped:
             self._skipped = first
-            log.warning("%s: %s; continuing with the remaining messages", self._name, fault)
+            log.warning("%s: %s; continuing with the remaining messages", self.name, fault)

@@ -156,11 +156,8 @@ class Acks:
         await self._subscription.open(f"{self._inbox}.*", self._confirmed)
         takeovers = self._takeovers()
         self._all_confirmed.clear()
-        self._unconfirmed.clear()
-        for token in tokens:
-            self._number += 1
-            reply = f"{self._inbox}.{self._number}"
-            self._unconfirmed[reply] = token
+        self._unconfirmed = {f"{self._inbox}.{self._number + place}": token for place, token in enumerate(tokens)}
+        self._number += len(tokens)
         for reply, token in list(self._unconfirmed.items()):
             await self._client.publish(token, ACK, reply=reply)
         try:

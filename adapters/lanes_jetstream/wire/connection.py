@@ -203,12 +203,15 @@ class Connection:
                     reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type]
                 )
             give_up = None
-        except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            # Prefer the server's own error, such as a refused login, to the disconnection that follows it.
-            cause = seen.get(True) or seen.get(False) or error
+        except BaseException as error:
+            # After a cancellation the client would try for ever, and no other code can close the client.
             # A client that was refused before its first attempt, such as a bad URL, has nothing to close.
             with contextlib.suppress(AssertionError):
                 await client.close()
+            if not isinstance(error, TimeoutError | nats.errors.Error | OSError | ValueError):
+                raise
+            # Prefer the server's own error, such as a refused login, to the disconnection that follows it.
+            cause = seen.get(True) or seen.get(False) or error
             # A parser error quotes the URL with its credentials.
             why = "" if isinstance(cause, ValueError) else f": {cause}"
             raise SourceError(
@@ -216,17 +219,7 @@ class Connection:
                 f"({type(cause).__name__}{why}); start it, or correct the URL or the credentials",
                 retryable=retryable,
             ) from None
-        except BaseException:
-            # Cancelled: the client would try for ever, and no other code can close it.
-            with contextlib.suppress(AssertionError):
-                await client.close()
-            raise
         return client
-
-    @property
-    def own(self) -> bool:
-        """Whether the connection was opened here."""
-        return self._url is not None
 
     @property
     def server_version(self) -> tuple[int, int]:
@@ -275,7 +268,8 @@ class Connection:
         # read loop. Only the wait for the task is bounded.
         flush = asyncio.create_task(self.client.flush(timeout=FLUSH_PATIENCE))
         self._flushes.add(flush)
-        flush.add_done_callback(self._flushed)
+        flush.add_done_callback(self._flushes.discard)
+        flush.add_done_callback(retrieve)
         await asyncio.wait([flush], timeout=timeout)
         if not flush.done():
             raise SourceError(f"{self.servers}: no flush within {timeout:g} s", retryable=True)
@@ -283,11 +277,6 @@ class Connection:
             flush.result()
         except (nats.errors.Error, TimeoutError, OSError, asyncio.CancelledError) as error:
             raise SourceError(f"{self.servers}: flush failed ({type(error).__name__})", retryable=True) from error
-
-    def _flushed(self, flush: asyncio.Task[None]) -> None:
-        self._flushes.discard(flush)
-        if not flush.cancelled():
-            flush.exception()
 
     async def api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Send one request to the JetStream API and wait for the answer.
@@ -389,6 +378,12 @@ class UnboundedSubscription:
         subscription, self._subscription = self._subscription, None
         if subscription is not None and not self._client.is_closed:
             await subscription.unsubscribe()
+
+
+def retrieve(task: asyncio.Task[Any]) -> None:
+    """Retrieve the result of a task, so that asyncio reports no error of a task that no caller waits for."""
+    if not task.cancelled():
+        task.exception()
 
 
 def fields_of(answer: Msg, what: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from nats.aio.client import Client
@@ -76,64 +75,53 @@ class PullRequests:
         self._next_subject = next_subject
         self._name = name
         self._wake = wake
-        self._inbox = ""
-        self._open = 0
         self._request = 0
-        self._arrived: list[Msg] = []
-        self._outstanding = 0
         self._average_size = 256.0
-        self._oversized = False
         self._heard = False
         self._last_sign = 0.0
         self._last_look = 0.0
-        self._reconnects = 0
         self.expires = expires
-        self.caught_up = False
         self.deleted = False
-        self.interruption: Interruption | None = Interruption("new", "not started")
         self.failure: SourceError | None = None
+        self.restart("")
+        self.interruption: Interruption | None = Interruption("new", "not started")
 
     def restart(self, inbox: str) -> None:
         """Forget all earlier requests. Messages arrive at ``inbox`` from now on; nothing is requested yet."""
-        self._arrived = []
-        self._outstanding = 0
+        self.arrived: list[Msg] = []
+        self.outstanding = 0
         self._open = 0
         self._oversized = False
         self.caught_up = False
-        self._reconnects = self._client.stats["reconnects"]
-        self._inbox = inbox
+        self.reconnects = self._client.stats["reconnects"]
+        self.inbox = inbox
         self.interruption = None
 
     # --- requests
 
     @property
-    def outstanding(self) -> int:
-        """Number of messages that open requests may still bring."""
-        return self._outstanding
-
-    @property
     def reserved(self) -> int:
         """Number of messages that arrived or may still arrive."""
-        return self._outstanding + len(self._arrived)
+        return self.outstanding + len(self.arrived)
 
     @property
     def open_requests(self) -> int:
         """Largest number of requests that may be open."""
-        return self._open if self._outstanding else 0
+        return self._open if self.outstanding else 0
 
     async def pull(self, room: Room) -> None:
         """Request the free part of the room, once half of it is free."""
         # The server announces no sizes. The average of earlier messages bounds the number of messages, and max_bytes
         # bounds each request in case messages grow suddenly.
         fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
-        free = fits - self._outstanding - len(self._arrived)
-        if self._oversized and not self._outstanding and room.messages > 0 and room.bytes > 0:
+        free = fits - self.outstanding - len(self.arrived)
+        if self._oversized and not self.outstanding and room.messages > 0 and room.bytes > 0:
             # The next message exceeds the room for bytes, so it comes alone.
             self._oversized = False
             await self._ask(1, None)
         elif free > 0 and free >= fits // 2 and not self._oversized:
             # Messages of other open requests take their share of the bytes.
-            await self._ask(free, max(1, room.bytes - int(self._outstanding * self._average_size)))
+            await self._ask(free, max(1, room.bytes - int(self.outstanding * self._average_size)))
 
     async def request_exactly(self, count: int) -> None:
         """Request ``count`` messages of any size."""
@@ -141,11 +129,11 @@ class PullRequests:
 
     async def _ask(self, batch: int, max_bytes: int | None) -> None:
         self._request += 1
-        if not self._outstanding:
+        if not self.outstanding:
             self._last_sign = monotonic()
             self._open = 0
         self._open += 1
-        self._outstanding += batch
+        self.outstanding += batch
         request: dict[str, int] = {
             "batch": batch,
             "expires": int(self.expires * 1e9),
@@ -156,7 +144,7 @@ class PullRequests:
         if max_bytes is not None:
             request["max_bytes"] = max_bytes
         await self._client.publish(
-            self._next_subject, json.dumps(request).encode(), reply=f"{self._inbox}.{self._request}"
+            self._next_subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._request}"
         )
 
     # --- arrivals
@@ -165,11 +153,11 @@ class PullRequests:
         """Take a message of the consumer. Runs for each message, so it does nothing that can be done once for many."""
         # Set for each message: while a paused partition is not read, arrivals are the only sign of life.
         self._heard = True
-        if not self._arrived:
+        if not self.arrived:
             self._wake.set()
             self.caught_up = False
-        self._arrived.append(message)
-        self._outstanding -= 1
+        self.arrived.append(message)
+        self.outstanding -= 1
 
     def on_status(self, message: Msg) -> None:
         """Take a status of the requests."""
@@ -186,7 +174,7 @@ class PullRequests:
             return
         # The request is over: release the messages that it did not bring.
         self._open = max(0, self._open - 1)
-        self._outstanding = max(0, self._outstanding - (number(headers.get("Nats-Pending-Messages")) or 0))
+        self.outstanding = max(0, self.outstanding - (number(headers.get("Nats-Pending-Messages")) or 0))
         if text.startswith("Message Size Exceeds MaxBytes"):
             self._oversized = True
             return
@@ -198,16 +186,11 @@ class PullRequests:
             # Server Shutdown, Leadership Change and the like end the request, not the consumer.
             self.interrupt("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
 
-    @property
-    def arrived(self) -> Sequence[Msg]:
-        """Messages that arrived and were not taken."""
-        return self._arrived
-
     def take(self) -> list[Msg]:
         """Take all messages that arrived. Raises ``SourceError`` when the consumer is unusable for good."""
         if self.failure is not None:
             raise self.failure
-        arrived, self._arrived = self._arrived, []
+        arrived, self.arrived = self.arrived, []
         return arrived
 
     def learn_sizes(self, count: int, size: int) -> None:
@@ -226,7 +209,7 @@ class PullRequests:
         if self.interruption is None:
             if not self._client.is_connected:
                 self.interruption = Interruption("connection", "disconnected")
-            elif self._client.stats["reconnects"] != self._reconnects:
+            elif self._client.stats["reconnects"] != self.reconnects:
                 self.interruption = Interruption("connection", "reconnected")
             else:
                 self._check_heartbeat(monotonic())
@@ -237,6 +220,6 @@ class PullRequests:
             # After a long pause between two checks the loop was blocked, and heartbeats may wait to be read.
             self._heard = False
             self._last_sign = now
-        elif self._outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:
+        elif self.outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:
             self.interruption = Interruption("silence", "no heartbeat from the server")
         self._last_look = now

@@ -57,7 +57,7 @@ class StubInbox:
 
     async def say(self, pulls: ConsumerPulls, *, to: str = "", **headers: str) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        await self.inbox._receive(Msg(self.client, to or f"{pulls._inbox}.1", "", b"", named))  # type: ignore[arg-type]
+        await self.inbox._receive(Msg(self.client, to or f"{pulls.inbox}.1", "", b"", named))  # type: ignore[arg-type]
 
 
 def owned_partition(pulls: ConsumerPulls, done: Done = Done(0, ())) -> PulledPartition:  # noqa: B008
@@ -80,7 +80,13 @@ class Held(StubCohort[PulledPartition]):
         connection._prefix = "$JS.API"
         connection._client = self.side.client  # type: ignore[assignment]
         self.source = CohortSource(
-            connection, "S", Cohort("c", member="a"), key=None, start="beginning", ack_wait=30, max_ack_pending=9
+            connection=connection,
+            stream="S",
+            cohort=Cohort("c", member="a"),
+            key=None,
+            start="beginning",
+            ack_wait=30,
+            max_ack_pending=9,
         )
         self.source._inbox = self.side.inbox
         consumers = JetStreamEpochConsumers(connection, "S", "c", incarnation="now", filters=lambda _: [])

@@ -247,7 +247,7 @@ async def test_foreign_durables_are_ignored(client: Client, names: Names) -> Non
 async def test_a_listing_reads_all_pages(client: Client, names: Names) -> None:
     """The server returns a limited number of names at once; only the second page has the last one."""
     _, durables = await made(names)
-    connection = durables._connection
+    connection = durables.connection
     ask, asked = connection.api, []
 
     async def by_twos(subject: str, request: Any = None) -> dict[str, Any]:
@@ -270,14 +270,14 @@ async def test_concurrent_calls_share_a_listing(client: Client, names: Names) ->
     for partition in range(8):
         await durables.create(partition, 1, 0, nonce="n", start=1)
     listings = 0
-    ask = durables._connection.api
+    ask = durables.connection.api
 
     async def count(subject: str, request: Any = None) -> dict[str, Any]:
         nonlocal listings
         listings += subject.startswith("CONSUMER.NAMES")
         return await ask(subject, request)
 
-    durables._connection.api = count  # type: ignore[method-assign]
+    durables.connection.api = count  # type: ignore[method-assign]
     found = await asyncio.gather(*(durables.found(partition) for partition in range(8)))
     assert [len(each) for each, _ in found] == [1] * 8
     assert listings == 1
@@ -337,7 +337,7 @@ async def test_a_durable_deleted_during_a_listing_is_listed_again(client: Client
     _, durables = await made(names)
     await durables.create(1, 1, 0, nonce="n", start=1)
     await durables.create(1, 2, 0, nonce="n", start=1)
-    ask = durables._connection.api
+    ask = durables.connection.api
     deleted = False
 
     async def between(subject: str, request: Any = None) -> dict[str, Any]:
@@ -348,6 +348,6 @@ async def test_a_durable_deleted_during_a_listing_is_listed_again(client: Client
             await durables.delete(1, 1, 0)
         return answer
 
-    durables._connection.api = between  # type: ignore[method-assign]
+    durables.connection.api = between  # type: ignore[method-assign]
     with anyio.fail_after(10):
         assert [each.epoch for each in (await durables.found(1))[0]] == [2]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.core.types import Room
-from lanes_jetstream.cohort.pulls import AGAIN, BRIEF, EXPIRES, ConsumerPulls, pull_in_turns
+from lanes_jetstream.cohort.pulls import AGAIN, BRIEF, EXPIRES, ConsumerPulls, Turns
 from tests.jetstream.cohort.stubs import StubInbox
 
 LARGE = 1 << 30
@@ -48,7 +48,7 @@ class Clocked(StubInbox):
             self._running = [until for until in self._running if until > self.now]
             for at, each, count in [one for one in self._open if one[0] <= self.now]:
                 self._open.remove((at, each, count))
-                each._outstanding -= count
+                each.outstanding -= count
             left = Room(room - len(self._running), LARGE)
             if left.messages > 0:
                 await self._ask(left)
@@ -56,7 +56,7 @@ class Clocked(StubInbox):
 
     async def _ask(self, room: Room) -> None:
         before = {each: each.reserved for each in self.pulls}
-        await pull_in_turns(self.pulls, set(self._backlog), room, len(self.pulls), self.now)
+        await Turns("test", len(self.pulls)).pull(self.pulls, set(self._backlog), room, self.now)
         for each in self.pulls:
             asked = each.reserved - before[each]
             if not asked:
@@ -64,7 +64,7 @@ class Clocked(StubInbox):
             self.longest[each] = max(self.longest[each], self.now - self.served[each])
             self.served[each] = self.now
             if each in self._backlog:
-                each._outstanding -= asked
+                each.outstanding -= asked
                 self.handled += asked
                 self._running += [self.now + self._work] * asked
             else:
@@ -79,10 +79,10 @@ def test_all_requests_fit_into_the_room(
 ) -> None:
     side = StubInbox([f"c{number}" for number in range(owned)])
     for each, taken in zip(side.pulls, data.draw(st.lists(st.integers(0, 40), max_size=owned)), strict=False):
-        each._outstanding = taken
+        each.outstanding = taken
     before = sum(each.reserved for each in side.pulls)
     room = Room(messages, LARGE)
-    at_once(pull_in_turns(side.pulls, {side.pulls[n] for n in busy if n < owned}, room, owned + elsewhere, 0.0))
+    at_once(Turns("test", owned + elsewhere).pull(side.pulls, {side.pulls[n] for n in busy if n < owned}, room, 0.0))
     assert sum(each.reserved for each in side.pulls) <= max(messages, before)
 
 
@@ -94,17 +94,17 @@ def test_a_new_partition_finds_room(owned: int, elsewhere: int, busy: int) -> No
     room = Room(partitions * 4, LARGE)
     pulling = side.pulls[:owned]
     # The other partition was busy a moment ago.
-    pulling[-1]._outstanding = partitions * 2
+    pulling[-1].outstanding = partitions * 2
     for _ in range(3):
-        at_once(pull_in_turns(pulling, set(pulling[: busy + 1]), room, partitions, 0.0))
-    at_once(pull_in_turns(side.pulls, set(pulling[: busy + 1]), room, partitions, 0.0))
+        at_once(Turns("test", partitions).pull(pulling, set(pulling[: busy + 1]), room, 0.0))
+    at_once(Turns("test", partitions).pull(side.pulls, set(pulling[: busy + 1]), room, 0.0))
     assert all(each.reserved for each in side.pulls)
 
 
 def test_one_busy_partition_gets_most_of_the_room() -> None:
     side = StubInbox([f"c{number}" for number in range(64)])
-    at_once(pull_in_turns(side.pulls, set(), Room(2_000, LARGE), 64, 0.0))
-    at_once(pull_in_turns(side.pulls, {side.pulls[5]}, Room(2_000, LARGE), 64, 0.0))
+    at_once(Turns("test", 64).pull(side.pulls, set(), Room(2_000, LARGE), 0.0))
+    at_once(Turns("test", 64).pull(side.pulls, {side.pulls[5]}, Room(2_000, LARGE), 0.0))
     assert side.pulls[5].reserved > 1_500
 
 
@@ -113,17 +113,17 @@ def test_every_partition_has_a_request_if_there_is_room(owned: int, messages: in
     """Even while others still hold most of the room for earlier requests."""
     side = StubInbox([f"c{number}" for number in range(owned)])
     for each, taken in zip(side.pulls, data.draw(st.lists(st.integers(0, 40), max_size=owned)), strict=False):
-        each._outstanding = taken
+        each.outstanding = taken
     busy = {each for each in side.pulls if data.draw(st.booleans())}
     enough = messages - sum(each.reserved for each in side.pulls) >= sum(not each.reserved for each in side.pulls)
-    at_once(pull_in_turns(side.pulls, busy, Room(messages, LARGE), owned, 0.0))
+    at_once(Turns("test", owned).pull(side.pulls, busy, Room(messages, LARGE), 0.0))
     assert all(each.reserved for each in side.pulls) or not enough
 
 
 def test_partitions_without_a_request_share_the_rest() -> None:
     side = StubInbox([f"c{number}" for number in range(10)])
-    side.pulls[0]._outstanding = 388
-    at_once(pull_in_turns(side.pulls, set(), Room(400, LARGE), 10, 0.0))
+    side.pulls[0].outstanding = 388
+    at_once(Turns("test", 10).pull(side.pulls, set(), Room(400, LARGE), 0.0))
     assert all(each.reserved for each in side.pulls)
 
 

@@ -33,16 +33,16 @@ class Checked:
         self.first = 1
         self.config: dict[str, Any] = {}
         self.watch = CohortWatch(
-            Connection(Client()),
-            "S",
-            "test",
+            connection=Connection(Client()),
+            stream="S",
+            name="test",
             partitions=self.held.partitions,
             out_of_range=out_of_range,
             wake=self.held.side.inbox.wake.set,
         )
-        monkeypatch.setattr(self.watch._connection, "api", self.api)
+        monkeypatch.setattr(self.watch.connection, "api", self.api)
 
-    async def api(self, subject: str) -> dict[str, Any]:
+    async def api(self, subject: str, request: object = None) -> dict[str, Any]:
         self.asked.append(subject)
         error = self.wrong.get(subject.partition(".")[0])
         if error is not None:
@@ -76,7 +76,7 @@ async def test_a_drop_is_found_while_a_request_is_open(monkeypatch: pytest.Monke
     assert looked.owned.pulls is not None
     looked.owned.backlog.delivered(2, 9, 8)
     # Room became free between two checks: the server would deliver the backlog, and there is none.
-    looked.owned.pulls._outstanding = 1
+    looked.owned.pulls.outstanding = 1
     await looked.dropped(10)
     assert isinstance(looked.watch.failure, lanes.SourceError)
     assert len([one for one in looked.asked if one.startswith("CONSUMER.INFO")]) == 2
@@ -121,11 +121,11 @@ async def test_only_a_silent_durable_is_asked(monkeypatch: pytest.MonkeyPatch) -
     assert looked.asked == []
     # A request is open, nothing was delivered since, and the backlog is empty.
     backlog.delivered(4, 0, 9)
-    pulls._outstanding = 1
+    pulls.outstanding = 1
     for _ in range(3):
         await looked.watch._check()
     assert looked.asked == []
-    pulls._outstanding = 0
+    pulls.outstanding = 0
     await looked.watch._check()
     assert looked.asked == ["CONSUMER.INFO.S.c-p3-e7-0"]
 
@@ -178,7 +178,7 @@ async def test_only_a_missing_consumer_loses_the_partition(
             raise answers.pop(0)
         return {}
 
-    monkeypatch.setattr(looked.watch._connection, "api", api)
+    monkeypatch.setattr(looked.watch.connection, "api", api)
     await looked.watch._resolve(looked.owned, "c-p3-e7")
     assert [(what, number) for what, number, _ in looked.held.stub.told] == [(told, 3)]
     assert answers == []

@@ -79,7 +79,7 @@ async def test_confirmed_messages_stay_in_flight_until_the_server_confirms(fresh
                 go_on.set()
                 await ended.wait()
                 await until(lambda: bool(inner(source)._acks._unconfirmed))
-                await inner(source)._connection.client._flush_pending()
+                await inner(source).connection.client._flush_pending()
                 assert consumer.status().in_flight == 1
             finally:
                 server.resume()
@@ -97,7 +97,7 @@ async def test_a_missing_confirmation_is_requested_again(stream: Stream, monkeyp
         with anyio.fail_after(10):
             await recorder.reached(1)
             await until(lambda: not consumer.status().in_flight)
-            client = inner(source)._connection.client
+            client = inner(source).connection.client
             publish = client.publish
 
             async def lose_one(subject: str, payload: bytes = b"", *rest: Any, **more: Any) -> None:
@@ -155,7 +155,7 @@ async def test_acknowledgements_lost_with_a_connection_are_repeated(
     async with running(consumer):
         with anyio.fail_after(10):
             await until(lambda: hasattr(inner(source), "_pulls"))
-        client = inner(source)._connection.client
+        client = inner(source).connection.client
         lost: list[str] = []
 
         async def lose(client: Client, subjects: Sequence[str], body: bytes) -> None:

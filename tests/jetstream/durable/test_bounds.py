@@ -24,7 +24,7 @@ async def test_requests_never_exceed_max_in_flight(stream: Stream) -> None:
     async def handler(message: lanes.Message) -> None:
         nonlocal most
         pulls = inner(source)._pulls
-        most = max(most, consumer.status().in_flight + pulls._outstanding + len(pulls._arrived))
+        most = max(most, consumer.status().in_flight + pulls.outstanding + len(pulls.arrived))
         await recorder(message)
 
     recorder = Recorder(lambda message: 0.002)

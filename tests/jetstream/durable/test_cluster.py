@@ -75,7 +75,7 @@ async def test_a_killed_server_of_the_connection_loses_nothing(cluster: NatsClus
     async with running(lanes.Consumer(source, recorder, settings=FAST)):
         with anyio.fail_after(30):
             await recorder.reached(100)
-        url = inner(source)._connection.client.connected_url
+        url = inner(source).connection.client.connected_url
         assert url is not None
         killed = next(server for server in cluster.servers if server.url.endswith(f":{url.port}"))
         await anyio.to_thread.run_sync(killed.kill)

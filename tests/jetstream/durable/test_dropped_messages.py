@@ -93,7 +93,7 @@ def test_a_stale_cursor_of_a_killed_server_is_no_loss(retention: str, highest: i
     )
     state = ConsumerState(0, 0, highest=5, deliveries=5, settled_above_floor=False, undelivered=15, paused=False)
     consumer: Any = SimpleNamespace(config={})
-    watch = DurableWatch(consumer, consumer, "jetstream S/d", out_of_range="fail", alone=True)
+    watch = DurableWatch(connection=consumer, durable=consumer, name="jetstream S/d", out_of_range="fail", alone=True)
     if lost is None:
         watch.check_dropped(stream, state, highest)
     else:

@@ -75,7 +75,7 @@ async def test_a_lost_delivery_is_detected_by_its_number(stream: Stream, caplog:
 
         async def drop_once(message: Any) -> None:
             # Not the last requested message: only heartbeats would reveal its loss.
-            if not dropped and not message.subject.startswith(pulls._inbox) and pulls.outstanding > 1:
+            if not dropped and not message.subject.startswith(pulls.inbox) and pulls.outstanding > 1:
                 dropped.append(message)
                 return
             await receive(message)

@@ -28,7 +28,7 @@ async def test_a_reset_connection_loses_nothing(stream: Stream, takeover: str) -
             with anyio.fail_after(30):
                 await recorder.reached(at)
             # A reset instead of a close loses all data in transit.
-            transport: Any = inner(source)._connection.client._transport
+            transport: Any = inner(source).connection.client._transport
             transport._io_writer.transport.abort()
         await all_done(stream, recorder)
 

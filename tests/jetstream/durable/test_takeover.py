@@ -61,7 +61,7 @@ async def test_a_takeover_cancelled_during_the_shrink_restores_the_timers(stream
     async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         await recorder.reached(20)
     source, changed = stream.source(), anyio.Event()
-    connection = inner(source)._connection
+    connection = inner(source).connection
     ask = connection.api
 
     async def slow_to_hear(subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
