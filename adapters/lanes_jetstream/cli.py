@@ -27,7 +27,7 @@ StreamOption = Annotated[str, typer.Option(help="Stream of the cohort.", metavar
 Member = Annotated[str, typer.Argument(help="Member, as `status` shows it.", metavar="MEMBER", show_default=False)]
 Server = Annotated[str, typer.Option(help="URL of the NATS server.", metavar="URL", show_default=False)]
 Namespace = Annotated[
-    str, typer.Option(help="Namespace of the cohort.", metavar="NAME", show_default="the one that the stream has")
+    str, typer.Option(help="Namespace of the cohort.", metavar="NAME", show_default="the only one of the stream")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -70,7 +70,7 @@ def drain(member: Member, stream: StreamOption = "", server: Server = "", namesp
 
 @cohort.command()
 def undrain(member: Member, stream: StreamOption = "", server: Server = "", namespace: Namespace = "") -> None:
-    """Take back a drain, so that the member gets its share again."""
+    """Withdraw a drain, so that the member gets its share again."""
     if not stream:
         stop("`lanes cohort undrain` needs --stream NAME")
 
@@ -82,7 +82,7 @@ def undrain(member: Member, stream: StreamOption = "", server: Server = "", name
 
 
 def _run(server: str, stream: str, namespace: str, work: Work) -> None:
-    """Run a job on the cohort; an error of ``lanes`` is one line."""
+    """Run ``work`` on the cohort. Report an error of ``lanes`` as one line."""
     if not server:
         stop("`lanes cohort` needs --server URL, such as nats://127.0.0.1:4222")
 

@@ -31,8 +31,8 @@ _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 class JetStreamSource:
     """A source of messages from one JetStream stream, through one durable pull consumer or as a member of a cohort.
 
-    With ``durable``, one process reads the consumer. A missing consumer is created. An existing one is checked and
-    continues at its position; if it does not fit, the error names the fault and the remedy.
+    With ``durable``, one process reads the consumer. The source creates a missing consumer. An existing consumer
+    continues at its position. If an existing consumer does not fit, the error names the fault and the remedy.
 
     With ``cohort``, any number of processes share the stream, and one of them at a time handles each key. The cohort
     creates its own consumers, one for each partition. So ``filter_subject``, ``takeover``, ``acks``, ``shared`` and
@@ -53,33 +53,35 @@ class JetStreamSource:
         durable: Name of the durable consumer. Pass either ``durable`` or ``cohort``.
         cohort: The cohort, or its name for a cohort with default settings.
         key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
-            the client's message; None = no keys, so no order. A message for which the function raises or returns an
-            invalid key is not handled. It goes to the poison policy as a ``MessageError``.
+            the client's message; None = no keys, so no order. If the function raises or returns an invalid key, the
+            handler is not called, and the poison policy decides about the message.
         filter_subject: Subject filter of a consumer that is created; None = all subjects.
-        ack_wait: Seconds until the server redelivers, 1 or more, for a consumer that is created. The default is 30, and
-            300 in a cohort.
-        max_ack_pending: Limit of unacknowledged messages, 1 or more, for a consumer that is created. In a cohort it
-            applies to each partition.
-        start: Where a new consumer begins: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware
+        ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a consumer that is
+            created. None = 30 s, in a cohort 300 s.
+        max_ack_pending: Limit of unacknowledged messages, 1 or more, for a consumer that is created. In a cohort the
+            limit applies to each partition.
+        start: First message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware
             ``datetime``.
-        takeover: How unacknowledged messages of an earlier process come before new ones. ``"auto"`` resets the
-            consumer, or shrinks its ack_wait and BackOff for a moment, if ``lanes`` created it. ``"modify"`` does so
-            for any consumer. Otherwise, and with ``"hold-back"``, the source requests nothing for one ack_wait, which
-            needs no permission to change the consumer. The log names the method.
-        acks: ``"fire-and-forget"`` sends acknowledgements without a confirmation. ``"confirmed"`` waits for the server
-            at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has acted on the last
-            acknowledgement. If the stream has one copy, it waits 0.25 s more until the server has written it. In all
-            modes a server that is killed loses the acknowledgements of the last 0.1 s.
+        takeover: Method to deliver unacknowledged messages of an earlier process before new messages. ``"auto"``
+            resets a consumer that ``lanes`` created, or shrinks its ack_wait and BackOff for a moment. ``"modify"``
+            also resets or shrinks a consumer that another program created. ``"hold-back"`` requests nothing for one
+            ack_wait, which needs no permission to change the consumer. If the other methods are not permitted, the
+            source holds back too. The log names the method.
+        acks: Confirmation of acknowledgements. ``"fire-and-forget"`` sends acknowledgements without a
+            confirmation. ``"confirmed"`` waits for the server at each settlement. ``"confirmed-at-drain"`` waits at
+            each release until the server has acted on the last acknowledgement. If the stream has one copy, a release
+            waits 0.25 s more, until the server has written the acknowledgement to disk. In all modes a server that is
+            killed loses the acknowledgements of the last 0.1 s.
         out_of_range: Policy if the stream dropped messages before their delivery, by a purge or its limits. ``"fail"``
-            stops the source, and ``"earliest"`` continues with the remaining messages. Streams that drop single
-            messages by design (one a subject, rollups, per-message TTL) are not checked. For a filtered consumer and
-            for a cohort, only drops during the run are detected. A cohort warns of messages that were deleted between
-            others, and continues.
-        shared: Whether other processes pull the same durable. Then no order can be kept, ``Settings(order="none")`` is
-            required, and nothing is taken over. Without it, another puller is waited for at the start for 31 s and then
-            refused. Another puller during the run stops the source.
+            stops the source, and ``"earliest"`` continues with the remaining messages. The source does not
+            check streams that drop single messages by design (one message a subject, rollups, per-message TTL). For a
+            filtered consumer and for a cohort, the source detects only drops during the run. A cohort warns if messages
+            between remaining messages were deleted, and continues.
+        shared: Whether other processes pull the same durable. True needs ``Settings(order="none")``, because several
+            processes cannot keep an order, and starts without a takeover. With False, a start waits up to 31 s until
+            another process stops pulling, and then raises. Another process that pulls during the run stops the source.
         start_timeout: Seconds, 0 or more, for the leaders of the stream and the consumer to answer at the start. During
-            the run they are waited for without limit.
+            the run the source waits for the leaders without limit.
 
     Raises:
         ConfigError: An argument is invalid, or the arguments exclude each other.
@@ -216,18 +218,18 @@ class JetStreamSource:
         await self._source.extend(messages)
 
     async def release(self, partition: Partition) -> None:
-        """Stop pulling a partition and wait for the acknowledgements, as ``acks`` asks for.
+        """Stop pulling a partition, and wait for its acknowledgements as ``acks`` says.
 
         Args:
             partition: The drained partition.
 
         Raises:
-            SourceError: A confirmation did not come (retryable), or the partition was lost.
+            SourceError: A confirmation is missing (retryable), or the partition was lost.
         """
         await self._source.release(partition)
 
     async def aclose(self) -> None:
-        """Close the inboxes, and the connection if it was opened here. Idempotent."""
+        """Close the inboxes, and a connection that the source opened. Idempotent."""
         await self._source.aclose()
 
     def lag(self, partition: Partition) -> int | None:

@@ -1,7 +1,7 @@
-"""Acknowledgements: sent, repeated after a reconnect, and confirmed if the mode asks for it.
+"""Sends acknowledgements, repeats them after a reconnect, and waits for confirmations if the mode needs them.
 
-A confirmation says that the server has read the acknowledgement, not that it had an effect. A confirmation for a
-delivery that was repeated in the meantime counts too.
+A confirmation means that the server has read the acknowledgement, not that the acknowledgement had an effect. The
+server also confirms an acknowledgement of a delivery that the server has repeated in the meantime.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from lanes_jetstream.wire.connection import CLOSED, UnboundedSubscription
 log = logging.getLogger("lanes.jetstream")
 
 AckMode = Literal["fire-and-forget", "confirmed", "confirmed-at-drain"]
+"""The confirmation of acknowledgements; see ``JetStreamSource``."""
 
 ACK: Final = b"+ACK"
 
 IN_PROGRESS: Final = b"+WPI"
 
 CONFIRM_TIMEOUT: Final = 5.0
-"""Seconds for the confirmations of one settlement. Missing confirmations are requested again."""
+"""Seconds to wait for the confirmations of one settlement. The engine repeats a settlement without confirmations."""
 
 SYNC_DELAY: Final = 0.25
-"""Seconds until a server with one copy has written an acknowledgement. It writes every 0.1 s, and a kill loses the
-rest.
+"""Seconds until a server with one copy has written an acknowledgement. The server writes every 0.1 s, and a kill loses
+unwritten acknowledgements.
 """
 
 _KEPT: Final = 10_000
-"""Acknowledgements that are repeated after a reconnect: more than a connection can lose."""
+"""Number of acknowledgements that are repeated after a reconnect. A connection can lose fewer."""
 
 
 async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None:
     """Publish the same body to many reply subjects of the server. Raises the client's errors.
 
-    The client gets all of them in one piece where possible, because a call for each costs more than handling a message.
+    The client gets all subjects in one piece where possible, because one call for each subject costs more than handling
+    a message.
     """
     send, flush = getattr(client, "_send_command", None), getattr(client, "_flush_pending", None)
     if send is None or flush is None or not client.is_connected or client.is_draining:
@@ -62,7 +64,7 @@ async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None
 
 @contextmanager
 def ack_errors(name: str) -> Iterator[None]:
-    """Turn the client's errors while it acknowledges messages of ``name`` into ``SourceError``."""
+    """Turn the client's errors at an acknowledgement into a ``SourceError`` of the source ``name``."""
     try:
         yield
     except nats.errors.ConnectionClosedError:
@@ -72,7 +74,7 @@ def ack_errors(name: str) -> Iterator[None]:
 
 
 async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None:
-    """Tell the server that these deliveries to ``name`` are in progress. Best effort: a lost one is redelivered."""
+    """Tell the server that deliveries to the source ``name`` are in progress. Best effort."""
     if not client.is_connected:
         return
     try:
@@ -84,7 +86,11 @@ async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None
 class Acks:
     """The acknowledgements of one source. Needs asyncio; one ``send`` at a time.
 
-    ``takeovers`` returns the number of takeovers that have begun.
+    Args:
+        client: The connected client.
+        mode: Confirmation of acknowledgements.
+        name: Name of the source, for errors and the log.
+        takeovers: Returns the number of takeovers that have begun.
     """
 
     def __init__(self, client: Client, mode: AckMode, name: str, takeovers: Callable[[], int]) -> None:
@@ -102,12 +108,12 @@ class Acks:
         self._all_confirmed = asyncio.Event()
 
     async def send(self, tokens: Sequence[str]) -> None:
-        """Acknowledge these deliveries; in the mode ``"confirmed"``, wait until the server confirms them.
+        """Acknowledge deliveries. In the mode ``"confirmed"``, wait until the server confirms the acknowledgements.
 
-        Raises the client's errors, and a retryable ``SourceError`` when a confirmation is late. It does not raise if a
-        takeover began in the meantime: the server then redelivers the messages, and they are acknowledged again.
+        Raises the client's errors, and a retryable ``SourceError`` for a missing confirmation. If a takeover began in
+        the meantime, the server redelivers the messages, so a missing confirmation is no error.
         """
-        # Keep them before the first is sent. All belong to finished messages, so a repeat is never too early.
+        # Keep the tokens before the first is sent. They belong to finished messages, so a repeat is never too early.
         self._kept.extend(tokens)
         if self._mode == "confirmed":
             await self._send_confirmed(tokens)
@@ -116,9 +122,9 @@ class Acks:
         self._last_sent = monotonic()
 
     async def resend(self) -> None:
-        """Repeat the last acknowledgements after a reconnect: the old connection may have lost some.
+        """Repeat the last acknowledgements after a reconnect, because the old connection may have lost some of them.
 
-        An acknowledgement names one delivery of one message, so repeating it is idempotent.
+        A repeat is idempotent, because an acknowledgement names one delivery of one message.
         """
         reconnects = self._client.stats["reconnects"]
         if reconnects != self._reconnects:
@@ -127,11 +133,13 @@ class Acks:
             self._last_sent = monotonic()
 
     async def finish(self, *, loses_last_acks: bool) -> None:
-        """Return when the server has acted on every acknowledgement and will not lose one.
+        """Wait until the server has acted on every acknowledgement and cannot lose any of them.
 
-        ``loses_last_acks``: the server has one copy and writes acknowledgements a moment later. In the mode
-        ``"fire-and-forget"`` this returns at once. Raises the client's errors, and a retryable ``SourceError`` without
-        a confirmation.
+        In the mode ``"fire-and-forget"`` the call returns at once. Raises the client's errors, and a retryable
+        ``SourceError`` for a missing confirmation.
+
+        Args:
+            loses_last_acks: Whether the stream has one copy, which the server writes a moment later.
         """
         if self._mode == "fire-and-forget" or not self._kept:
             return
@@ -174,7 +182,7 @@ class Acks:
 
     async def _confirmed(self, message: Msg) -> None:
         if (message.headers or {}).get("Status") == "503":
-            # No responder: the consumer was deleted, or has no leader now.
+            # No server responds: the consumer was deleted, or has no leader now.
             return
         self._unconfirmed.pop(message.subject, None)
         if not self._unconfirmed:

@@ -1,4 +1,4 @@
-"""A connection to NATS: the caller's client, or one that is opened and closed here. Maps the client's errors."""
+"""A connection to NATS: the caller's client, or a client that the connection opens. Translates the client's errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Server = str | Client | JetStreamContext
 CLOSED: Final = "the connection is closed for good; start again"
 
 CONNECT_TIMEOUT: Final = 10.0
-"""Seconds to reach a server at the start. Later connection losses are waited for without limit."""
+"""Seconds to reach a server at the start. After a later loss of the connection the client reconnects without limit."""
 
 API_TIMEOUT: Final = 5.0
 """Seconds for one request to the JetStream API."""
@@ -37,16 +37,16 @@ RECONNECT_WAIT: Final = 0.25
 """Seconds between two attempts to reconnect."""
 
 FLUSH_PATIENCE: Final = 86_400
-"""Seconds that the client waits for a flush: longer than any server stays frozen. See ``Connection.flush``."""
+"""Seconds that the client waits for a flush, longer than any server stays frozen. See ``Connection.flush``."""
 
 OLDEST_SERVER: Final = (2, 11)
 """The oldest supported nats-server, as major and minor version."""
 
 _DENIAL_POLL_INTERVAL: Final = 0.1
-"""Seconds between two checks for a permission denial. The server reports it apart from the answer."""
+"""Seconds between two checks for a permission denial. The server reports a denial apart from the answer."""
 
 _PAGES: Final = 1_000
-"""The largest number of pages of a listing: protects against a listing that never ends."""
+"""Maximum number of pages of a listing, in case a listing never ends."""
 
 _DENIED: Final = re.compile(r'permissions violation for .*"([^"]+)"', re.IGNORECASE)
 
@@ -54,15 +54,18 @@ _SCHEME: Final = re.compile(r"(nats|tls|ws|wss)://")
 _SERVER: Final = re.compile(
     r"((?:nats|tls|ws|wss)://)?((?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?)(?:[/?#].*)?"
 )
-"""One server of a URL: scheme, host with port, and the rest, which is never shown."""
+"""One server of a URL: scheme, host with port, and further text, which is never shown."""
 
 
 class ApiError(Exception):
     """The JetStream API refused a request.
 
+    Args:
+        err_code: Error code of the API; see ``lanes_jetstream.wire.codes``.
+        description: Reason, in the words of the server.
+        code: HTTP status of the answer; 0 = unknown.
+
     Attributes:
-        code: The HTTP status of the answer.
-        err_code: The error code of the API; see ``lanes_jetstream.wire.codes``.
         temporary: Whether a later request may succeed, for example because the stream has no leader now.
     """
 
@@ -96,10 +99,14 @@ class NotPermitted(NoAnswer):
 
 
 class Denials:
-    """Reports permission denials of the server for the subjects that ``ours`` accepts.
+    """Reports permission denials of the server.
 
-    A denial is the only sign that a plain publish was refused, because publishes have no answer. ``ours`` receives the
-    subject in lower case, which is all that the client keeps of it.
+    A denial is the only sign that the server refused a plain publish, because a publish has no answer.
+
+    Args:
+        client: The connected client.
+        ours: Returns whether a denied subject matters. The subject is in lower case, because the client keeps no other
+            form of the subject.
     """
 
     def __init__(self, client: Client, ours: Callable[[str], bool]) -> None:
@@ -108,7 +115,7 @@ class Denials:
         self._seen = client.last_error
 
     def new(self) -> str | None:
-        """The server's last error with the remedy, if it is new and denies one of the subjects."""
+        """Return the server's last error with the remedy, if the error is new and denies a subject that matters."""
         seen, self._seen = self._seen, self._client.last_error
         if self._seen is None or self._seen is seen:
             return None
@@ -124,7 +131,7 @@ class Connection:
     def __init__(self, server: Server) -> None:
         if not isinstance(server, str | Client | JetStreamContext) or server == "":
             raise ConfigError(
-                # Without its repr: a list of URLs contains credentials.
+                # The text omits the value, because a list of URLs contains credentials.
                 f"a {type(server).__name__} is no NATS connection; pass a URL (or several with commas), a connected "
                 "nats client, or its jetstream()"
             )
@@ -155,7 +162,7 @@ class Connection:
         for server in self._url.rpartition("@")[2].split(","):
             found = _SERVER.fullmatch(server)
             if found is None:
-                # If the host is missing, this is the password or a part of it.
+                # If the host is missing, the text may be the password or a part of the password.
                 return f"{scheme[0]}…" if scheme else "…"
             shown.append(found[2])
         return (scheme[0] if scheme else "") + ",".join(shown)
@@ -185,7 +192,7 @@ class Connection:
         give_up: float | None = loop.time() + CONNECT_TIMEOUT
 
         async def note(error: Exception) -> None:
-            # The client reports each failed attempt here. Without a callback it prints a traceback each time.
+            # The client reports each failed attempt here. Without a callback the client prints a traceback each time.
             seen[isinstance(error, nats.errors.Error)] = error
             log.debug("%s: %s", self.servers, error)
             if give_up is not None and loop.time() > give_up:
@@ -199,7 +206,7 @@ class Connection:
                     error_cb=note,
                     connect_timeout=2,
                     max_reconnect_attempts=-1,
-                    # Typed int by the client, used as any number of seconds.
+                    # The client declares an int, but accepts any number of seconds.
                     reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type]
                 )
             give_up = None
@@ -240,10 +247,10 @@ class Connection:
             )
 
     async def reopen(self) -> None:
-        """Connect again if the client gave up, which it does when the server disconnects it for a message.
+        """Connect again if the client is closed. The client closes when the server disconnects it for a message.
 
-        Does nothing for a caller's connection. Cancel-safe. Raises a retryable ``SourceError`` when no server is
-        reached in time.
+        Does nothing for a caller's client. Cancel-safe. Raises a retryable ``SourceError`` when no server is reached in
+        time.
         """
         async with self._reopening:
             # The first of several waiting callers reconnects for all of them.
@@ -251,21 +258,21 @@ class Connection:
                 self._client = await self._connect(self._url, retryable=True)
 
     async def close(self) -> None:
-        """Close a connection that was opened here; a caller's client stays open. Idempotent."""
+        """Close a connection that ``open`` opened. A caller's client stays open. Idempotent."""
         if self._url is None:
-            return  # Leave a waiting flush alone: cancelling it would end the read loop of the caller's client.
+            return  # Do not cancel a waiting flush, because that would end the read loop of the caller's client.
         if self._client is not None and not self._client.is_closed:
             await self._client.close()
         for flush in self._flushes:
             flush.cancel()
 
     async def flush(self, timeout: float = API_TIMEOUT) -> None:
-        """Return when the server has read everything published so far, or raise after ``timeout`` seconds.
+        """Wait until the server has read everything published so far, at most ``timeout`` seconds.
 
         Cancel-safe. Raises a retryable ``SourceError``.
         """
-        # A separate task that is never ended early: an answer to a cancelled or timed-out flush ends the client's
-        # read loop. Only the wait for the task is bounded.
+        # A separate task flushes and never ends early, because an answer to a cancelled flush ends the client's read
+        # loop. Only the wait for the task is bounded.
         flush = asyncio.create_task(self.client.flush(timeout=FLUSH_PATIENCE))
         self._flushes.add(flush)
         flush.add_done_callback(self._flushes.discard)
@@ -329,7 +336,7 @@ class Connection:
             raise self.failed(what, error) from None
 
     def failed(self, what: str, error: ApiError | NoAnswer) -> SourceError:
-        """The ``SourceError`` for a refused or unanswered request; retryable if the error is temporary.
+        """Return the ``SourceError`` for a refused or unanswered request; retryable if the error is temporary.
 
         ``what`` names the request, stream, consumer or bucket, without the servers.
         """
@@ -351,11 +358,11 @@ class Connection:
             request.cancel()
 
     def api_subject(self, name: str) -> str:
-        """The subject of API requests of this name."""
+        """Return the subject of the API request ``name``."""
         return f"{self._prefix}.{name}"
 
     def next_subject(self, stream: str, durable: str) -> str:
-        """The subject of pull requests to a consumer."""
+        """Return the subject of pull requests to a consumer."""
         return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
 
 
@@ -416,7 +423,15 @@ def fields_of(answer: Msg, what: str) -> dict[str, Any]:
 async def read_pages(
     ask: Callable[[int], Awaitable[dict[str, Any]]], found: Callable[[dict[str, Any]], Iterable[Any]]
 ) -> list[Any]:
-    """Read a whole listing. ``ask`` gets the number of entries to skip, ``found`` returns the entries of a page."""
+    """Read a listing to its end.
+
+    Args:
+        ask: Requests one page. The argument is the number of entries to skip.
+        found: Returns the entries of a page.
+
+    Returns:
+        The entries of all pages.
+    """
     listed: list[Any] = []
     for _ in range(_PAGES):
         page = await ask(len(listed))
@@ -428,12 +443,12 @@ async def read_pages(
 
 
 def number(text: str | None, digits: int = 20) -> int | None:
-    """The number that a server wrote in at most so many digits; None = there is none."""
+    """Parse a number of at most ``digits`` digits that a server sent; None = the text is no such number."""
     return int(text) if text and len(text) <= digits and text.isascii() and text.isdigit() else None
 
 
 def unix_seconds(stamp: object) -> float:
-    """A server's time stamp in seconds since 1970. Raises ``SourceError`` for anything else."""
+    """Convert a server's time stamp to seconds since 1970. Raises ``SourceError`` for an invalid time stamp."""
     try:
         return datetime.fromisoformat(str(stamp)).timestamp()
     except ValueError:

@@ -10,7 +10,7 @@ from lanes.core.types import PartitionKey
 from lanes.errors import ConfigError
 
 KeyFunction = Callable[[Msg], PartitionKey | None]
-"""Maps the client's message to its key. None = no key, so no order is claimed for the message."""
+"""A function from the client's message to its key. None = no key, so the message has no order."""
 
 
 class SubjectTokens:
@@ -38,8 +38,8 @@ class SubjectTokens:
 def subject_token(index: int, *more: int) -> SubjectTokens:
     """Make a key function over one or several tokens of the subject.
 
-    ``subject_token(1)`` of ``orders.42.paid`` is ``42``, ``subject_token(0, 1)`` is ``orders.42``. At a message whose
-    subject is too short, the function raises ``LookupError``.
+    ``subject_token(1)`` of ``orders.42.paid`` is ``42``, ``subject_token(0, 1)`` is ``orders.42``. The key
+    function raises ``LookupError`` for a subject with too few tokens.
 
     Args:
         index: Index of the token, from 0; negative counts from the end.

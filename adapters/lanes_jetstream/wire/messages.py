@@ -33,7 +33,7 @@ READER: Final = _Reader()
 
 
 def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction | None) -> Message:
-    """The core's message for a delivery. If the key function fails, the message has no key and is ``broken``."""
+    """Return the core's message for a delivery. If the key function fails, the message has no key and is ``broken``."""
     lane, broken = None, None
     if key is not None:
         try:
@@ -48,7 +48,7 @@ def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction |
 
 
 def _size_of(raw: Msg) -> int:
-    """The size that a message counts for: payload, subject and headers, in bytes."""
+    """Return the size of a message in bytes: payload, subject and headers."""
     size = len(raw.data) + len(raw.subject)
     if raw.headers:
         size += sum(len(name) + len(value) for name, value in raw.headers.items())
@@ -64,7 +64,7 @@ def _break(message: Message, error: Exception) -> None:
 
 
 def sequences(reply: str) -> tuple[int, int]:
-    """The stream sequence and the delivery number of the consumer, from either form of the reply subject.
+    """Read the stream sequence and the delivery number of the consumer from a reply subject.
 
     The short form is ``$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>``. The long
     form has ``<domain>.<account hash>`` before the stream, and possibly one more token at the end (NATS ADR-15). Raises
@@ -86,7 +86,7 @@ def sequences(reply: str) -> tuple[int, int]:
 
 
 def pending(reply: str) -> int:
-    """Number of messages that the consumer had still to deliver after this one, from its reply subject."""
+    """Read the number of messages that the consumer had still to deliver from a reply subject."""
     tokens = reply.split(".")
-    # Without a number, no loss can be detected, which 0 expresses.
+    # Without a number no loss can be detected, so 0 is as good as the truth.
     return number(tokens[8] if len(tokens) == 9 else tokens[10]) or 0

@@ -1,8 +1,8 @@
-"""The open pull requests of one consumer: how many messages they may still bring, and why they end.
+"""The open pull requests of one consumer: the number of messages that may still arrive, and the reasons for an end.
 
-Several requests stay open at once, so the server never waits for the client. The messages that they may still bring are
-counted and never exceed the room. Only a steady connection keeps that count right. A reconnect, missed heartbeats or a
-change of leader is an ``interruption``, after which the owner starts new requests.
+Several requests stay open at once, so the server never waits for the client. The messages that open requests may still
+bring never exceed the room. Only a steady connection keeps the count of these messages right. A reconnect, missed
+heartbeats or a change of leader is an ``interruption``, after which the owner starts new requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEARTBEAT: Final = 2.0
 """Seconds between two heartbeats of the server on an idle pull request."""
 
 HEARTBEATS_MISSED: Final = 3.0
-"""Heartbeats without a sign of life after which the requests count as interrupted."""
+"""Number of missed heartbeats after which the requests count as interrupted."""
 
 _DELETED: Final = "Consumer Deleted"
 
@@ -40,16 +40,16 @@ _FATAL: Final = {
 
 
 class Interruption(NamedTuple):
-    """Why the requests must start again. ``kind`` decides what to do, ``text`` is for people.
+    """The reason why the requests must start again. The owner acts on ``kind`` and logs ``text``.
 
-    - ``new``: nothing was requested yet
+    - ``new``: no request was sent yet
     - ``connection``: the connection was lost or replaced
     - ``unsent``: a request could not be sent
     - ``silence``: the heartbeat is missing
     - ``gap``: a delivery did not arrive, although the connection held
-    - ``unanswered``: nothing reads requests to the consumer
+    - ``unanswered``: no server answers requests to the consumer
     - ``crowded``: the consumer allows no more waiting requests
-    - ``ended``: the server ended the request for now
+    - ``ended``: the server ended the request, and the consumer still exists
     """
 
     kind: Literal["new", "connection", "unsent", "silence", "gap", "unanswered", "crowded", "ended"]
@@ -60,12 +60,24 @@ class Interruption(NamedTuple):
 
 
 class PullRequests:
-    """The pull requests of one consumer, sent to ``next_subject``. Needs asyncio; one caller.
+    """The pull requests of one consumer. Needs asyncio; one caller.
 
-    ``wake`` is set whenever something arrived; several instances may share one. ``expires`` is the time in seconds
-    after which the server ends an unfilled request, for requests sent from now on. ``failure`` says why the consumer is
-    unusable for good, and ``deleted`` that it no longer exists. ``caught_up``: at its last sign of life the server had
-    nothing more to send.
+    Args:
+        client: The connected client.
+        next_subject: Subject of the requests.
+        name: Name of the source, for errors.
+        wake: Event that is set whenever a message or a status arrives. Several instances may share the event.
+        expires: Seconds after which the server ends an unfilled request.
+
+    Attributes:
+        inbox: Subject of the answers; empty before the first ``restart``.
+        arrived: Messages that arrived and were not taken.
+        outstanding: Number of messages that open requests may still bring.
+        reconnects: Number of reconnects of the client at the last ``restart``.
+        caught_up: Whether the server had no more messages at its last sign of life.
+        interruption: The reason why the requests must start again; None = no reason is known.
+        failure: The error that makes the consumer unusable for good; None = the consumer is usable.
+        deleted: Whether the consumer no longer exists.
     """
 
     def __init__(
@@ -87,7 +99,7 @@ class PullRequests:
         self.interruption: Interruption | None = Interruption("new", "not started")
 
     def restart(self, inbox: str) -> None:
-        """Forget all earlier requests. Messages arrive at ``inbox`` from now on; nothing is requested yet."""
+        """Forget all earlier requests, and expect messages at ``inbox``. Sends no request."""
         self.arrived: list[Msg] = []
         self.outstanding = 0
         self._open = 0
@@ -110,7 +122,7 @@ class PullRequests:
         return self._open if self.outstanding else 0
 
     async def pull(self, room: Room) -> None:
-        """Request the free part of the room, once half of it is free."""
+        """Request the free part of the room, once half of the room is free."""
         # The server announces no sizes. The average of earlier messages bounds the number of messages, and max_bytes
         # bounds each request in case messages grow suddenly.
         fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
@@ -150,8 +162,8 @@ class PullRequests:
     # --- arrivals
 
     def on_message(self, message: Msg) -> None:
-        """Take a message of the consumer. Runs for each message, so it does nothing that can be done once for many."""
-        # Set for each message: while a paused partition is not read, arrivals are the only sign of life.
+        """Take a message of the consumer. Runs for each message, so the method must stay cheap."""
+        # Each message sets the flag, because arrivals are the only sign of life of a paused partition.
         self._heard = True
         if not self.arrived:
             self._wake.set()
@@ -183,7 +195,7 @@ class PullRequests:
             self.failure = SourceError(f"{self._name}: pull refused ({status} {text}): {remedy}")
             self.deleted = text.startswith(_DELETED)
         elif status == "409" and not text.startswith("Batch Completed"):
-            # Server Shutdown, Leadership Change and the like end the request, not the consumer.
+            # Statuses such as Server Shutdown and Leadership Change end the request, not the consumer.
             self.interrupt("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
 
     def take(self) -> list[Msg]:
@@ -194,18 +206,18 @@ class PullRequests:
         return arrived
 
     def learn_sizes(self, count: int, size: int) -> None:
-        """Note the total ``size`` of ``count`` messages; their average bounds the next requests."""
-        # Exponential average: each message moves it by a twentieth towards its own size.
+        """Note that ``count`` messages have ``size`` bytes in total. Their average size bounds the next requests."""
+        # Each message moves the exponential average by a twentieth towards its own size.
         self._average_size += (size / count - self._average_size) * (1.0 - 0.95**count)
 
     # --- interruptions
 
     def interrupt(self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended"], text: str) -> None:
-        """Mark the requests as interrupted: their count is worthless now. The last reason wins."""
+        """Mark the requests as interrupted, because their count is wrong now. The last reason counts."""
         self.interruption = Interruption(kind, text)
 
     def check(self) -> Interruption | None:
-        """The reason why the requests must start again, or None."""
+        """Look for a reason why the requests must start again; None = no reason."""
         if self.interruption is None:
             if not self._client.is_connected:
                 self.interruption = Interruption("connection", "disconnected")
@@ -217,7 +229,7 @@ class PullRequests:
 
     def _check_heartbeat(self, now: float) -> None:
         if self._heard or now - self._last_look > HEARTBEAT / 2:
-            # After a long pause between two checks the loop was blocked, and heartbeats may wait to be read.
+            # A long pause between two checks means that the loop was blocked, and heartbeats may be unread.
             self._heard = False
             self._last_sign = now
         elif self.outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:

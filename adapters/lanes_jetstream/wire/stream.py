@@ -1,4 +1,4 @@
-"""A stream as a consumer needs it: its state, where a new consumer begins, and the policy for dropped messages."""
+"""A stream as a consumer needs it: its state, the start of a new consumer, and the policy for dropped messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
 
 Start = Literal["beginning", "next"] | int | datetime
-"""Where a consumer that is created here begins: ``"beginning"``, ``"next"``, a stream sequence (1 or more), or an aware
-``datetime``. A time means the first message stored then or later; ``"next"`` means the next published message.
+"""The first message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence (1 or more), or an aware
+``datetime``. A time selects the first message stored at that time or later. ``"next"`` selects the next published
+message.
 """
 
 OutOfRange = Literal["fail", "earliest"]
-"""What to do when the stream dropped messages before they were delivered."""
+"""The policy for messages that the stream dropped before their delivery."""
 
 
 _RETRY_DELAY: Final = 0.05
@@ -31,9 +32,15 @@ _RETRY_DELAY: Final = 0.05
 class StreamState:
     """The identity and the range of a stream.
 
-    ``incarnation`` is its creation time; ``first`` and ``last`` are its sequences. ``drops_single_messages``: it drops
-    single messages by design (one a subject, a time to live each, rollups), so a missing message means nothing.
-    ``loses_last_acks``: a server that is killed loses the last acknowledgements, because there is one copy, on disk.
+    Attributes:
+        incarnation: Creation time of the stream.
+        first: Sequence of the first message.
+        last: Sequence of the last message.
+        retention: Retention of the stream.
+        drops_single_messages: Whether the stream drops single messages by design (one message a subject, a time to
+            live for each message, rollups), so that a missing message is no fault.
+        loses_last_acks: Whether a server that is killed loses the last acknowledgements, because one copy exists on
+            disk.
     """
 
     incarnation: str
@@ -45,7 +52,7 @@ class StreamState:
 
 
 async def read_stream(connection: Connection, stream: str) -> StreamState:
-    """Ask the server for the state. Raises ``ConfigError`` for a missing stream, ``NoAnswer``, and ``SourceError``."""
+    """Read the state of a stream. Raises ``ConfigError`` for a missing stream, ``NoAnswer``, and ``SourceError``."""
     try:
         info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
     except ApiError as error:
@@ -104,7 +111,7 @@ async def find_or_create(
 
 
 def start_fields(start: object) -> dict[str, Any]:
-    """The configuration fields for a start. Raises ``ConfigError`` for anything else."""
+    """Return the configuration fields for a start. Raises ``ConfigError`` for an invalid start."""
     if start == "beginning":
         return {"deliver_policy": "all"}
     if start == "next":
