@@ -1,4 +1,4 @@
-"""Writes dead letters to a JetStream subject, and lists, republishes and deletes them.
+"""Writes dead letters to a JetStream subject, and lists, republishes and deletes dead letters.
 
 Reading order: ``wire``, ``writer``, ``box``.
 """

@@ -55,8 +55,15 @@ def _stored(raw: object) -> _Stored:
 class JetStreamDeadLetterBox:
     """The dead letters that ``JetStreamDeadLetters`` wrote to a subject; see ``lanes.dead_letters.box.DeadLetterBox``.
 
-    Disposing of a dead letter deletes every copy of it from the stream, without a trace. The box reads message by
-    message through the stream's API and creates no consumer. Needs asyncio.
+    ``dispose`` deletes every copy of a dead letter from the stream, without a trace. The box reads message by message
+    through the stream's API, and creates no consumer. Needs asyncio.
+
+    Args:
+        server: URL of a server (several with commas), a connected nats client, or its JetStream context.
+        subject: Dead-letter subject, without wildcards.
+
+    Attributes:
+        other_messages: Number of messages on the subject that are no dead letters.
     """
 
     remembers = False
@@ -99,7 +106,7 @@ class JetStreamDeadLetterBox:
         return list(self._places)[:limit]
 
     async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
-        """See ``lanes.dead_letters.box.DeadLetterBox.find``. A disposed dead letter is not found."""
+        """Find dead letters that are not disposed; see ``lanes.dead_letters.box.DeadLetterBox.find``."""
         if any(one not in self._places for one in ids):
             await self.ids()
         found: dict[str, StoredDeadLetter] = {}
@@ -111,7 +118,7 @@ class JetStreamDeadLetterBox:
                     found[one] = parked
                     break
             else:
-                # Another client has deleted it.
+                # Another client has deleted the dead letter.
                 self._places.pop(one, None)
         return found
 
@@ -184,7 +191,7 @@ class JetStreamDeadLetterBox:
 
 
 def _headers(block: bytes) -> list[tuple[str, bytes]]:
-    """The headers of a stored message, with repeated names."""
+    """Parse the headers of a stored message. Names may repeat."""
     lines = block.split(b"\r\n")
     pairs = [line.partition(b":") for line in lines[1:] if b":" in line] if lines[0].startswith(_VERSION) else []
     return [(name.decode("utf-8", "replace").strip(), value.strip(b" \t")) for name, _, value in pairs]

@@ -1,4 +1,4 @@
-"""The format of a dead letter in a stream: the headers that are written, and the record that is read back."""
+"""The format of a dead letter in a stream: writes its headers, and reads its record."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ WIRE: Final = Wire(
 def read_dead_letter(message: Message) -> DeadLetter:
     """Read the dead letter that ``JetStreamDeadLetters`` wrote, from a message of its stream.
 
-    Use it as ``decode=read_dead_letter`` of a consumer whose source reads that stream. It neither blocks nor changes
-    the message. The record equals the one that was written, except for three changes by the wire:
+    Pass ``decode=read_dead_letter`` to a consumer whose source reads that stream. The function neither blocks nor
+    changes the message. The record equals the written record, except for three changes by the wire:
 
-    - Control characters in values of original headers are blanks.
-    - Original headers of one name are one header, the last.
-    - A body that did not fit is cut. The header ``Lanes-Truncated`` of the message holds its original length.
+    - Control characters in values of original headers become blanks.
+    - Only the last of several original headers with one name remains.
+    - A body that does not fit is cut. The header ``Lanes-Truncated`` of the message holds the original length.
 
     Args:
         message: Message of the stream that captures the dead-letter subject.
@@ -51,17 +51,17 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
 
 def read_whole(message: Message) -> ReadDeadLetter:
-    """Read a dead letter like ``read_dead_letter``, with the original length of a body that was cut."""
+    """Read a dead letter like ``read_dead_letter``, and the original length of a body that was cut."""
     return WIRE.read(message, WIRE.parts(message))
 
 
 def dead_letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
-    """The headers of a dead letter. ``whole`` is the original length in bytes of a value that was cut."""
+    """Return the headers of a dead letter. ``whole`` is the original length in bytes of a value that was cut."""
     headers = {WIRE.kept_name(name): header_text(value) for name, value in letter.headers}
     # Original headers of one name become one header here, so their indices would be wrong.
     return headers | WIRE.fields(dataclasses.replace(letter, null_headers=()), whole)
 
 
 def header_text(value: bytes) -> str:
-    """A header value in the form that every client can send."""
+    """Return a header value in a form that every client can send."""
     return _CONTROL.sub(" ", value.decode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Writes dead letters to a JetStream subject; the server confirms each one before its message settles."""
+"""Writes dead letters to a JetStream subject. The server confirms each dead letter before its message settles."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class JetStreamDeadLetters:
     Epoch and Time (seconds since 1970). ``read_dead_letter`` turns such a message into a record again.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
-    of the stream. An original header is stored as ``Lanes-Origin-<name>``, percent-encoded, if its name starts with
-    ``Nats-`` or ``Lanes-``, or if some client cannot send it. Unchanged, it could alter how the message is stored.
+    of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the
+    header starts with ``Nats-`` or ``Lanes-``, or if some client cannot send the header. An unchanged ``Nats-`` header
+    could alter the storage of the message.
 
     Needs asyncio.
 
@@ -66,7 +67,8 @@ class JetStreamDeadLetters:
                 its value.
 
         Raises:
-            SourceError: The stream did not confirm (retryable), or the source reads the dead-letter subject too.
+            SourceError: The stream did not confirm the dead letter (retryable), or the source reads the dead-letter
+                subject too.
         """
         if dead_letter.subject == self._subject:
             raise SourceError(
@@ -75,7 +77,7 @@ class JetStreamDeadLetters:
             )
         await self._connection.reopen()
         client = self._connection.client
-        # The server's limit counts headers and body together. It disconnects a client that sends more.
+        # The server's limit counts headers and body together. The server disconnects a client that sends more.
         kept, whole = cut_to_fit(dead_letter, client.max_payload, _size)
         await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")
 
@@ -99,7 +101,7 @@ async def capturing_streams(connection: Connection, subject: str, what: str = "s
 
 
 async def publish(client: Client, subject: str, body: bytes, headers: dict[str, str], what: str) -> dict[str, Any]:
-    """Publish, and return the stream's confirmation. Raises a retryable ``SourceError``."""
+    """Publish a message, and return the stream's confirmation. Raises a retryable ``SourceError`` for ``what``."""
     try:
         answer = await client.request(subject, body, timeout=API_TIMEOUT, headers=headers)
         confirmation = json.loads(answer.data)

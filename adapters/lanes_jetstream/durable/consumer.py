@@ -1,7 +1,7 @@
-"""The durable consumer of a source: created when it is missing, checked when it exists, modified for a takeover.
+"""The durable consumer of a source: creates a missing consumer, checks an existing one, and modifies it for a takeover.
 
-Configurations are kept as the JSON that the server sent. The client's own types drop the fields they do not know, and
-writing them back would erase those fields on the server.
+A configuration stays the JSON that the server sent. The client's own types drop unknown fields, so an update with these
+types would erase the fields on the server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MANAGED: Final = "lanes-managed"
 """Metadata of a consumer that ``lanes`` created and may therefore modify."""
 
 ORIGINAL_ACK_WAIT: Final = "lanes-original-ack-wait"
-"""Metadata with the real ack_wait (nanoseconds) while it is shrunk. A start that finds it restores the value."""
+"""Metadata with the real ack_wait in nanoseconds while ack_wait is shrunk. A start that finds the entry restores it."""
 
 ORIGINAL_BACKOFF: Final = "lanes-original-backoff"
 """Metadata with the real BackOff while ack_wait is shrunk: a JSON list of nanoseconds."""
@@ -41,17 +41,17 @@ ORIGINAL_BACKOFF: Final = "lanes-original-backoff"
 SHRUNK_ACK_WAIT_NS: Final = 1_000_000
 
 SHRINK_SECONDS: Final = 0.4
-"""How long ack_wait stays shrunk. The server checks its timers 0.1 s after the change."""
+"""Seconds that ack_wait stays shrunk. The server checks its timers 0.1 s after the change."""
 
 _POLL_INTERVAL: Final = 0.05
-"""Seconds between two checks whether an update is in force."""
+"""Seconds between two checks that an update is in force."""
 
 KEEPS_CREATED: Final = (2, 12)
 """The first nats-server whose consumers keep their creation time across a restart."""
 
 
 def ack_waits(config: Mapping[str, Any]) -> tuple[float, float]:
-    """The shortest and the longest time in seconds after which the server redelivers.
+    """Return the shortest and the longest time in seconds after which the server redelivers.
 
     A BackOff replaces ack_wait with one time for each delivery.
     """
@@ -60,7 +60,7 @@ def ack_waits(config: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def filtered(config: Mapping[str, Any]) -> bool:
-    """Whether the consumer delivers only a part of the stream."""
+    """Return whether the consumer delivers only a part of the stream."""
     return bool(config.get("filter_subject") or config.get("filter_subjects"))
 
 
@@ -68,8 +68,14 @@ def filtered(config: Mapping[str, Any]) -> bool:
 class ConsumerState:
     """Progress of a consumer on the server.
 
-    ``deliveries`` counts repeats too, and ``highest`` is the highest stream sequence ever delivered.
-    ``settled_above_floor``: a message above the lowest unacknowledged one may be acknowledged.
+    Attributes:
+        unacknowledged: Number of delivered and unacknowledged messages.
+        waiting_pulls: Number of open pull requests of all processes.
+        highest: Highest stream sequence that was delivered.
+        deliveries: Number of deliveries, repeats included.
+        settled_above_floor: Whether a message above the lowest unacknowledged message may be acknowledged.
+        undelivered: Number of messages that were never delivered.
+        paused: Whether an operator paused the consumer.
     """
 
     unacknowledged: int
@@ -83,7 +89,7 @@ class ConsumerState:
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """A consumer, and its stream a moment earlier."""
+    """A consumer, and the state of its stream a moment earlier."""
 
     stream: StreamState
     config: Mapping[str, Any]
@@ -91,15 +97,23 @@ class ConsumerSnapshot:
 
     @property
     def in_takeover(self) -> bool:
-        """Whether a process has shrunk its ack_wait for a takeover."""
+        """Whether a process has shrunk the ack_wait of the consumer for a takeover."""
         return ORIGINAL_ACK_WAIT in (self.config.get("metadata") or {})
 
 
 class DurableConsumer:
     """One durable pull consumer. Every request raises ``NoAnswer`` when the server does not answer in time.
 
-    ``start`` holds the fields of ``start_fields`` for a new consumer. ``modify`` permits changing the timers of any
-    consumer, and ``hold_back`` forbids it for all.
+    Args:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        name: Name of the consumer.
+        filter_subject: Subject filter of a new consumer; None = all subjects.
+        ack_wait: Seconds until the server redelivers, 1 or more, for a new consumer.
+        max_ack_pending: Limit of unacknowledged messages, 1 or more, for a new consumer.
+        start: Fields of ``start_fields`` for a new consumer.
+        modify: Whether a takeover may change the timers of any consumer.
+        hold_back: Whether a takeover may change the timers of no consumer.
     """
 
     def __init__(
@@ -143,7 +157,7 @@ class DurableConsumer:
 
     @property
     def tokens(self) -> str:
-        """Stream and consumer as they appear in subjects."""
+        """The tokens of the stream and the consumer in subjects."""
         return f"{self.stream}.{self._name}"
 
     @property
@@ -153,7 +167,7 @@ class DurableConsumer:
 
     @property
     def ack_waits(self) -> tuple[float, float]:
-        """The shortest and the longest ack_wait in seconds; the original ones while they are shrunk."""
+        """The shortest and the longest ack_wait in seconds, without a shrink."""
         return ack_waits(self._original)
 
     @property
@@ -164,17 +178,17 @@ class DurableConsumer:
 
     @property
     def modifiable(self) -> bool:
-        """Whether its timers may be changed: ``lanes`` created it, or the user permits it."""
+        """Whether a takeover may change the timers: ``lanes`` created the consumer, or the user permits the change."""
         return self._modify or (MANAGED in self._metadata and not self._hold_back)
 
     @property
     def drops_acknowledged(self) -> bool:
-        """Whether the stream drops acknowledged messages, so that they cannot be redelivered."""
+        """Whether the stream drops acknowledged messages, so that the server cannot redeliver them."""
         return self.stream_state.retention == "workqueue"
 
     @property
     def loses_last_acks(self) -> bool:
-        """Whether a server that is killed loses the last acknowledgements: there is one copy."""
+        """Whether a server that is killed loses the last acknowledgements, because one copy exists."""
         return self.stream_state.loses_last_acks or int(self.config.get("num_replicas", 0)) == 1
 
     @property
@@ -216,7 +230,7 @@ class DurableConsumer:
             raise ConfigError(f"consumer {self} does not fit: {wrong}")
 
     def misfits(self, config: Mapping[str, Any]) -> str:
-        """The faults of a configuration, each with its remedy; empty if the configuration fits."""
+        """Describe the faults of a configuration with their remedies. Returns an empty text if there is no fault."""
         wrong: list[str] = []
         if config.get("deliver_subject"):
             wrong.append("it is a push consumer; use a pull consumer, on another durable")
@@ -246,23 +260,22 @@ class DurableConsumer:
         return "; ".join(wrong)
 
     async def refresh(self) -> ConsumerState:
-        """Read configuration and state again. Raises ``ApiError`` too."""
+        """Read the configuration and the state again. Raises ``ApiError`` too."""
         self.config, state = await self._info()
         return state
 
     async def inspect(self, highest: int) -> ConsumerSnapshot:
-        """Check the stream and read the consumer; unlike ``refresh``, it changes nothing here."""
-        # Read the stream first. A message that it lost before the consumer was read, and that the consumer has not
-        # delivered, was never delivered.
+        """Check the stream and read the consumer. Unlike ``refresh``, the call keeps no result."""
+        # Read the stream first. A message that the stream has lost by then, and that the consumer has not delivered
+        # later, was never delivered.
         stream = await self.check_stream(highest)
         config, state = await self._info()
         return ConsumerSnapshot(stream, config, state)
 
     async def check_stream(self, highest: int) -> StreamState:
-        """Raise ``SourceError`` if the stream was replaced or lost its end.
+        """Read the stream. Raise ``SourceError`` if the stream was replaced, or ends below the sequence ``highest``.
 
-        ``highest`` is the highest sequence read; the stream must not end below it.
-        New messages would reuse those sequences and pass for settled ones.
+        Below the highest sequence that was read, new messages would reuse sequences and pass for settled messages.
         """
         try:
             state = await read_stream(self._connection, self.stream)
@@ -293,11 +306,14 @@ class DurableConsumer:
         )
 
     def failure_text(self, error: ApiError) -> str:
-        """The error text for a consumer that the server no longer has or no longer returns."""
+        """Return the error text for a consumer that the server no longer has or no longer returns."""
         if error.err_code == codes.STREAM_NOT_FOUND:
             return self._stream_gone
         if error.err_code == codes.CONSUMER_NOT_FOUND:
-            return f"consumer {self} was deleted; prevent that, or start again with a new one, which begins at start=…"
+            return (
+                f"consumer {self} was deleted; prevent the deletion, or start again with a new consumer, which begins "
+                "at start=…"
+            )
         return f"consumer {self}: {error}"
 
     async def restore(self) -> None:
@@ -308,9 +324,9 @@ class DurableConsumer:
     async def requeue_pending(self) -> None:
         """Make the server queue all unacknowledged messages for redelivery, before any new message.
 
-        Shrinks ack_wait for a moment and removes a BackOff, which would replace it. The same update stores the
-        originals in the metadata, so the next start repairs the consumer if this process dies. A cancelled call still
-        restores them.
+        The call shrinks ack_wait for a moment, and removes a BackOff, which would replace ack_wait. The same update
+        stores the original values in the metadata, so the next start repairs the consumer if this process dies. A
+        cancelled call still restores the original values.
         """
         original = self._original
         metadata = {**(original.get("metadata") or {}), ORIGINAL_ACK_WAIT: str(original["ack_wait"])}
@@ -319,7 +335,7 @@ class DurableConsumer:
         shrunk = {**original, "ack_wait": SHRUNK_ACK_WAIT_NS, "metadata": metadata}
         shrunk.pop("backoff", None)
         try:
-            # Shielded: after a cancelled update it would be unknown whether there is something to restore.
+            # Shielded: after a cancelled update it would be unknown whether ack_wait is shrunk.
             with anyio.CancelScope(shield=True):
                 await self._update(shrunk)
             await asyncio.sleep(SHRINK_SECONDS)
@@ -331,8 +347,8 @@ class DurableConsumer:
     async def reset(self) -> None:
         """Make the server deliver again after its acknowledgement floor, in stream order.
 
-        Messages that are acknowledged above the floor are redelivered too. Raises ``ApiError`` if the server cannot
-        reset.
+        The server also redelivers messages that are acknowledged above the floor. Raises ``ApiError`` if the server
+        cannot reset the consumer.
         """
         await self._connection.api(f"CONSUMER.RESET.{self.stream}.{self._name}", {})
 
@@ -351,7 +367,7 @@ class DurableConsumer:
             waiting_pulls=int(info.get("num_waiting", 0)),
             highest=int(delivered.get("stream_seq", 0)),
             deliveries=deliveries,
-            # Each unacknowledged message is one delivery above the floor. Further deliveries were acknowledged.
+            # Each unacknowledged message counts as one delivery above the floor. All others were acknowledged.
             settled_above_floor=deliveries - int(floor.get("consumer_seq", 0)) > count,
             undelivered=int(info.get("num_pending", 0)),
             paused=bool(info.get("paused", False)),
@@ -363,7 +379,7 @@ class DurableConsumer:
             f"CONSUMER.CREATE.{self.stream}.{self._name}",
             {"stream_name": self.stream, "config": config, "action": "update"},
         )
-        # The answer cannot be trusted: a server that just restarted returns the configuration before the update.
+        # Do not trust the answer: a server that has just restarted returns the configuration before the update.
         deadline = monotonic() + API_TIMEOUT
         while True:
             await self.refresh()

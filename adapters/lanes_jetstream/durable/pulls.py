@@ -1,6 +1,6 @@
-"""The pull requests of one durable consumer, on an inbox of their own.
+"""The pull requests of one durable consumer, on a separate inbox.
 
-Messages carry the stream's subject, and statuses the subject of the inbox.
+Messages carry the stream's subject, and statuses carry the subject of the inbox.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from lanes_jetstream.wire.pull_requests import PullRequests
 
 
 class DurablePulls(PullRequests):
-    """The pull requests of one durable consumer; each start uses a fresh inbox. Needs asyncio; one caller."""
+    """The pull requests of one durable consumer. Each ``renew`` uses a fresh inbox. Needs asyncio; one caller."""
 
     def __init__(self, client: Client, next_subject: str, name: str) -> None:
         super().__init__(client, next_subject, name, wake=asyncio.Event())
         self._subscription = UnboundedSubscription(client)
 
     async def renew(self) -> None:
-        """Drop all open requests and start on a fresh inbox. Nothing is requested yet."""
+        """Drop all open requests, and start on a fresh inbox without a request."""
         await self.close()
         inbox = self._client.new_inbox()
         await self._subscription.open(f"{inbox}.*", self._receive)
         self.restart(inbox)
 
     async def close(self) -> None:
-        """End the subscription; the server drops the pull requests with it. Idempotent."""
+        """End the subscription. The server then drops the pull requests. Idempotent."""
         await self._subscription.close()
 
     async def wait(self, timeout: float) -> None:

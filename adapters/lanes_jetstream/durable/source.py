@@ -1,4 +1,4 @@
-"""One durable consumer as a source: all of its messages form one partition."""
+"""One durable consumer as a source. All messages of the consumer form one partition."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _POLL_INTERVAL: Final = 0.25
 """Seconds between two checks of the connection while nothing arrives."""
 
 _RETRY_DELAY: Final = 0.5
-"""Seconds before a start that found no leader is tried again."""
+"""Seconds between two attempts of a start that found no leader."""
 
 _OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
-"""Seconds that a start waits for the pull requests of another process. Requests of a dead machine are over by then."""
+"""Seconds that a start waits for the end of another process's pull requests, longer than those of a dead machine."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -47,7 +47,7 @@ class DurableSource:
         connection: Connection to the server.
         durable: The consumer.
         key: Returns the key of a message; None = no keys.
-        acks: Way to acknowledge.
+        acks: Confirmation of acknowledgements.
         out_of_range: Policy for messages that the stream dropped.
         shared: Whether other processes pull the consumer too.
         start_timeout: Seconds that a start waits for leaders, 0 or more.
@@ -169,7 +169,7 @@ class DurableSource:
         await keep_alive(self.connection.client, [str(message.token) for message in messages], self._name)
 
     async def release(self, partition: Partition) -> None:
-        """Stop pulling and wait until the server has read every acknowledgement; see ``JetStreamSource``."""
+        """Stop pulling, and wait until the server has read every acknowledgement; see ``JetStreamSource``."""
         try:
             await self._pulls.close()
             await self._acks.resend()
@@ -179,14 +179,14 @@ class DurableSource:
             raise SourceError(f"{self._name}: flush failed ({type(error).__name__})", retryable=True) from error
 
     async def aclose(self) -> None:
-        """Close the inboxes, and the connection if it was opened here. Idempotent."""
+        """Close the inboxes, and a connection that the source opened. Idempotent."""
         try:
             await self._opened.aclose()
         finally:
             await self.connection.close()
 
     def lag(self, partition: Partition) -> int | None:
-        """See ``lanes.source.Lagging``: unacknowledged and undelivered messages."""
+        """Return the number of unacknowledged and undelivered messages; see ``lanes.source.Lagging``."""
         return self._watch.lag
 
     # --- messages
@@ -200,7 +200,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _idle(self) -> None:
-        """Request nothing, start no takeover, and keep arrived messages alive until they may be delivered."""
+        """Keep arrived messages alive until the partition is no longer paused. Sends no request, starts no takeover."""
         self._takeover.check_connection()
         now = monotonic()
         if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
@@ -210,10 +210,16 @@ class DurableSource:
         await asyncio.sleep(_POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
-        """One run of messages, up to the first sign of a lost delivery.
+        """Make one run of messages, up to the first sign of a lost delivery.
 
-        ``in_turn``: the delivery numbers must rise without a gap. This does not hold for messages that a takeover
-        collected, nor for a shared consumer.
+        Args:
+            partition: The partition.
+            arrived: Messages of the client.
+            in_turn: Whether the delivery numbers must rise without a gap. They need not for messages that a takeover
+                collected, nor for a shared consumer.
+
+        Returns:
+            The run as one event; no event without a message.
         """
         run: list[Message] = []
         size, highest, key = 0, self._highest, self.key
@@ -222,8 +228,8 @@ class DurableSource:
             position, delivery = sequences(raw.reply)
             if in_turn:
                 if expected is not None and delivery != expected:
-                    # A delivery that the server counts did not arrive, and would return after newer ones. Drop all
-                    # messages from here on: the takeover brings them back in order.
+                    # A delivery that the server counts did not arrive, and would return after newer messages. Drop all
+                    # messages from this one on, because the takeover brings them back in order.
                     self._pulls.interrupt("gap", f"delivery {expected} missing, got {delivery}")
                     break
                 expected = delivery + 1
@@ -251,7 +257,7 @@ class DurableSource:
         )
 
     async def _failure(self) -> SourceError:
-        """The reason to stop. If the server ended the consumer, its stream may be gone too."""
+        """Return the reason to stop. If the server deleted the consumer, its stream may be gone too."""
         if self._watch.failure is not None:
             return self._watch.failure
         try:
@@ -265,7 +271,7 @@ class DurableSource:
         return self._pulls.failure
 
     def _is_ours(self, subject: str) -> bool:
-        """Whether the source needs a subject; the subject is in lower case."""
+        """Return whether the source needs a subject, which is in lower case."""
         if subject.startswith("$js.ack."):
             return f".{self.durable.tokens}.".casefold() in subject
         inbox = self._pulls.inbox.casefold()

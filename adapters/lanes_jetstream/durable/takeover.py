@@ -1,7 +1,7 @@
-"""Takeover: deliver all unacknowledged messages before new ones, at the start and after each interruption.
+"""The takeover brings all unacknowledged messages before new messages, at the start and after each interruption.
 
-By itself the server redelivers messages in the order in which they expired, and delivers new messages while older ones
-have not expired. Both would break a key's order.
+Without a takeover, the server redelivers messages in the order in which they expired, and delivers new messages while
+older messages have not expired. Both would break a key's order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lanes_jetstream.wire.stream import StreamState
 log = logging.getLogger("lanes.jetstream")
 
 TakeoverMode = Literal["auto", "modify", "hold-back"]
-"""How a takeover may treat the consumer; see ``JetStreamSource``."""
+"""The permitted changes of a consumer by a takeover; see ``JetStreamSource``."""
 
 RESET_SINCE: Final = (2, 14)
 """The first nats-server that can reset a consumer."""
@@ -37,10 +37,10 @@ _POLL_INTERVAL: Final = 0.25
 """Seconds between two checks of a lost connection."""
 
 _RETRY_DELAY: Final = 0.5
-"""Seconds before an unfinished takeover is tried again."""
+"""Seconds between two attempts of a takeover."""
 
 _UNANSWERED: Final = 3
-"""Consecutive unanswered requests to change the consumer, before the change counts as not permitted."""
+"""Number of consecutive unanswered requests to change the consumer after which the change counts as not permitted."""
 
 _HOLD_BACK_MARGIN: Final = 1.0
 """Seconds added to ack_wait for the server's own timers."""
@@ -79,11 +79,20 @@ class Takeover:
         self._interrupted_at = float("-inf")
 
     async def run(self, room: Room, highest: int) -> list[Msg]:
-        """Start on a fresh inbox so that unacknowledged messages come before new ones.
+        """Start on a fresh inbox, so that unacknowledged messages come before new messages.
 
-        Returns the messages that had to be collected, by sequence. ``highest`` is the highest sequence delivered so
-        far. Waits for the connection and the server without limit, and raises ``SourceError`` only if they cannot
-        return. A cancelled call must be repeated from the start.
+        The call waits for the connection and the server without limit. After a cancellation, a new call must start from
+        the beginning.
+
+        Args:
+            room: Number and bytes of messages that may come.
+            highest: Highest sequence that was delivered so far.
+
+        Returns:
+            The collected messages by sequence; empty if the server itself delivers in order.
+
+        Raises:
+            SourceError: The connection or the consumer cannot return.
         """
         reason = self.pulls.interruption
         kind = None if reason is None else reason.kind
@@ -94,7 +103,7 @@ class Takeover:
             why = reason or "the last takeover was not finished"
             log.warning("%s: pulling from a fresh inbox (%s)", self.name, why)
         if kind == "crowded":
-            # Give the other pulling processes time, or this loop would only send requests.
+            # Without a pause this loop would only send requests, while other processes pull.
             await asyncio.sleep(_RETRY_DELAY)
         while True:
             try:
@@ -147,7 +156,7 @@ class Takeover:
             ) from None
 
     async def _barrier(self, state: ConsumerState, room: Room) -> list[Msg]:
-        """Have unacknowledged messages delivered before new ones; returns the messages that had to be collected."""
+        """Bring unacknowledged messages before new messages. Returns the messages that had to be collected."""
         if self.shared:
             self._log_barrier("off, because several processes share the consumer", state.unacknowledged)
         elif not state.unacknowledged:
@@ -162,9 +171,10 @@ class Takeover:
         log.info("%s: the start barrier is %s; %d unacknowledged messages", self.name, barrier, count)
 
     async def _reset(self, state: ConsumerState) -> bool:
-        """Reset the consumer to stream order, if that repeats no finished message.
+        """Reset the consumer to stream order, if the reset repeats no finished message. Returns whether it was reset.
 
-        Only at a start: after a reset the server ignores acknowledgements for deliveries that this process still holds.
+        Resets only at a start, because the server then ignores acknowledgements of earlier deliveries, which this
+        process may still hold.
         """
         repeats = state.settled_above_floor and not self.durable.drops_acknowledged
         if self._ran_before or repeats or not self.durable.modifiable:
@@ -182,11 +192,11 @@ class Takeover:
         return True
 
     def _is_shared(self, state: ConsumerState) -> bool:
-        """Whether a missing delivery went to another process.
+        """Return whether a missing delivery went to another process.
 
-        It did if requests wait although ours ended with their inbox, or if it is the second loss while the connection
-        held. A connection loses nothing by itself. But for a while the server may not notice the end of an earlier
-        connection, and may deliver to requests of that one.
+        Another process pulls if requests wait although this process has closed its inbox. Another process also pulls if
+        a second delivery is missing while the connection held, because a connection loses nothing by itself. For a
+        while, a server that has not noticed the end of an earlier connection may deliver to its requests.
         """
         if monotonic() - self._interrupted_at <= PULL_EXPIRES:
             return False
@@ -196,16 +206,16 @@ class Takeover:
         return again or state.waiting_pulls > 0
 
     async def _requeue(self, state: ConsumerState, room: Room) -> list[Msg]:
-        """Have the unacknowledged messages delivered before new ones, and sort them.
+        """Collect the unacknowledged messages before new messages, and sort them.
 
-        The server queues expired messages batch after batch, and keeps those of an earlier takeover in front. They are
-        in order only after all of them are sorted. Messages that this process holds come along and are recognised.
+        The server queues expired messages batch after batch, and keeps the messages of an earlier takeover in front. So
+        only the sorted messages of all batches are in order. The engine recognises messages that this process holds.
         """
         self._capacity = max(self._capacity, room.messages)
         shrunk = await self._shrink(state.unacknowledged)
         if not shrunk:
             await self._hold_back()
-        # Without a shrink, messages that this process holds stay alive and do not return; new ones would come instead.
+        # Without a shrink, messages that this process holds do not return, and new messages would come instead.
         only_lost = self._ran_before and not shrunk
         wanted = min(state.unacknowledged, room.messages) if only_lost else state.unacknowledged
         collected: dict[int, Msg] = {}
@@ -215,16 +225,16 @@ class Takeover:
                 return []
             if await self._collect(wanted, collected, state.highest) or only_lost:
                 break
-            # They stopped coming: some were acknowledged in the meantime, or had not expired.
+            # No more messages come, because some were acknowledged in the meantime or had not expired.
             wanted = (await self.durable.refresh()).unacknowledged
             if wanted > len(collected) and not await self._shrink(wanted):
                 await self._hold_back()
         return [collected[position] for position in sorted(collected)]
 
     async def _requeue_in_one_batch(self, count: int) -> None:
-        """Have more messages redelivered than may be held here: let all of them come, drop them, and shrink again.
+        """Requeue more messages than the room can hold: let all messages come, drop them, and shrink again.
 
-        They now expire together, in one batch, which the server sorts.
+        The messages now expire together, in one batch, which the server sorts.
         """
         dropped: dict[int, Msg] = {}
         came = 0
@@ -239,9 +249,9 @@ class Takeover:
             )
 
     async def _collect(self, count: int, collected: dict[int, Msg], highest: int | None) -> bool:
-        """Pull until ``count`` messages are collected; False if they stop coming earlier.
+        """Pull until ``count`` messages are collected. Returns False if the server delivers fewer messages.
 
-        A message above ``highest`` also ends the collection: new messages come only after all queued ones.
+        A message above ``highest`` also ends the collection, because new messages come after all queued messages.
         """
         await self.pulls.request_exactly(count - len(collected))
         while len(collected) < count:
@@ -258,7 +268,7 @@ class Takeover:
         return True
 
     async def _shrink(self, count: int) -> bool:
-        """Requeue by shrinking ack_wait; False if that is not permitted."""
+        """Requeue all messages by a shrink of ack_wait. Returns False if the shrink is not permitted."""
         if not self.durable.modifiable:
             return False
         try:
@@ -272,7 +282,7 @@ class Takeover:
             self._unanswered += 1
             if not isinstance(error, NotPermitted) and self._unanswered < _UNANSWERED:
                 raise
-            # A request that is dropped for lack of a permission, for example by another account, is never answered.
+            # Another account may drop a request without a permission, and then the request has no answer.
             log.warning("%s: %s; holding back instead", self.name, error)
             return False
         self._unanswered = 0

@@ -1,7 +1,7 @@
 """Checks the stream and the consumer every few seconds, for faults that no message shows.
 
-It finds a stream that was replaced, purged or shortened while the connection held. It finds a consumer that was deleted
-or changed, and another process on a consumer that keeps an order. It also measures the lag.
+The checks find a stream that was replaced, purged or shortened while the connection held. They find a consumer that was
+deleted or changed, and another process on a consumer that keeps an order. They also measure the lag.
 """
 
 from __future__ import annotations
@@ -33,16 +33,21 @@ CHECK_INTERVAL: Final = 2.0
 """Seconds between two checks."""
 
 SUSPICION: Final = PULL_EXPIRES + 1.0
-"""Seconds that extra requests must wait before they count as another process's: by then, requests of a dead connection
-that the server did not notice are over.
+"""Seconds that extra requests must wait before they count as requests of another process. Requests of a dead connection
+end earlier.
 """
 
 
 class ReadState(NamedTuple):
-    """The source's own progress at one moment.
+    """The progress of the source at one moment.
 
-    ``active``: no takeover is under way. ``takeovers``: number begun. ``highest``: highest sequence received.
-    ``delivery``: last delivery number received, or None. ``outstanding`` and ``open_requests``: open pull requests.
+    Attributes:
+        active: Whether no takeover is under way.
+        takeovers: Number of takeovers that have begun.
+        highest: Highest sequence that was received.
+        delivery: Last delivery number that was received; None = no delivery since the takeover.
+        outstanding: Number of messages that open pull requests may still bring.
+        open_requests: Largest number of pull requests that may be open.
     """
 
     active: bool
@@ -87,7 +92,9 @@ class DurableWatch:
     def start(self, read: Callable[[], ReadState], ours: Callable[[str], bool]) -> None:
         """Begin to check. Does not block.
 
-        ``read`` returns the source's progress. ``ours`` says whether the source needs a subject that the server denied.
+        Args:
+            read: Returns the progress of the source.
+            ours: Returns whether the source needs a subject that the server denied.
         """
         self._denials = Denials(self.connection.client, ours)
         self._task = asyncio.create_task(self._run(read))
@@ -101,18 +108,18 @@ class DurableWatch:
                 await task
 
     def check_dropped(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
-        """Raise ``SourceError`` if the stream dropped messages before their delivery, or log it.
+        """Report messages that the stream dropped before their delivery: raise ``SourceError`` or log a warning.
 
-        Called by a takeover: no message above ``highest`` is on its way then.
+        Only a takeover may call this method, because then no message above ``highest`` is on its way.
         """
         self._base = state.deliveries
         self._check_first(stream, state, highest)
 
     def _check_first(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
-        # A purge moves the server's cursor past the dropped messages, but not our own highest sequence.
+        # A purge moves the server's cursor past the dropped messages, but not the highest sequence of this process.
         known = self.alone and highest > 0
         if not known and stream.retention != "limits":
-            # A server that was killed may have an older cursor; messages that are gone after it were acknowledged.
+            # A server that was killed may have an older cursor. Missing messages after this cursor were acknowledged.
             return
         reached = highest if known else state.highest
         if stream.first > reached + 1 and not stream.drops_single_messages and not filtered(self.durable.config):
@@ -131,7 +138,7 @@ class DurableWatch:
                 snapshot = await self.durable.inspect(before.highest)
                 now = read()
                 if now.active and now.takeovers == before.takeovers:
-                    # Otherwise the check may have seen the work of a takeover.
+                    # Without a takeover since the start of the check, the snapshot shows no work of a takeover.
                     self._check(snapshot, before, now)
             except NotPermitted as error:
                 self.failure = SourceError(f"{self.name}: {error}, then start again")
@@ -142,7 +149,7 @@ class DurableWatch:
                 if not error.retryable:
                     self.failure = error
             except (NoAnswer, nats.errors.Error, OSError) as error:
-                # The pulls detect a broken connection.
+                # The pull requests detect a broken connection.
                 log.debug("%s: not checked: %s", self.name, error)
 
     def _check(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> None:
@@ -158,9 +165,9 @@ class DurableWatch:
         self.lag = state.unacknowledged + state.undelivered
 
     def _is_shared(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> bool:
-        """Whether another process takes messages from the consumer, or is about to."""
+        """Return whether another process pulls messages from the consumer, or is about to pull."""
         if snapshot.in_takeover:
-            # A takeover of another process.
+            # Only another process can be in a takeover now.
             return True
         quiet = not before.outstanding and not now.outstanding and before.delivery == now.delivery
         if quiet and now.delivery is not None and snapshot.state.deliveries > now.delivery:
@@ -174,14 +181,14 @@ class DurableWatch:
         return monotonic() - self._suspected > SUSPICION
 
     def _check_backlog(self, snapshot: ConsumerSnapshot, takeovers: int) -> None:
-        """Whether the backlog shrank by more than the deliveries since the last check.
+        """Report messages that left the backlog without a delivery since the last check.
 
-        Works for filtered consumers too.
+        The check works for filtered consumers too.
         """
         before, self._before = self._before, snapshot.state
         same, self._takeovers = takeovers == self._takeovers, takeovers
         if before is None or not same or snapshot.stream.drops_single_messages:
-            # A takeover may have restarted the numbers of deliveries.
+            # A takeover may have restarted the delivery numbers.
             return
         lost = before.undelivered - snapshot.state.undelivered - (snapshot.state.deliveries - before.deliveries)
         if lost > 0 and snapshot.stream.first > before.highest + 1:
@@ -190,7 +197,7 @@ class DurableWatch:
     def _report_dropped(self, what: str, first: int) -> None:
         fault = (
             f"stream {self.durable} begins at sequence {first}, so {what} were dropped before they were delivered: "
-            "it was purged, or its limits are below the backlog"
+            "the stream was purged, or its limits are below the backlog"
         )
         if self.out_of_range == "fail":
             raise SourceError(

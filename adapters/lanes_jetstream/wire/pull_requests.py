@@ -31,7 +31,9 @@ HEARTBEATS_MISSED: Final = 3.0
 _DELETED: Final = "Consumer Deleted"
 
 _FATAL: Final = {
-    _DELETED: "the consumer was deleted; prevent that, or start again with a new one, which begins at start=…",
+    _DELETED: (
+        "the consumer was deleted; prevent the deletion, or start again with a new consumer, which begins at start=…"
+    ),
     "Consumer is push based": "use a separate pull consumer for lanes",
     "Exceeded MaxRequestBatch": "raise or remove the consumer's max_batch",
     "Exceeded MaxRequestExpires": f"raise the consumer's max_expires to {PULL_EXPIRES:g} s or more, or remove it",
