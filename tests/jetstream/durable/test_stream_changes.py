@@ -78,7 +78,9 @@ async def test_a_deleted_durable_stops_a_full_consumer(stream: Stream) -> None:
     handle, _ = held_up(recorder, 0)
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     consumer = lanes.Consumer(stream.source(), handle, settings=settings)
-    async with stops(consumer, "was deleted; prevent the deletion, or start again with a new consumer, which begins at start="):
+    async with stops(
+        consumer, "was deleted; prevent the deletion, or start again with a new consumer, which begins at start="
+    ):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)
         await stream.client.jetstream().delete_consumer(stream.name, DURABLE)
