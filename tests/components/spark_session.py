@@ -37,6 +37,8 @@ def spark_session(master: str, conf: Mapping[str, str]) -> Iterator[SparkSession
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # A session of a test ends before the second compiler pays for itself.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **conf,
     }
     needed = {

@@ -14,8 +14,10 @@ from tests.mutants.campaigns import RUNS_A_SEED as HUNTED_RUNS_A_SEED
 
 SCHEDULES = 20_000
 SWEPT_SEEDS = 20
+QUICKLY_SWEPT_SEEDS = 3
 
 
+@pytest.mark.process
 @pytest.mark.timeout(600)  # the campaign computes on both cores, which other tests keep busy
 def test_no_schedule_breaks_a_promise() -> None:
     """These are the schedules in which ``tests/mutants`` finds its planted faults."""
@@ -34,9 +36,21 @@ def test_no_schedule_of_twenty_thousand_breaks_a_promise() -> None:
     assert result.missing() == []
 
 
-@pytest.mark.timeout(1800)  # the campaign computes for minutes on both cores
+@pytest.mark.process
+@pytest.mark.timeout(600)
 def test_no_crash_at_any_boundary_breaks_a_promise() -> None:
-    result = tally("sweep", range(SWEPT_SEEDS))
+    sweep(range(QUICKLY_SWEPT_SEEDS))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_no_crash_at_any_boundary_of_twenty_seeds_breaks_a_promise() -> None:
+    sweep(range(QUICKLY_SWEPT_SEEDS, SWEPT_SEEDS))
+
+
+def sweep(seeds: range) -> None:
+    """Crash at every boundary of the clean run of each seed, on each broker."""
+    result = tally("sweep", seeds)
     assert result.found == []
-    assert result.sweeps == SWEPT_SEEDS * len(PERSONALITIES)
+    assert result.sweeps == len(seeds) * len(PERSONALITIES)
     assert result.happened["fault: crash"] == result.runs - result.sweeps
