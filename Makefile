@@ -45,7 +45,7 @@ test: environment-dev  ## all tests but the slow ones and the campaign, on real 
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 test-fast: environment-dev  ## the tests without a broker or a child process, after each edit [ARGS="-k ledger"]
-	@exec .venv/bin/python -m pytest --fast -n $(PROCESSES) --dist worksteal $(FAST) $(ARGS)
+	@exec .venv/bin/python -m pytest --fast -n 2 --dist worksteal $(FAST) $(ARGS)
 
 campaign: environment-dev  ## 20,000 simulated schedules of whole consumers
 	@exec .venv/bin/python -m pytest -m campaign tests/memsource/sim/test_campaign.py $(ARGS)

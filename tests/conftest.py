@@ -13,6 +13,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -83,6 +84,10 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
         raise RuntimeError(f"a test of `make test-fast` starts a process ({arguments[:1]}): mark it `process`")
 
 
+def _refuse_start(process: BaseProcess) -> None:
+    raise RuntimeError(f"a test of `make test-fast` starts a process ({process.name}): mark it `process`")
+
+
 def is_fast(item: pytest.Item) -> bool:
     """Whether a test needs no broker, no child process and no time."""
     return not (_BROKERS | {"spawn"}) & set(getattr(item, "fixturenames", ())) and not any(
@@ -109,7 +114,9 @@ def _allowance(item: pytest.Item) -> float:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch Kafka's jars before the first test, when any of them will need them: a test has no time for that."""
     if session.config.getoption("--fast") and session.items:
-        sys.addaudithook(_refuse_processes)  # from here on the marks are held to be true
+        # From here on the marks are held to be true. A process that multiprocessing spawns raises no audit event.
+        sys.addaudithook(_refuse_processes)
+        BaseProcess.start = _refuse_start  # type: ignore[method-assign]
     # Thousands of tests and all they import stay to the end: whoever collects garbage need not go through them again.
     gc.collect()
     gc.freeze()

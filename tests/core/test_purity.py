@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,12 @@ NEUTRAL = [
 
 
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
+    """Parse a source, without a collection of garbage in between: Python 3.11 fails where a finalizer runs in it."""
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(), str(path))
+    finally:
+        gc.enable()
 
 
 def imports(nodes: Iterator[ast.AST]) -> Iterator[str]:
