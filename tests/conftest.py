@@ -116,7 +116,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.getoption("--fast") and session.items:
         # From here on the marks are held to be true. A process that multiprocessing spawns raises no audit event.
         sys.addaudithook(_refuse_processes)
-        BaseProcess.start = _refuse_start  # type: ignore[method-assign]
+        BaseProcess.start = _refuse_start  # type: ignore[assignment, method-assign]
     # Thousands of tests and all they import stay to the end: whoever collects garbage need not go through them again.
     gc.collect()
     gc.freeze()
