@@ -1,88 +1,32 @@
-"""A proxy in front of a server. Tests cut it, or make it lose single requests or their answers."""
+"""A proxy in front of a NATS server. Tests cut the proxy, or make it lose single requests or their answers."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
+
+from tests.fakes.proxy import Passing, TcpProxy
 
 _PAYLOAD: Final = frozenset({b"PUB", b"HPUB", b"MSG", b"HMSG"})
 """Operations with a payload, whose size is the last word of the line."""
 
-_Passing = Callable[[bytes], bytes]
-"""Takes bytes that were read and returns the bytes that pass."""
 
-
-class Proxy:
-    """A connection to a server that a test can cut.
-
-    ``silence`` lets nothing pass, and ``drop`` ends the connections. ``losses`` selects the frames that are lost.
-    """
+class Proxy(TcpProxy):
+    """A connection to a NATS server that a test can cut; ``losses`` selects the frames that are lost."""
 
     def __init__(self, url: str, losses: Losses | None = None) -> None:
-        self._host, _, port = url.removeprefix("nats://").rpartition(":")
-        self._port = int(port)
+        host, _, port = url.removeprefix("nats://").rpartition(":")
+        super().__init__(host, int(port))
         self._losses = losses
-        self._pass = asyncio.Event()
-        self._pass.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.url = ""
 
-    def silence(self) -> None:
-        self._pass.clear()
+    @property
+    def url(self) -> str:
+        return f"nats://{self.host}:{self.port}"
 
-    def resume(self) -> None:
-        self._pass.set()
-
-    def drop(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Proxy]:
-        server = await asyncio.start_server(self._serve, self._host, 0)
-        self.url = f"nats://{self._host}:{server.sockets[0].getsockname()[1]}"
-        try:
-            yield self
-        finally:
-            server.close()
-            self.drop()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a connection is served by a task"
-        self._tasks.add(task)
-        self._writers.add(writer)
-        there: _Passing = _everything
-        back: _Passing = _everything
-        if self._losses is not None:
-            there, back = _passing(self._losses.of_requests), _passing(self._losses.of_answers)
-        try:
-            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
-            self._writers.add(far_writer)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pump(reader, far_writer, there))
-                tasks.create_task(self._pump(far_reader, writer, back))
-        except* (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passing: _Passing) -> None:
-        try:
-            while data := await reader.read(65_536):
-                await self._pass.wait()
-                writer.write(passing(data))
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.transport.abort()
+    def directions(self) -> tuple[Passing, Passing]:
+        if self._losses is None:
+            return super().directions()
+        return _passing(self._losses.of_requests), _passing(self._losses.of_answers)
 
 
 class _Loss(NamedTuple):
@@ -132,11 +76,7 @@ class Losses:
         return True
 
 
-def _everything(data: bytes) -> bytes:
-    return data
-
-
-def _passing(lost: Callable[[bytes], bool]) -> _Passing:
+def _passing(lost: Callable[[bytes], bool]) -> Passing:
     """Split the pieces of one connection into frames, and return the frames that are not lost."""
     rest = b""
 
