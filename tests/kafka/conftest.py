@@ -1,4 +1,4 @@
-"""Fixtures of the Kafka adapter: asyncio alone, topics on a real broker, a mock cluster, and commands."""
+"""Fixtures of the Kafka adapter: asyncio alone, topics on a real broker, and a mock cluster."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lanes.cli import app as cli
 from tests.components import KafkaServer
-from tests.kafka.dead_letter_places import Command, JetStreamPlace, KafkaPlace, Place, Said
 from tests.kafka.mock_cluster import MockCluster, mock_cluster
 from tests.kafka.workload import Topic
 
@@ -64,28 +62,3 @@ def cluster() -> Iterator[MockCluster]:
 def name(request: pytest.FixtureRequest) -> str:
     """A name for a topic or another object, used by no other test."""
     return f"{request.path.stem.removeprefix('test_').replace('_', '-')}{next(_numbers)}"
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `lanes dead-letters …` in this process."""
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr("sys.argv", ["lanes", "dead-letters", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return Said(ended.value.code or 0, captured.out, captured.err)
-
-    return run
-
-
-@pytest.fixture(params=["kafka", "jetstream"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A place for dead letters, on each broker."""
-    if request.param == "kafka":
-        made: KafkaPlace | JetStreamPlace = KafkaPlace(request.getfixturevalue("kafka"))
-    else:
-        made = JetStreamPlace(request.getfixturevalue("nats_server"))
-    yield made
-    made.delete()

@@ -1,9 +1,8 @@
-"""Dead letters for tests: made, written, read back, and handlers that commands can name."""
+"""Dead letters of Kafka tests: written to a topic, and read back."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,25 +13,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 import lanes
 from lanes_kafka import KafkaDeadLetters, read_dead_letter
 from lanes_kafka.dead_letters.box import message_at
-from memsource.contract.dead_letter_harness import Origin, dead_letter_from
 from tests.kafka.workload import Topic
-
-_positions = itertools.count(1)
-
-
-class _Orders:
-    origin = Origin("orders", 3, "orders")
-
-
-def dead_letter(**changes: Any) -> lanes.DeadLetter:
-    """A dead letter with a new position."""
-    ours: dict[str, Any] = {
-        "key": b"customer-42",
-        "value": b"payload",
-        "headers": (("color", b"red"), ("color", b"blue"), ("Lanes-Error", b"spoofed")),
-        "attempts": 5,
-    }
-    return dead_letter_from(_Orders(), next(_positions), **(ours | changes))
 
 
 def records(topic: Topic, config: dict[str, Any] | None = None) -> list[Message]:
@@ -98,32 +79,3 @@ def config_of(topic: Topic, **more: Any) -> dict[str, Any]:
 
 async def stored(topic: Topic) -> list[lanes.DeadLetter]:
     return [read_dead_letter(message_at(topic.name, raw)) for raw in await run_sync(records, topic)]
-
-
-# --- handlers for commands
-
-SEEN: list[tuple[int, bytes | None, bytes, object]] = []
-
-
-async def remember(message: lanes.Message) -> None:
-    SEEN.append((message.position, message.key, message.value, getattr(message, "data", None)))
-
-
-def remember_too(message: lanes.Message) -> None:
-    SEEN.append((message.position, message.key, message.value, getattr(message, "data", None)))
-
-
-def refuse(message: lanes.Message) -> None:
-    SEEN.append((message.position, message.key, message.value, None))
-    raise ValueError("still no such customer \x1b[2J")
-
-
-def first_word(message: lanes.Message) -> object:
-    return message.value.split()[0].decode()
-
-
-def wrong(message: lanes.Message) -> object:
-    return remember(message)
-
-
-NOT_A_FUNCTION = 5

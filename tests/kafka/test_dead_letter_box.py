@@ -19,8 +19,9 @@ from lanes_kafka import KafkaDeadLetters
 from lanes_kafka.dead_letters.box import KafkaDeadLetterBox
 from lanes_kafka.dead_letters.wire import dead_letter_record
 from tests.components import KafkaServer
+from tests.fakes.dead_letters import dead_letter
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.dead_letters import dead_letter, records
+from tests.kafka.dead_letters import records
 from tests.kafka.test_dead_letters import allow
 from tests.kafka.workload import Topic
 

@@ -20,8 +20,9 @@ from lanes_kafka import KafkaDeadLetters, KafkaSource, read_dead_letter
 from lanes_kafka.dead_letters import producer
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer
+from tests.fakes.dead_letters import dead_letter
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.dead_letters import config_of, confirmed, dead_letter, opened, stored
+from tests.kafka.dead_letters import config_of, confirmed, opened, stored
 from tests.kafka.workload import produce, until
 
 pytestmark = pytest.mark.anyio

@@ -25,8 +25,9 @@ from lanes_kafka.broker import TopicFacts
 from lanes_kafka.dead_letters.box import message_at
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer, wait_until
+from tests.fakes.dead_letters import dead_letter
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.dead_letters import config_of, dead_letter, opened, records, stored
+from tests.kafka.dead_letters import config_of, opened, records, stored
 from tests.kafka.workload import Topic
 
 pytestmark = pytest.mark.anyio

@@ -27,8 +27,8 @@ from lanes_kafka.dead_letters.wire import Record
 from lanes_kafka.errors import fatal_error
 from tests.backends.test_secrets import CANARIES, HEADER, HERE, KEY, PASSWORD, USER, VALUE, handler, leaks, logged, told
 from tests.conftest import KafkaFactory
+from tests.fakes.dead_letters import dead_letter
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.dead_letters import dead_letter
 from tests.kafka.workload import produce
 
 SECRETS: dict[str, Any] = {

@@ -14,8 +14,8 @@ from lanes.dead_letters.box import StoredDeadLetter
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
+from tests.fakes.dead_letters import dead_letter
 from tests.jetstream.workload import Stream
-from tests.kafka.dead_letters import dead_letter
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""`lanes dead-letters`: a mistake prints one line with the remedy."""
+"""A mistake in a `lanes dead-letters` command prints one line with the remedy, on both brokers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from lanes.cli import kit
 from lanes.cli.dead_letters import checked
 from lanes.cli.views import moment, printable
+from tests.backends import dead_letter_handlers as handlers
+from tests.backends.dead_letter_places import HERE, Command, KafkaPlace, Place, ids, of
 from tests.components import KafkaServer
-from tests.kafka import dead_letters as handlers
-from tests.kafka.dead_letter_places import HERE, Command, KafkaPlace, Place, ids, of
 
 KAFKA = ("--server", "127.0.0.1:9", "--topic", "dead")
 ID = "0" * 32
@@ -77,7 +77,7 @@ def test_an_invalid_handler_ends_the_command(command: Command, place: Place) -> 
     ("missing", "options", "extra"),
     [("confluent_kafka", KAFKA, "cli,kafka"), ("nats", ("--server", "x", "--subject", "dead"), "cli,jetstream")],
 )
-def test_what_is_not_installed_is_one_line_with_the_remedy(
+def test_a_missing_package_prints_one_line_with_the_remedy(
     command: Command, monkeypatch: pytest.MonkeyPatch, missing: str, options: tuple[str, ...], extra: str
 ) -> None:
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == missing else find_spec(name))
@@ -108,7 +108,7 @@ def test_control_characters_are_escaped() -> None:
     assert printable("käse [x] \\ \x1b\n\u202e\ud800") == "käse [x] \\ \\x1b\\n\\u202e\\ud800"
 
 
-def test_moments() -> None:
+def test_times_are_printed_in_utc_to_the_second() -> None:
     assert moment(0.0) == "1970-01-01 00:00:00Z"
     assert moment(999_999_999_999.0) == "999999999999 s"
 

@@ -15,10 +15,11 @@ import lanes
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_kafka import KafkaDeadLetters
 from tests.components import KafkaServer, NatsServer
-from tests.kafka.dead_letters import dead_letter, records
+from tests.fakes.dead_letters import dead_letter
+from tests.kafka.dead_letters import records
 from tests.kafka.workload import Topic
 
-HERE = "tests.kafka.dead_letters"
+HERE = "tests.backends.dead_letter_handlers"
 """Module of the handlers that commands name."""
 
 

@@ -1,0 +1,31 @@
+"""Handlers and decoders that the commands of the tests name; ``SEEN`` holds the handled messages in order."""
+
+from __future__ import annotations
+
+import lanes
+
+SEEN: list[tuple[int, bytes | None, bytes, object]] = []
+
+
+async def remember(message: lanes.Message) -> None:
+    SEEN.append((message.position, message.key, message.value, getattr(message, "data", None)))
+
+
+def remember_too(message: lanes.Message) -> None:
+    SEEN.append((message.position, message.key, message.value, getattr(message, "data", None)))
+
+
+def refuse(message: lanes.Message) -> None:
+    SEEN.append((message.position, message.key, message.value, None))
+    raise ValueError("still no such customer \x1b[2J")
+
+
+def first_word(message: lanes.Message) -> object:
+    return message.value.split()[0].decode()
+
+
+def wrong(message: lanes.Message) -> object:
+    return remember(message)
+
+
+NOT_A_FUNCTION = 5

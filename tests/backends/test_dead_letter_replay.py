@@ -1,0 +1,74 @@
+"""`lanes dead-letters replay` handles or republishes each dead letter once, on both brokers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.backends import dead_letter_handlers as handlers
+from tests.backends.dead_letter_places import HERE, Command, KafkaPlace, Place, ids, of
+from tests.components import KafkaServer
+
+
+@pytest.mark.parametrize("handler", ["remember", pytest.param("remember_too", marks=pytest.mark.slow)])
+def test_a_replayed_dead_letter_leaves_the_list(command: Command, place: Place, handler: str) -> None:
+    sent, other = of(place, value=b"payload of it"), of(place)
+    place.park(sent, other)
+    options = [*place.options, "--handler", f"{HERE}:{handler}", "--decode", f"{HERE}:first_word"]
+    said = command("replay", sent.id, *options)
+    assert (said.status, said.out) == (0, f"{sent.id}: replayed\n")
+    assert "order against those is not claimed" in said.err
+    assert [(sent.position, b"customer-42", b"payload of it", "payload")] == handlers.SEEN
+    assert ids(command, place) == [other.id]
+    said = command("replay", sent.id, *options)
+    assert said.status == 0
+    assert "already replayed" in said.out
+    assert len(handlers.SEEN) == 1
+
+
+def test_a_failed_replay_keeps_the_dead_letter(command: Command, place: Place) -> None:
+    sent = of(place)
+    place.park(sent)
+    said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:refuse")
+    assert said.status == 3
+    assert said.out == f"{sent.id}: stays: ValueError: still no such customer \\x1b[2J\n"
+    assert "1 of 1 failed" in said.err
+    assert ids(command, place) == [sent.id]
+
+
+def test_all_are_replayed_and_failures_stay(command: Command, place: Place) -> None:
+    sent = [of(place, key=b"same") for _ in range(3)]
+    place.park(sent[0], of(place, key=b"same", value=b""), *sent[1:])
+    said = command("replay", "--all", *place.options, "--handler", f"{HERE}:remember", "--decode", f"{HERE}:first_word")
+    assert said.status == 3
+    # Dead letters of one key, in order; the empty one has no first word.
+    assert [seen[0] for seen in handlers.SEEN] == [one.position for one in sent]
+    assert "stays: MessageError: decode failed" in said.out
+    assert len(ids(command, place)) == 1
+
+
+def test_a_dead_letter_is_republished_with_its_id(command: Command, place: Place) -> None:
+    sent = of(place)
+    place.park(sent)
+    said = command("replay", sent.id, *place.options, "--to-origin")
+    assert said.status == 0
+    assert said.out.startswith(f"{sent.id}: replayed: it is ")
+    assert "order against those is not claimed" in said.err
+    assert "already replayed" in command("replay", sent.id, *place.options, "--to-origin").out
+    ((value, headers),) = place.published()
+    assert (value, headers["Lanes-Dead-Letter"], headers["color"]) == (b"payload", sent.id.encode(), b"red")
+    assert ids(command, place) == []
+
+
+@pytest.mark.slow
+def test_a_cut_dead_letter_is_not_replayed(command: Command, kafka: KafkaServer) -> None:
+    place = KafkaPlace(kafka)
+    sent = of(place, value=bytes(range(256)) * 8_000)
+    place.park(sent)
+    for how in (["--to-origin"], ["--handler", f"{HERE}:remember"]):
+        said = command("replay", sent.id, *place.options, *how)
+        assert said.status == 3
+        where = f"{place.origin}/3 position {sent.position}"
+        assert f"bytes; take the message from {where}, then drop this one" in said.out
+    assert handlers.SEEN == []
+    assert ids(command, place) == [sent.id]
+    place.delete()
