@@ -1,4 +1,4 @@
-"""What a run cannot be told, and what a worker is told."""
+"""A demo refuses invalid settings, and a worker gets all settings from its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The questions for a group's coordinator: whatever becomes of the process that asks, the demo goes on."""
+"""The demo replaces a process that cannot ask the group's coordinator, and continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from what the broker said of a group: who owned what, who was removed, and how often that changed."""
+"""Owners, removals and rebalances of a group follow from the broker's descriptions of the group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker of the demo on Spark runs, without Spark: its handler in a task, effects in PostgreSQL."""
+"""A worker of the demo on Spark, without Spark: the handler runs in a task, the effects are in PostgreSQL."""
 
 from __future__ import annotations
 

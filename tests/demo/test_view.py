@@ -1,4 +1,4 @@
-"""What a person sees: the plain lines, the panel, the table."""
+"""The view of a run: the plain lines, the panel, the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What README.md, memsource/README.md and docs/**/*.md show is true: their blocks are executed.
+"""The code blocks of README.md, memsource/README.md and docs/**/*.md run without an error.
 
 | fence | what happens |
 |---|---|

@@ -1,4 +1,4 @@
-"""The documentation as a site: all of it is there, all that is public is in its reference, and it asks nobody else."""
+"""The site of the documentation has every page and every public name, and loads nothing from other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an audit needs no Spark."""
+"""An audit refuses wrong columns, and its exit statuses and verdicts are those of ``lanes check``; no Spark runs."""
 
 from __future__ import annotations
 

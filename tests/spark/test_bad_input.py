@@ -1,4 +1,4 @@
-"""What a user is told when something is wrong, as far as no JVM is needed for it."""
+"""A replay refuses wrong settings, checkpoints, jars and handlers with a clear error, before any JVM starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong while a replay runs, on a real Spark: a clear error, and nothing is lost or doubled."""
+"""A failure of a running replay on a real Spark is a clear error, and nothing is lost or doubled."""
 
 from __future__ import annotations
 

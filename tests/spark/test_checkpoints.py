@@ -1,4 +1,4 @@
-"""What belongs to a checkpoint, on a real Spark: its results, what a journal chose for it, and a batch under way."""
+"""A checkpoint on a real Spark owns its results, its selection from a journal, and its unfinished batch."""
 
 from __future__ import annotations
 

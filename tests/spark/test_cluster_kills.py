@@ -1,4 +1,4 @@
-"""What is killed with -9 on a cluster of three executors: a Python worker, an executor, the driver."""
+"""A replay survives kill -9 on a cluster of three executors: of a Python worker, an executor, the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark says when something fails, and what a user is told of it."""
+"""The user gets the innermost error of a failed Spark job, with the remedy."""
 
 from __future__ import annotations
 

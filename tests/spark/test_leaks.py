@@ -1,4 +1,4 @@
-"""What tasks leave behind in a worker process that Spark uses again, as plain generators: no Spark, no JVM."""
+"""Tasks leave no thread, descriptor or memory in a worker process that Spark uses again; no JVM runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a machine for Spark: its memory, its cores, what its workers get."""
+"""The memory and the cores of a machine for Spark are read, and its workers get the same Python and folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks tell of themselves while they run, without a JVM."""
+"""Tasks report their progress to the driver while they run, and a failed report fails no task; no JVM runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands show and how a stream is stopped by signals, without Spark."""
+"""The commands print progress and missing messages, and signals stop a stream; no Spark runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is promised on a real Kafka by these names, in simulation: each protocol, many orders of events."""
+"""Kafka consumers keep the promises of the real-broker tests in simulation: every protocol, many schedules."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Heard:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the consumers warn of."""
+    """The warnings of the consumers."""
     heard = Heard()
     for module in (running, health):
         monkeypatch.setattr(module, "log", heard)
