@@ -1,7 +1,7 @@
-"""JetStream as data: a stream in partitions, one durable for each, and the exclusive cohort that shares them.
+"""JetStream as data: a stream in partitions, one durable for each partition, and the cohort that shares the partitions.
 
-The server checks no ownership: a member may acknowledge a delivery also when its slot has another owner. Sources order
-a takeover themselves; see ``memsource.jetstream.takeover``.
+The server checks no ownership, so a former owner of a partition may still acknowledge a delivery. Sources order a
+takeover themselves; see ``memsource.jetstream.takeover``.
 """
 
 from __future__ import annotations
@@ -21,29 +21,44 @@ from memsource.personality import PersonalityName
 
 
 class Member(Protocol):
-    """The source of a member, as its broker sees it. ``member``: its name, ``#`` and a number.
+    """The source of a member, as the broker sees the source.
 
-    ``announced``: its assignments so far, by their number and the epoch of the cohort.
+    Attributes:
+        member: Name of the member, with ``#`` and a number.
+        clock: Clock of the broker, in seconds.
     """
 
     member: str
     clock: Clock
 
     @property
-    def announced(self) -> Mapping[tuple[int, int], Partition]: ...
+    def announced(self) -> Mapping[tuple[int, int], Partition]:
+        """The assignments so far, by the number of the partition and the epoch."""
 
     def sever(self) -> None:
-        """End its process. Idempotent."""
+        """End the process of the member. Idempotent."""
 
 
 class JetStreamBroker(Watched, KeepsDeadLetters):
-    """A stream called ``topic`` with some partitions, numbered from 0, each with a durable of its own.
+    """A stream in partitions, each with a separate durable. ``JetStreamPersonality`` adds the sources of the members.
 
-    Positions are sequences of the stream, from 1. Those of a partition have gaps where other partitions have messages.
-    ``lease``: seconds that a member keeps its partitions without a renewal. ``revoke_timeout``: seconds to release a
-    revoked partition. ``JetStreamPersonality`` adds the sources of its members.
+    Positions are sequences of the stream, from 1. The positions of a partition have gaps where other partitions have
+    messages. No method blocks. Not thread-safe.
 
-    No method blocks. Not thread-safe. Raises ``ValueError`` for invalid settings.
+    Args:
+        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        topic: Name of the stream.
+        settings: Settings of all durables; None = defaults.
+        lease: Seconds that a member keeps its partitions without a renewal, more than 0.
+        revoke_timeout: Seconds to release a revoked partition, more than 0.
+
+    Attributes:
+        topic: The messages.
+        cohort: The cohort.
+        restarts: Number of restarts of the server.
+
+    Raises:
+        ValueError: A setting is out of its range.
     """
 
     name: PersonalityName = "jetstream"
@@ -108,12 +123,12 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
 
     @property
     def records(self) -> list[Record]:
-        """Everything published, by partition and sequence."""
+        """All published messages, by partition and sequence."""
         return [log.records[position] for log in self.topic.logs for position in log.positions]
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """Which assignments were taken from which members; see ``memsource.personality.Personality.taken``."""
+        """The taken assignments, each with its member; see ``memsource.personality.Personality.taken``."""
         found = []
         for member, slot, epoch in self.cohort.taken:
             partition = self._by_lease[member].announced.get((slot, epoch))
@@ -131,25 +146,25 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         ]
 
     def consumer(self, partition: int) -> PullConsumer:
-        """The durable of a partition. Raises ``IndexError`` for an unknown one."""
+        """Return the durable of a partition. Raises ``IndexError`` for an unknown partition."""
         self.topic.log(partition)
         return self._consumers[partition]
 
     def introduce(self, source: Member) -> None:
-        """Add the source of a new process. Its name means this process from now on."""
+        """Add the source of a new process. From now on, the name of the member means this process."""
         self._sources[source.member.rpartition("#")[0]] = self._by_lease[source.member] = source
 
     # --- faults
 
     def crash(self, member: str, now: float) -> None:
-        """End a member's process. Its partitions are free when its lease has expired. Idempotent."""
+        """End a member's process. Its partitions become free when its lease has expired. Idempotent."""
         source = self._sources.get(member)
         if source is not None:
             source.sever()
             self.cohort.crash(source.member, now)
 
     def freeze(self, member: str, until: float) -> None:
-        """Stop a member's process until a time: it renews no lease and receives nothing."""
+        """Stop a member's process until a time. The process renews no lease and receives nothing."""
         source = self._sources.get(member)
         if source is not None:
             self.cohort.freeze(source.member, source.clock(), until)
@@ -159,11 +174,11 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return self.cohort.rebalance(now)
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner without asking; False = it is free."""
+        """Take a partition from its owner without a revocation. Returns False for a free partition."""
         return self.cohort.lose(partition, now)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Redeliver in turn the last acknowledged and the lowest unacknowledged message; False = there is none."""
+        """Redeliver in turn the last acknowledged and the lowest unacknowledged message; False = no such message."""
         consumer = self.consumer(partition)
         lowest = next(iter(consumer.unacknowledged), None)
         candidates = [consumer.last_acked, lowest]
@@ -173,7 +188,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return any(sequence is not None and consumer.lose_ack(sequence, now) for sequence in candidates)
 
     def restart(self, now: float) -> bool:
-        """Kill and restart the only server: it loses its connections, and its state of the last 0.1 s."""
+        """Kill and restart the only server, which loses its connections and its state of the last 0.1 s."""
         self.restarts += 1
         for consumer in self._consumers:
             consumer.kill(now)
@@ -183,7 +198,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
     # --- time
 
     def advance(self, now: float) -> None:
-        """Act on every due timer: ``ack_wait``, leases, deadlines, takeovers."""
+        """Act on every due timer of ``ack_wait``, leases, deadlines and takeovers."""
         for consumer in self._consumers:
             consumer.advance(now)
         self.cohort.advance(now)
@@ -193,7 +208,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
             self._changed()
 
     def next_at(self) -> float:
-        """The time of the next timer; infinity = there is none."""
+        """Return the time of the next timer; infinity = no timer."""
         timers = (consumer.next_at() for consumer in self._consumers)
         return min(self.cohort.next_at(), *timers, min(self._wakes, default=math.inf))
 

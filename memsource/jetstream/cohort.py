@@ -1,13 +1,14 @@
 """An exclusive cohort as data: members with leases, the owners and epochs of slots, and moves of slots.
 
-It acts only when it is called, and time is an argument. Its rules:
+A slot here is a cohort partition. The cohort acts only when a method is called, and time is an argument. Its rules:
 
-- A running member renews its lease after each third of it. A crashed or frozen one keeps its slots until its lease has
-  expired. A frozen member learns of the loss when it wakes, and joins again.
-- Every assignment of a slot has an epoch above all earlier ones of the slot.
-- A slot that moves is revoked, and assigned after its release. At the deadline it is taken.
-- Only a running member can take a slot. Until then the slot is free.
-- So a slot has two owners only between the loss of a lease and the moment when its member learns of it.
+- A running member renews its lease after each third of the lease time. A crashed or frozen member keeps its slots until
+  its lease has expired. A frozen member learns of the loss when it wakes, and joins again.
+- Every assignment of a slot has an epoch above all earlier epochs of the slot.
+- The cohort revokes a slot that moves, and assigns the slot after its release. At the deadline the cohort takes the
+  slot.
+- Only a running member can receive a slot. Without a running member the slot is free.
+- So a slot has two owners only between the loss of a lease and the moment when its member learns of the loss.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from memsource.memory.group import plan
 
 
 class SlotNotice(NamedTuple):
-    """A message to a member about a slot. ``timeout``: seconds from the revocation to the deadline."""
+    """A message to a member about a slot. ``timeout`` is the number of seconds from a revocation to its deadline."""
 
     kind: Literal["assigned", "revoking", "lost"]
     slot: int
@@ -56,10 +57,19 @@ class _Member:
 class Cohort:
     """A cohort with some slots, numbered from 0.
 
-    ``lease``: seconds that a lease lasts without a renewal. ``revoke_timeout``: seconds to release a slot. ``changed``
-    is called whenever a member may have a notice. ``taken``: (member, slot, epoch) of each slot that was taken.
-
     No method blocks. Not thread-safe. ``now`` never goes back. Calls of unknown members change nothing.
+
+    Args:
+        slots: Number of slots.
+        lease: Seconds that a lease lasts without a renewal, more than 0.
+        revoke_timeout: Seconds to release a revoked slot, more than 0.
+        changed: Function that the cohort calls whenever a member may have a notice.
+
+    Attributes:
+        taken: Member, slot and epoch of each slot that was taken.
+
+    Raises:
+        ValueError: A time is not more than 0.
     """
 
     def __init__(self, slots: int, *, lease: float, revoke_timeout: float, changed: Callable[[], None]) -> None:
@@ -72,7 +82,7 @@ class Cohort:
         self._owners: list[str | None] = [None] * slots
         self._epochs = [0] * slots
         self._targets: list[str | None] = [None] * slots
-        self._asked: dict[int, float] = {}  # until when
+        self._asked: dict[int, float] = {}  # deadline of each revoked slot
         self._members: dict[str, _Member] = {}
         self.taken: list[tuple[str, int, int]] = []
         self._moves = 0
@@ -85,9 +95,9 @@ class Cohort:
     # --- members
 
     def join(self, member: str, now: float) -> None:
-        """Add a member. Raises ``ValueError`` if it is known."""
+        """Add a member. Raises ``ValueError`` for a known member."""
         if member in self._members:
-            raise ValueError(f"member {member!r} has joined already: leave, or crash it, first")
+            raise ValueError(f"member {member!r} has joined already; call leave() or crash() first")
         self._members[member] = _Member(now)
         self._replan(now)
 
@@ -116,7 +126,7 @@ class Cohort:
             state.frozen_until = max(until, state.frozen_until or until)
 
     def poll(self, member: str) -> list[SlotNotice]:
-        """The new notices of a member, in order; none while it is frozen."""
+        """Take the new notices of a member, in order. A frozen member has no notices."""
         state = self._members.get(member)
         if state is None or not state.runs:
             return []
@@ -124,9 +134,10 @@ class Cohort:
         return notices
 
     def release(self, member: str, slot: int, epoch: int, now: float) -> None:
-        """Release a slot that is owned under this epoch. Idempotent.
+        """Release a slot that the member owns under this epoch. Idempotent.
 
-        Without a revocation its owner is leaving: another member gets it, or it stays free until one joins.
+        An owner that releases a slot without a revocation is leaving. Another member gets the slot, or the slot stays
+        free until a member joins.
         """
         if self._owners[slot] != member or self._epochs[slot] != epoch:
             return
@@ -149,7 +160,7 @@ class Cohort:
         return len(self._asked) > asked
 
     def revoke(self, slot: int, now: float) -> bool:
-        """Revoke a slot, for another member if there is one. Idempotent. Returns whether the slot has an owner."""
+        """Revoke a slot, for another member if possible. Idempotent. Returns whether the slot has an owner."""
         owner = self._owners[slot]
         if owner is None:
             return False
@@ -159,9 +170,9 @@ class Cohort:
         return True
 
     def lose(self, slot: int, now: float) -> bool:
-        """Take a slot from its owner without asking; False = it is free.
+        """Take a slot from its owner without a revocation. Returns False for a free slot.
 
-        Another member gets it at once. Without another one its owner gets it again at its next renewal.
+        Another member gets the slot at once. Without another member, the owner gets the slot again at its next renewal.
         """
         owner = self._owners[slot]
         if owner is None:
@@ -176,7 +187,7 @@ class Cohort:
     # --- time
 
     def next_at(self) -> float:
-        """The time when the next lease, freeze or deadline ends; infinity = none does."""
+        """Return the time when the next lease, freeze or deadline ends; infinity = no such time."""
         due = [self._retake_at, *self._asked.values()]
         for state in self._members.values():
             due.append(state.lease_end)
@@ -185,7 +196,7 @@ class Cohort:
         return min(due)
 
     def advance(self, now: float) -> None:
-        """Act on everything that has ended, in order of time. Leases come first."""
+        """Act on all leases, freezes and deadlines that have ended, in order of time. Leases come first."""
         while (at := self.next_at()) <= now:
             for member, state in list(self._members.items()):
                 if state.lease_end <= at:
@@ -214,19 +225,19 @@ class Cohort:
         return bool(self._asked) or None in self._owners or unheard
 
     def owner(self, slot: int) -> str | None:
-        """The owner of a slot; None = free."""
+        """Return the owner of a slot; None = free."""
         return self._owners[slot]
 
     def epoch(self, slot: int) -> int:
-        """The epoch of the last assignment of a slot; 0 = there was none."""
+        """Return the epoch of the last assignment of a slot; 0 = no assignment yet."""
         return self._epochs[slot]
 
     def slots(self, member: str) -> list[int]:
-        """The slots of a member, rising."""
+        """Return the slots of a member, rising."""
         return [slot for slot, owner in enumerate(self._owners) if owner == member]
 
     def runs(self, member: str) -> bool:
-        """Whether a member is known, and neither crashed nor frozen."""
+        """Return whether a member is known, and neither crashed nor frozen."""
         state = self._members.get(member)
         return state is not None and state.runs
 
@@ -263,7 +274,7 @@ class Cohort:
                 self._tell(slot, "assigned")
 
     def _other(self, member: str) -> str | None:
-        """The other running member that owns the fewest slots."""
+        """Find the other running member that owns the fewest slots."""
         loads = Counter(self._owners)
         others = [other for other in self.members if other != member and self.runs(other)]
         return min(others, key=lambda other: loads[other], default=None)
@@ -280,7 +291,7 @@ class Cohort:
             self.taken.append((name, slot, epoch))
             unheard = [each for each in owner.notices if each.slot == slot and each.epoch == epoch]
             if any(each.kind == "assigned" for each in unheard):
-                # A member that never heard of the assignment never had the slot.
+                # A member that never received the notice of the assignment never had the slot.
                 owner.notices = [each for each in owner.notices if each not in unheard]
             else:
                 self._tell(slot, "lost")

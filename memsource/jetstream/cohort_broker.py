@@ -1,7 +1,7 @@
-"""A stream and the bucket of an exclusive cohort as data, for members that share it by the real protocol.
+"""A stream and the bucket of an exclusive cohort as data, for members that share the stream by the real protocol.
 
-``memsource.jetstream.broker`` decides in one place and at once. Here the members agree over a lease store, with all
-faults of their links.
+``memsource.jetstream.broker`` decides in one place and at once. In this module the members agree over a lease store,
+with all faults of their links.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from memsource.personality import PersonalityName
 NAMESPACE: Final = "orders"
 
 Before = Callable[[str, bool], Awaitable[LinkFault | None]]
-"""Called before and after each request of a member, with its name and whether the request writes; see ``Link``."""
+"""A function that is awaited before and after each request, with the name of the member and whether the request writes;
+see ``Link``.
+"""
 
 
 class CohortMember(Protocol):
-    """The source of a member, as its broker sees it; see ``CohortMemberSource``."""
+    """The source of a member, as the broker sees the source; see ``CohortMemberSource``."""
 
     member: str
     link: Link
@@ -58,18 +60,18 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         retention: Retention of the stream.
         settings: Settings of all durables; None = defaults.
         cohort: Settings of the members; None = defaults.
-        drift: How much the clocks of members are too fast, in turn; 0.1 is a tenth.
-        latency: Seconds of a request of members, in turn.
-        hints: Whether members hear of written keys.
-        markers: As in ``Bucket``.
-        seed: Decides how late leases expire, and all nonces.
-        in_flight: Number of messages done above the floor after which a member writes its state.
-        before: Decides the faults of requests; see ``Before``.
+        drift: Excess speed of the members' clocks, in turn; 0.1 is a tenth.
+        latency: Seconds of each request of the members, in turn.
+        hints: Whether members receive hints of written keys.
+        markers: Whether an expiry takes a revision; see ``Bucket``.
+        seed: Seed of the delays of expiries and of all nonces.
+        in_flight: Number of finished messages above the floor after which a member writes its state.
+        before: Function that decides the faults of requests; see ``Before``. None = no faults.
 
     Attributes:
         members: All sources so far.
-        owned: (partition, token, member) of each assignment, in order.
-        publish: Appends one message and returns it; see ``EpochStream.publish``.
+        owned: Partition, fencing token and member of each assignment, in order.
+        publish: Method that appends one message and returns its record; see ``EpochStream.publish``.
     """
 
     name: PersonalityName = "jetstream"
@@ -137,7 +139,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
 
     @property
     def records(self) -> list[Record]:
-        """Everything published, by partition and sequence."""
+        """All published messages, by partition and sequence."""
         return [log.records[position] for log in self.stream.topic.logs for position in log.positions]
 
     @property
@@ -148,7 +150,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     # --- members
 
     def link(self, member: str, clock: Clock) -> Link:
-        """The link of a new member."""
+        """Make the link of a new member."""
 
         async def before(writes: bool) -> LinkFault | None:
             return None if self.before is None else await self.before(member, writes)
@@ -157,7 +159,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """The assignments that were taken: those before a newer owner's that were neither released nor known as lost.
+        """The earlier assignments of partitions with a newer owner that were neither released nor known as lost.
 
         See ``memsource.personality.Personality.taken``.
         """
@@ -179,10 +181,10 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
                 source.sever()
 
     def freeze(self, member: str, until: float) -> None:
-        """Do nothing: the world stops the tasks of the member until then."""
+        """Do nothing, because the world stops the tasks of the member until ``until``."""
 
     def rebalance(self, now: float) -> bool:
-        """Ask a member to drain or, the next time, withdraw that; False = there is no member."""
+        """Request a drain of a member, or withdraw the earlier request. Returns False without a member."""
         if self._drained is None:
             living = sorted({source.member for source in self.members if source.alive})
             if not living:
@@ -203,7 +205,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return True
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Lose in turn the next delivery and the last acknowledgement of a partition; False = there is none."""
+        """Lose in turn the next delivery and the last acknowledgement of a partition. Returns False if impossible."""
         self._redelivered += 1
         names = self.stream.names(partition)
         if not names:
@@ -215,7 +217,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return last is not None and self.stream.consumer(names[-1]).lose_ack(last, now)
 
     def restart(self, now: float) -> bool:
-        """Kill and restart the only server: it loses its connections, and its state of the last 0.1 s."""
+        """Kill and restart the only server, which loses its connections and its state of the last 0.1 s."""
         self.restarts += 1
         self.stream.kill(now)
         for source in self.members:
@@ -230,7 +232,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         heappush(self._later, (at, self._asked, act))
 
     def advance(self, now: float) -> None:
-        """Act on every due timer: expiries, ``ack_wait``, scheduled actions."""
+        """Act on every due timer of expiries, ``ack_wait`` and scheduled actions."""
         while self._later and self._later[0][0] <= now:
             _, _, act = heappop(self._later)
             act(now)
@@ -238,13 +240,13 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         self.stream.advance(now)
 
     def next_at(self) -> float:
-        """The time of the next timer; infinity = there is none."""
+        """Return the time of the next timer; infinity = no timer."""
         return min(self.bucket.next_at(), self.stream.next_at(), self._later[0][0] if self._later else math.inf)
 
     # --- durables
 
     def loses_delivery(self, name: Durable) -> bool:
-        """Whether the next delivery of a durable is lost. Each loss counts once."""
+        """Take one loss of a delivery from those that ``redeliver`` planned. Returns whether a delivery is lost."""
         left = self.lost_deliveries.get(name.partition, 0)
         if left:
             self.lost_deliveries[name.partition] = left - 1

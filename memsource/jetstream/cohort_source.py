@@ -1,8 +1,8 @@
-"""A source over a ``CohortBroker``: one member of its cohort, by the real membership.
+"""A source over a ``CohortBroker``: one member of its cohort, with the real membership.
 
 ``CohortMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on asyncio
-and on trio. ``lanes.cohort.owned`` decides for it, as in the adapter, so a campaign in the simulator runs the code that
-is shipped. This file moves messages and acknowledgements.
+and on trio. As in the adapter, ``lanes.cohort.owned`` decides about partitions, so a campaign in the simulator runs the
+shipped code. This module moves messages and acknowledgements.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from memsource.memory.topic import Record
 
 
 class Token(NamedTuple):
-    """A delivery with its durable: only that durable takes its acknowledgement."""
+    """A delivery with its durable, which alone accepts the acknowledgement."""
 
     durable: Durable
     delivery: Delivery
 
 
 class _PulledPartition(OwnedPartition):
-    """Without a ``durable`` it delivers nothing: it is being taken over or drained."""
+    """An owned partition. Without a ``durable`` the partition delivers nothing, because of a takeover or a drain."""
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
         super().__init__(number, partition, done)
@@ -49,7 +49,7 @@ class _PulledPartition(OwnedPartition):
 
 
 class _Drifting(Membership):
-    """A member whose clock runs at another ``pace``; 1.0 is right. ``deadline`` converts to the true clock."""
+    """A member whose clock runs at another ``pace``; 1.0 is right. ``deadline`` returns times of the true clock."""
 
     pace = 1.0
 
@@ -58,9 +58,15 @@ class _Drifting(Membership):
 
 
 class Background:
-    """A task of its own for ``run``, on asyncio and on trio.
+    """A separate task, on asyncio and on trio.
 
-    ``ended`` is set at its end, ``failure`` is the exception it ended with. Then ``changed`` is called.
+    Args:
+        run: Work of the task.
+        changed: Function that the task calls at its end.
+
+    Attributes:
+        ended: Event that is set at the end of the task.
+        failure: Exception that ended the task; None = no exception.
     """
 
     def __init__(self, run: Callable[[], Awaitable[None]], changed: Callable[[], None]) -> None:
@@ -69,7 +75,7 @@ class Background:
         self._run = run
         self._changed = changed
         self._scope = anyio.CancelScope()
-        # Referenced here, or it could be collected while it runs.
+        # A task without a reference could be collected while it runs.
         self._task: Any
         if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
             self._task = asyncio.get_running_loop().create_task(self._guarded())
@@ -79,7 +85,7 @@ class Background:
             self._task = trio.lowlevel.spawn_system_task(self._guarded)
 
     def cancel(self) -> None:
-        """End it at once. Idempotent."""
+        """End the task at once. Idempotent."""
         self._scope.cancel()
 
     async def _guarded(self) -> None:
@@ -94,12 +100,21 @@ class Background:
 
 
 class CohortMemberSource(ScriptedSource):
-    """The source of a member of the broker's cohort. It joins with ``open`` and leaves with ``aclose``.
+    """The source of a member of the broker's cohort. The member joins with ``open`` and leaves with ``aclose``.
 
-    ``clock``: the time of the broker, in seconds. The member's own clock is faster by ``drift``; 0.1 is a tenth.
-    ``number`` distinguishes members of one name. Tokens are ``Token`` values. ``announced``: the assignments so far, by
-    number and fencing token. ``released`` has those that were released or are known as lost. ``calls`` lists the calls
-    so far.
+    Args:
+        broker: The broker.
+        member: Name of the member.
+        clock: Clock of the broker, in seconds.
+        number: Number that distinguishes members of one name.
+        drift: Excess speed of the member's own clock; 0.1 is a tenth.
+
+    Attributes:
+        announced: The assignments so far, by the number of the partition and the fencing token.
+        released: The assignments that were released or are known as lost.
+        calls: The calls so far.
+        link: The link to the server.
+        membership: The membership of the member.
     """
 
     def __init__(
@@ -154,17 +169,17 @@ class CohortMemberSource(ScriptedSource):
         return f"<CohortMemberSource {self.member} of {self.broker.stream.topic.name}: {len(self._owned)} partitions>"
 
     def sever(self) -> None:
-        """End its process. Idempotent."""
+        """End the process of the member. Idempotent."""
         self.link.sever()
         self._unwatch()
 
     def poke(self) -> None:
-        """Wake it, to look for changes."""
+        """Wake the source, to look for changes."""
         self._changed()
 
     @property
     def alive(self) -> bool:
-        """Whether it is a member with a running process."""
+        """Whether the process of the member runs."""
         return self._background is not None and not self._background.ended.is_set() and not self.link.severed
 
     # --- lanes.source.Source
@@ -251,7 +266,7 @@ class CohortMemberSource(ScriptedSource):
             for owned in list(self._partitions.by_number.values()):
                 if owned.durable is not None:
                     self._partitions.take_over(owned)
-        # _dealt may find a loss, and no event reports it yet.
+        # _dealt may find a loss that no event reports yet.
         return events or self._dealt(room) or self._told()
 
     def _told(self) -> list[SourceEvent]:
@@ -262,7 +277,7 @@ class CohortMemberSource(ScriptedSource):
         return events
 
     def _taken_in(self) -> None:
-        """Compare with the owned partitions: the others were released, or are known as lost."""
+        """Update the owned partitions. A partition that is no longer owned was released, or is known as lost."""
         for number, partition in list(self._owned.items()):
             if self._partitions.of(partition) is None:
                 self.released.add(self._forget(number))
@@ -279,7 +294,7 @@ class CohortMemberSource(ScriptedSource):
             self.broker.owned.append((owned.number, lease.token, self.member))
 
     async def _flush(self) -> None:
-        """Meet the faults of ``release``. All that was sent has arrived."""
+        """Meet the faults of ``release``. All acknowledgements have arrived by now."""
         async with self._meet_faults("release"):
             pass
 
@@ -291,7 +306,7 @@ class CohortMemberSource(ScriptedSource):
                 yield delivered(owned.partition, records)
 
     def _pull(self, owned: _PulledPartition, durable: Durable, messages: int, size: int) -> list[tuple[Record, Token]]:
-        """The next messages of the durable, up to a missing one. Those that are done are acknowledged again."""
+        """Pull the next messages of the durable, up to a missing delivery. Acknowledge finished messages again."""
         stream = self.broker.stream
         deliveries = stream.pull(durable, messages, size, self._clock())
         if deliveries is None:
@@ -327,7 +342,7 @@ class CohortMemberSource(ScriptedSource):
             self._partitions.lose(owned, f"its durable {token.durable} took no acknowledgement")
 
     def _ack(self, token: Token) -> bool:
-        """Acknowledge a message; False = its durable is known to be gone."""
+        """Acknowledge a message. Returns False if the durable is known to be deleted."""
         stream, position = self.broker.stream, token.delivery.record.position
         if self.link.latency:
             at = self._clock() + self.link.latency
@@ -349,7 +364,7 @@ class CohortPersonality(CohortBroker[CohortMemberSource]):
     """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
 
     def source(self, member: str, clock: Clock = monotonic) -> CohortMemberSource:
-        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
+        """Make the source of a new member. A former member of the name should have crashed or left."""
         number = len(self.members)
         made = CohortMemberSource(self, member, clock, number=number, drift=self._drifts[number % len(self._drifts)])
         made.link.latency = self._latencies[number % len(self._latencies)]

@@ -1,11 +1,12 @@
 """The durables of a cohort as data: one stream, with one pull consumer for each epoch of a cohort partition.
 
-``EpochStream`` acts only when it is called, and time is an argument. Its rules are those of nats-server, as measured:
+``EpochStream`` acts only when a method is called, and time is an argument. Its rules are those of nats-server, as
+measured:
 
 - Retention ``limits`` keeps all messages.
 - Retention ``workqueue`` deletes an acknowledged message. A partition has one durable at a time.
-- Retention ``interest`` keeps a message until all durables acknowledged it that existed when it came. Without durables
-  it deletes the message at once.
+- Retention ``interest`` keeps a message until all durables that existed at its arrival have acknowledged the message.
+  Without durables the stream deletes a message at its arrival.
 - A deleted durable answers no pull and no acknowledgement.
 - Each durable counts its own deliveries. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
 """
@@ -67,13 +68,22 @@ class _Made:
 
 
 class EpochStream(Watched):
-    """A stream with some cohort partitions, numbered from 0. ``settings`` are those of all durables.
-
-    All partitions share the sequences of the stream, from 1. ``created`` and ``deleted`` list the durables in order;
-    ``stale`` counts calls of deleted ones. ``set_back``: seconds by which the server's clock was set back. ``marked``:
-    the longest lease of a cohort that has used the stream; None = no cohort has.
+    """A stream in cohort partitions, which share the sequences of the stream, from 1.
 
     No method blocks. Not thread-safe. ``now`` never goes back.
+
+    Args:
+        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        retention: Retention of the stream.
+        name: Name of the stream.
+        settings: Settings of all durables; None = defaults.
+
+    Attributes:
+        created: Time and name of each created durable, in order.
+        deleted: Time and name of each deleted durable, in order.
+        stale: Number of pulls and acknowledgements for deleted durables.
+        set_back: Seconds by which the server's clock was set back.
+        marked: Longest lease in seconds of a cohort that has used the stream; None = no cohort.
     """
 
     def __init__(
@@ -129,7 +139,7 @@ class EpochStream(Watched):
     # --- administrators
 
     def found(self, partition: int) -> list[EpochConsumer]:
-        """The durables of a partition, rising."""
+        """Describe the durables of a partition, rising."""
         return [
             EpochConsumer(name.partition, name.epoch, name.sub, made.nonce, made.floor, made.lease)
             for name, made in sorted(self._made.items())
@@ -137,7 +147,7 @@ class EpochStream(Watched):
         ]
 
     def server_ms(self, now: float) -> int:
-        """The server's clock, in milliseconds."""
+        """Return the time of the server's clock, in milliseconds."""
         return EPOCH_MS + int((now - self.set_back) * 1000)
 
     def create(self, name: Durable, now: float, *, nonce: str, start: int | None, lease: int = 0) -> None:
@@ -150,7 +160,7 @@ class EpochStream(Watched):
             if self._of(name.partition):
                 raise ConsumerExists(f"another durable of partition {name.partition} exists", nonce=None)
             if start is not None:
-                raise ValueError(f"start={start} of {name}: on a work queue a durable delivers all there is")
+                raise ValueError(f"start={start} of {name}: a durable of a work queue has no start; pass None")
         begin = start or 1
         own = Log()
         own.end = log.end
@@ -179,7 +189,7 @@ class EpochStream(Watched):
     # --- consumers
 
     def exists(self, name: Durable) -> bool:
-        """Whether the durable exists."""
+        """Return whether the durable exists."""
         return name in self._made
 
     def pull(self, name: Durable, messages: int, size: int, now: float) -> list[Delivery] | None:
@@ -208,15 +218,15 @@ class EpochStream(Watched):
             made.consumer.extend(sequence, now)
 
     def consumer(self, name: Durable) -> PullConsumer:
-        """One durable. Raises ``KeyError`` if it does not exist."""
+        """Return one durable. Raises ``KeyError`` for a missing durable."""
         return self._made[name].consumer
 
     def names(self, partition: int) -> list[Durable]:
-        """The durables of a partition, rising."""
+        """List the names of the durables of a partition, rising."""
         return sorted(name for name in self._made if name.partition == partition)
 
     def left(self, partition: int) -> list[Record]:
-        """The unacknowledged messages of a partition, by its newest durable."""
+        """Return the unacknowledged messages of the newest durable of a partition."""
         names = self.names(partition)
         log = self.topic.log(partition)
         if not names:
@@ -224,14 +234,14 @@ class EpochStream(Watched):
         return [log.records[sequence] for sequence in self._made[names[-1]].consumer.unfinished]
 
     def kill(self, now: float) -> None:
-        """Kill and restart the only server: the durables forget the acknowledgements of the last 0.1 s."""
+        """Kill and restart the only server. The durables forget the acknowledgements of the last 0.1 s."""
         for made in self._made.values():
             made.consumer.kill(now)
 
     # --- time and watchers
 
     def next_at(self) -> float:
-        """The time when the next ``ack_wait`` is over; infinity = there is none."""
+        """Return the time when the next ``ack_wait`` is over; infinity = no such time."""
         return min((made.consumer.next_at() for made in self._made.values()), default=math.inf)
 
     def advance(self, now: float) -> None:
@@ -245,7 +255,7 @@ class EpochStream(Watched):
         return [made for name, made in self._made.items() if name.partition == partition]
 
     def _settle(self, partition: int, sequence: int) -> None:
-        """Delete an acknowledged message if the retention says so."""
+        """Delete an acknowledged message if the retention keeps no such messages."""
         if self.retention == "limits":
             return
         waited = any(sequence in made.consumer.unfinished for made in self._of(partition))
@@ -258,9 +268,12 @@ class EpochStream(Watched):
 
 
 class MemoryEpochConsumers:
-    """A member's ``lanes.cohort.leases.EpochConsumers`` over a stream, by its link. For asyncio and trio.
+    """The ``lanes.cohort.leases.EpochConsumers`` of a member, over its link to a stream. For asyncio and trio.
 
-    ``lease``: seconds of the member's leases, which each of its durables reports; 0 = unreported.
+    Args:
+        stream: The stream.
+        link: The link of the member.
+        lease: Lease time of the member in seconds, which its durables record; 0 = unknown.
     """
 
     def __init__(self, stream: EpochStream, link: Link, lease: int = 0) -> None:

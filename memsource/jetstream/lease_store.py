@@ -1,11 +1,11 @@
 """A bucket of NATS' key-value store as data, and a ``lanes.cohort.leases.LeaseStore`` over it.
 
-``Bucket`` acts only when it is called, and time is an argument. Its rules are those of nats-server, as measured:
+``Bucket`` acts only when a method is called, and time is an argument. Its rules are those of nats-server, as measured:
 
-- A revision is a sequence of the bucket: it rises with every write of any key.
-- A write expects the revision of its key, or that of another key, the fence. An expired key has no revision.
+- A revision is a sequence of the bucket, and rises with every write of any key.
+- A write expects the revision of its key, or the revision of another key, the fence. An expired key has no revision.
 - A time to live is in whole seconds. A key expires up to a quarter of a second late.
-- A bucket can be lost and created again, empty. It can fall back to an earlier state, with an earlier sequence.
+- A lost bucket is created again, empty. A bucket can fall back to an earlier state, with an earlier sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LATE: Final = 0.25
 """Maximum seconds by which a key outlives its time to live."""
 
 _REMEMBERED: Final = 60.0
-"""Seconds that a bucket can fall back."""
+"""Maximum seconds that a bucket can fall back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,16 @@ class _Stored:
 class Bucket:
     """The keys of one bucket.
 
-    ``first``: the revision before the first write. A key expires up to ``late`` seconds late, drawn from ``seed``.
-    ``markers``: an expiry takes a revision, as in a bucket with limit markers. ``writes`` counts the writes.
-
     No method blocks. Not thread-safe. ``now`` never goes back.
+
+    Args:
+        first: Revision before the first write.
+        seed: Seed of the delays of expiries.
+        late: Maximum seconds by which a key outlives its time to live.
+        markers: Whether an expiry takes a revision, as in a bucket with limit markers.
+
+    Attributes:
+        writes: Number of writes.
     """
 
     def __init__(self, *, first: int = 0, seed: int = 0, late: float = LATE, markers: bool = False) -> None:
@@ -59,7 +65,7 @@ class Bucket:
         return f"<Bucket: {len(self._keys)} keys, revision {self._revision}>"
 
     def read(self, key: str, now: float) -> Entry:
-        """The newest entry of a key; see ``lanes.cohort.leases.Entry``."""
+        """Read the newest entry of a key; see ``lanes.cohort.leases.Entry``."""
         self.advance(now)
         stored = self._stored(key)
         return Entry(stored.value, stored.revision)
@@ -79,7 +85,7 @@ class Bucket:
         if ttl is not None and (ttl < 1 or ttl != int(ttl)):
             raise ValueError(f"ttl={ttl} of key {key!r}: must be whole seconds, 1 or more")
         if (revision is None) == (fence is None):
-            raise ValueError(f"key {key!r}, revision={revision}, fence={fence}: a write has one condition of the two")
+            raise ValueError(f"key {key!r}, revision={revision}, fence={fence}: pass either a revision or a fence")
         name, expected, found = key, revision, self._stored(key).revision
         if fence is not None:
             (name, expected), stored = fence, self._stored(fence[0])
@@ -94,7 +100,7 @@ class Bucket:
         return self._revision
 
     def entries(self, prefix: str, now: float) -> dict[str, Entry]:
-        """The keys with this prefix and a value, sorted."""
+        """Read the keys with a prefix and a value, sorted."""
         self.advance(now)
         return {
             key: Entry(stored.value, stored.revision)
@@ -105,7 +111,12 @@ class Bucket:
     # --- faults
 
     def lose(self, now: float, *, first: int | None = None) -> None:
-        """Delete the bucket and create it again. ``first``: its first revision less one; None = revisions go on."""
+        """Delete the bucket and create an empty bucket.
+
+        Args:
+            now: The time, in seconds.
+            first: Revision before the first write of the new bucket; None = revisions continue.
+        """
         self.advance(now)
         self._revision = self._revision if first is None else first
         for key in list(self._keys):
@@ -119,9 +130,9 @@ class Bucket:
             self._delete(key, now)
 
     def fall_back(self, seconds: float, now: float) -> None:
-        """Return to the state ``seconds`` ago, at most a minute. Later writes are lost, and their revisions come again.
+        """Return to the state ``seconds`` ago, at most a minute. Later writes are lost, and their revisions repeat.
 
-        Keys that have expired since then live again for a moment.
+        Keys that have expired since that state live again for a moment.
         """
         self.advance(now)
         while self._past and self._past[-1][0] > now - seconds:
@@ -138,7 +149,7 @@ class Bucket:
     # --- time
 
     def next_at(self) -> float:
-        """The time of the next expiry; infinity = there is none."""
+        """Return the time of the next expiry; infinity = no key expires."""
         return self._expiries[0][0] if self._expiries else math.inf
 
     def advance(self, now: float) -> None:
@@ -187,7 +198,7 @@ class Bucket:
 
 
 class MemoryLeaseStore:
-    """A member's ``lanes.cohort.leases.LeaseStore`` over a bucket, by its link. For asyncio and trio."""
+    """The ``lanes.cohort.leases.LeaseStore`` of a member, over its link to a bucket. For asyncio and trio."""
 
     def __init__(self, bucket: Bucket, link: Link) -> None:
         self.bucket = bucket

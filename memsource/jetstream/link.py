@@ -21,15 +21,17 @@ TIMEOUT: Final = 2.0
 """Seconds that a client waits for an answer."""
 
 Later = Callable[[float, Callable[[float], None]], None]
-"""Schedules an action of the server, at a time of its clock. It outlives the client."""
+"""A function that schedules an action of the server at a time of the server's clock. The action outlives the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """The fault of one call.
+    """The fault of one request.
 
-    ``"request lost"``: the server does nothing. ``"reply lost"``: the server does it, and its answer is lost.
-    ``"late"``: the server does a write ``seconds`` later, when the client may have given up; it loses a read.
+    Attributes:
+        kind: ``"request lost"``: the server does nothing. ``"reply lost"``: the server acts, and its answer is lost.
+            ``"late"``: the server writes ``seconds`` later, when the client may have given up, and loses a read.
+        seconds: Delay of a late write.
     """
 
     kind: Literal["request lost", "reply lost", "late"]
@@ -75,12 +77,12 @@ class Link:
         self.severed = True
 
     async def read(self, act: Callable[[float], T]) -> T:
-        """Make a request that changes nothing, and return its answer. Raises ``UnknownResult`` without one."""
+        """Make a request that changes nothing, and return its answer. Raises ``UnknownResult`` without an answer."""
         self.reads += 1
         return await self._call(act, writes=False)
 
     async def write(self, act: Callable[[float], T]) -> T:
-        """Make a request that changes something. Without an answer it was done, will be done, or never is."""
+        """Make a request that writes. After ``UnknownResult``, the server has written, will write, or never writes."""
         self.writes += 1
         return await self._call(act, writes=True)
 
@@ -114,6 +116,6 @@ class Link:
 
 
 def _unheard(act: Callable[[float], object], now: float) -> None:
-    """Do a request whose answer is lost, a refusal included."""
+    """Act on a request whose answer is lost. A refusal is lost too."""
     with suppress(Conflict, ConsumerExists):
         act(now)

@@ -1,14 +1,15 @@
 """A durable pull consumer of JetStream as data: its deliveries, its redeliveries, and their order.
 
-It acts only when it is called, and time is an argument. Its rules are those of nats-server, as measured:
+The consumer acts only when a method is called, and time is an argument. Its rules are those of nats-server, as
+measured:
 
 - Redeliveries wait in a queue that comes strictly before new messages. Each run of the one timer sorts the expired
-  messages by sequence and appends them to the queue. A nak is appended when it arrives.
-- An orphan waits for its ``ack_wait``. Until then new messages pass it.
-- An acknowledgement of any delivery counts while the message is unacknowledged. It removes the message from the queue.
+  messages by sequence and appends them to the queue. A nak appends its message at once.
+- An unacknowledged message of a dead process waits for its ``ack_wait``. Until then new messages overtake the message.
+- An acknowledgement of any delivery counts while the message is unacknowledged, and removes the message from the queue.
   In-progress restarts the ``ack_wait``, and leaves the message in the queue.
-- ``max_ack_pending`` stops new messages only. A message is dropped silently after ``max_deliver`` deliveries.
-- The server writes its state every 0.1 s: ``kill`` makes it forget later changes, confirmed or not.
+- ``max_ack_pending`` stops new messages only. The server drops a message silently after ``max_deliver`` deliveries.
+- The server writes its state every 0.1 s. ``kill`` makes the server forget later changes, even confirmed changes.
 
 Rules and names follow ``server/consumer.go`` of nats-server 2.10 to 2.15 (checkPending, processNak, getNextMsg).
 """
@@ -29,7 +30,7 @@ _WRITTEN: Final = 0.1
 """Seconds after which the state is on disk."""
 
 _TIMER_DELAY: Final = 0.001
-"""Seconds between the due time and the timer: messages that are delivered together expire together."""
+"""Seconds between the due time and the timer, so that messages that are delivered together expire together."""
 
 _LOOK_AFTER_CHANGE: Final = 0.1
 """Seconds after a change of ack_wait until the timer runs."""
@@ -38,7 +39,7 @@ _LOOK_AFTER_NAK: Final = 0.01
 """Seconds after a nak with a delay until the timer runs."""
 
 _LOOK_AFTER_START: Final = 1.0
-"""Seconds after a start until the timer runs, ``ack_wait`` if that is less. The server draws it from 0.5 to 1.5."""
+"""Maximum seconds from a start to the run of the timer; ``ack_wait`` may be less. The server draws 0.5 to 1.5 s."""
 
 _REMEMBERED: Final = 256
 """Number of the last acknowledgements that can still be lost."""
@@ -49,10 +50,10 @@ class ConsumerSettings:
     """Settings of a durable. Raises ``ValueError`` for a value that is not above 0.
 
     Attributes:
-        ack_wait: Seconds until an unacknowledged message is due again.
-        backoff: These waits in turn instead, the last one for all further deliveries.
-        max_deliver: Maximum number of deliveries of a message; None = no bound.
-        max_ack_pending: Number of unacknowledged messages that stops new ones; None = no bound.
+        ack_wait: Seconds until an unacknowledged message is due again, more than 0.
+        backoff: Seconds of each wait in turn, in place of ``ack_wait``. The last value counts for all further waits.
+        max_deliver: Maximum number of deliveries of a message, 1 or more; None = no bound.
+        max_ack_pending: Number of unacknowledged messages that stops new messages, 1 or more; None = no bound.
     """
 
     ack_wait: float = 30.0
@@ -68,12 +69,12 @@ class ConsumerSettings:
                 raise ValueError(f"{name}={bound}: must be 1 or more, or None")
 
     def wait(self, repeats: int) -> float:
-        """Seconds until a message is due again after ``repeats`` redeliveries."""
+        """Return the seconds until a message is due again after ``repeats`` redeliveries."""
         return self.backoff[min(repeats, len(self.backoff) - 1)] if self.backoff else self.ack_wait
 
 
 class _Pending(NamedTuple):
-    """An unacknowledged message: ``token`` is the number of its first delivery, ``stamp`` the start of its wait."""
+    """An unacknowledged message. ``token`` is the number of its first delivery, and ``stamp`` the start of its wait."""
 
     token: int
     stamp: float
@@ -92,10 +93,15 @@ class _Change(NamedTuple):
 
 
 class PullConsumer:
-    """One durable on ``log``. It calls ``changed`` whenever it may have something to deliver.
+    """One durable on one log.
 
-    No method blocks. Not thread-safe. ``now`` never goes back. A method about a message takes its sequence, and does
-    nothing unless the message is unacknowledged.
+    No method blocks. Not thread-safe. ``now`` never goes back. A method about one message takes the sequence of the
+    message, and does nothing unless the message is unacknowledged.
+
+    Args:
+        log: Messages of the durable.
+        settings: Settings of the durable.
+        changed: Function that the durable calls whenever it may have a message to deliver.
     """
 
     def __init__(self, log: Log, settings: ConsumerSettings, changed: Callable[[], None] = lambda: None) -> None:
@@ -119,7 +125,7 @@ class PullConsumer:
     # --- deliveries and answers
 
     def pull(self, messages: int, size: int, now: float) -> list[Delivery]:
-        """Deliver at most ``messages`` of the next ones. The one that reaches ``size`` bytes is the last."""
+        """Deliver at most ``messages`` of the next messages. The message that reaches ``size`` bytes is the last."""
         bound = self.settings.max_ack_pending
         deliveries: list[Delivery] = []
         while len(deliveries) < messages and size > 0:
@@ -138,7 +144,7 @@ class PullConsumer:
             else:
                 break
             self._set(sequence, _Pending(first, now), repeats, now)
-            # After _set, which notes how far the consumer was before.
+            # Count after _set, which notes the earlier counts.
             self._deliveries += 1
             self._at += not repeats
             wait = self.settings.wait(repeats)
@@ -159,13 +165,13 @@ class PullConsumer:
                 self._changed()
 
     def extend(self, sequence: int, now: float) -> None:
-        """Restart the wait of a message that is in progress. A queued one comes again all the same."""
+        """Restart the wait of a message that is in progress. The server still redelivers a queued message."""
         pending = self._pending.get(sequence)
         if pending is not None:
             self._set(sequence, pending._replace(stamp=now), self._repeats.get(sequence, 0), now)
 
     def nak(self, sequence: int, now: float, delay: float = 0.0) -> None:
-        """Redeliver a message: at the end of the queue, or after ``delay`` seconds."""
+        """Append a message to the queue, or redeliver the message after ``delay`` seconds."""
         pending = self._pending.get(sequence)
         if pending is None:
             return
@@ -178,7 +184,7 @@ class PullConsumer:
             self._changed()
 
     def lose_ack(self, sequence: int, now: float) -> bool:
-        """Queue a message as after a lost acknowledgement or at the end of its wait; False = impossible."""
+        """Queue a message as after a lost acknowledgement or at the end of its wait. Returns False if impossible."""
         if sequence in self._queue or sequence in self._dropped or not self._was_delivered(sequence):
             return False
         if sequence not in self._pending:
@@ -190,7 +196,7 @@ class PullConsumer:
     # --- administration and crashes
 
     def reset(self, now: float) -> None:
-        """Start again after the ack floor, as CONSUMER.RESET. Messages acknowledged above it come again too."""
+        """Start again after the ack floor, as CONSUMER.RESET does. Acknowledged messages above the floor return too."""
         floor = min(self._pending, default=None)
         for sequence in [*self._pending, *(each for each in self._dropped if floor is not None and each > floor)]:
             self._set(sequence, None, 0, now)
@@ -202,7 +208,7 @@ class PullConsumer:
         self._changed()
 
     def shrink(self, ack_wait: float, now: float) -> None:
-        """Set another ``ack_wait`` without backoff until ``restore``: all unacknowledged messages are due at once."""
+        """Set a short ``ack_wait`` without backoff until ``restore``, so that all unacknowledged messages are due."""
         self._original = self._original or self.settings
         self.configure(replace(self.settings, ack_wait=ack_wait, backoff=()), now)
 
@@ -213,14 +219,14 @@ class PullConsumer:
             self.configure(original, now)
 
     def configure(self, settings: ConsumerSettings, now: float) -> None:
-        """Change the settings. After another ``ack_wait`` the timer runs 0.1 s later."""
+        """Change the settings. After a change of ``ack_wait`` the timer runs 0.1 s later."""
         if settings.ack_wait != self.settings.ack_wait and self._pending:
             self._timer = now + _LOOK_AFTER_CHANGE
         self.settings = settings
         self._changed()
 
     def kill(self, now: float) -> None:
-        """Kill and restart the server: it returns to its state 0.1 s ago, and loses the queue."""
+        """Kill and restart the server, which returns to its state 0.1 s ago and loses the queue."""
         while self._unwritten and self._unwritten[-1].time > now - _WRITTEN:
             change = self._unwritten.pop()
             self._put(change.sequence, change.pending, change.repeats)
@@ -242,7 +248,7 @@ class PullConsumer:
     # --- time
 
     def next_at(self) -> float:
-        """The time of the next timer run; infinity = nothing can expire."""
+        """Return the time of the next timer run; infinity = no message can expire."""
         return self._timer
 
     def advance(self, now: float) -> None:
@@ -274,7 +280,7 @@ class PullConsumer:
 
     @property
     def unacknowledged(self) -> list[int]:
-        """Delivered sequences that are neither acknowledged nor dropped, rising. Queued ones are included."""
+        """Delivered sequences that are neither acknowledged nor dropped, rising. Queued sequences are included."""
         return sorted(self._pending)
 
     @property
@@ -294,7 +300,7 @@ class PullConsumer:
 
     @property
     def last_acked(self) -> int | None:
-        """The sequence whose acknowledgement came last and still counts; None = none of the last ones."""
+        """The sequence whose acknowledgement came last and still counts; None = no such sequence."""
         known = (s for s in reversed(self._acks) if s not in self._pending and self._was_delivered(s))
         return next(known, None)
 

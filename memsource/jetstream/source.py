@@ -1,8 +1,8 @@
 """A source over a ``JetStreamBroker``: one member of its cohort.
 
 ``JetStreamMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on
-asyncio and on trio. It never sleeps by itself: changes of the broker wake it. The owner of the broker calls
-``advance``.
+asyncio and on trio. The source never sleeps by itself, because changes of the broker wake it. The owner of the broker
+calls ``advance``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,18 @@ class _Slot:
 
 
 class JetStreamMemberSource(ScriptedSource):
-    """The source of a member of the broker's cohort. It joins with ``open`` and leaves with ``aclose``.
+    """The source of a member of the broker's cohort. The member joins with ``open`` and leaves with ``aclose``.
 
-    ``clock``: the time of the broker, in seconds. Tokens are ``Delivery`` values. After ``sever`` every call but
-    ``aclose`` raises ``SourceError`` and changes nothing. ``announced``: the assignments so far, by number and epoch.
-    ``calls`` lists the calls so far.
+    Tokens are ``Delivery`` values. After ``sever``, all calls but ``aclose`` raise ``SourceError`` and change nothing.
+
+    Args:
+        broker: The broker.
+        member: Name of the member, with ``#`` and a number.
+        clock: Clock of the broker, in seconds.
+
+    Attributes:
+        announced: The assignments so far, by the number of the partition and the epoch.
+        calls: The calls so far.
     """
 
     def __init__(self, broker: JetStreamBroker, member: str, clock: Clock) -> None:
@@ -57,7 +64,7 @@ class JetStreamMemberSource(ScriptedSource):
         return f"<JetStreamMemberSource {self.member} of {self.broker.topic.name}: {len(self._owned)} partitions>"
 
     def sever(self) -> None:
-        """End its process. Idempotent."""
+        """End the process of the member. Idempotent."""
         self._severed = True
         self.broker.unwatch(self._changed)
 
@@ -125,7 +132,7 @@ class JetStreamMemberSource(ScriptedSource):
         now = self.clock()
         if not self.broker.cohort.runs(self.member):
             return []
-        # Without messages: none may come before the Assigned of its partition.
+        # Return these events without messages, because no message may come before the Assigned of its partition.
         if events := self._noticed():
             return events
         if self._restarts != self.broker.restarts:
@@ -153,7 +160,7 @@ class JetStreamMemberSource(ScriptedSource):
         return events
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
-        """The messages of the takeover, and after them those of the consumer."""
+        """Yield the messages of the takeover, or after the takeover those of the consumer."""
         takeover = self._takeover_of(number)
         run: list[Delivery] = []
         if takeover.done and not takeover.taken:
@@ -171,7 +178,7 @@ class JetStreamMemberSource(ScriptedSource):
         return taken and not left and not self.broker.cohort.moving
 
     def _reconnect(self, now: float) -> None:
-        """After a restart of the server, repeat acknowledgements that it may have lost, and take over again."""
+        """Repeat acknowledgements that a restarted server may have lost, and take all partitions over again."""
         self._restarts = self.broker.restarts
         for number, position in self._acks:
             self.broker.consumer(number).ack(position, now)
@@ -209,5 +216,5 @@ class JetStreamPersonality(JetStreamBroker):
     """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
 
     def source(self, member: str, clock: Clock = monotonic) -> JetStreamMemberSource:
-        """A source for a new member of this name. A former one of the name should have crashed or be closed."""
+        """Make the source of a new member. A former member of the name should have crashed or left."""
         return JetStreamMemberSource(self, f"{member}#{len(self._by_lease) + 1}", clock)

@@ -1,8 +1,8 @@
-"""The takeover of one partition: its unacknowledged messages come first, by sequence, then new ones.
+"""The takeover of one partition: its unacknowledged messages come first, by sequence, and new messages follow.
 
-The server would deliver new messages before older ones that have not expired yet. As the adapter does, the owner
-shrinks ``ack_wait`` for a moment, so that all unacknowledged messages expire. It collects all of them before it
-delivers the first.
+The server would deliver new messages before older messages that have not expired yet. As the adapter does, the owner
+shrinks ``ack_wait`` for a moment, so that all unacknowledged messages expire. The owner collects all these messages
+before it delivers the first.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ SHRUNK: Final = 0.001
 """Seconds of ``ack_wait`` while it is shrunk."""
 
 SHRINK_SECONDS: Final = 0.4
-"""Seconds that it stays so. The server runs its timer 0.1 s after the change."""
+"""Seconds that ``ack_wait`` stays shrunk. The server runs its timer 0.1 s after the change."""
 
 _UNBOUNDED: Final = 1 << 62
 
 
 class Takeover:
-    """``wake_at`` schedules the next ``step``. ``taken`` has the collected messages once it is ``done``."""
+    """One takeover of one partition.
+
+    Args:
+        consumer: The durable of the partition.
+        wake_at: Function that schedules the next ``step`` at a time.
+
+    Attributes:
+        done: Whether all messages are collected.
+        taken: The collected messages that were not delivered yet.
+    """
 
     def __init__(self, consumer: PullConsumer, wake_at: Callable[[float], None]) -> None:
         self.done = False
@@ -34,7 +43,7 @@ class Takeover:
         self._until: float | None = None
 
     def step(self, now: float) -> bool:
-        """Continue as far as time allows. Returns whether it is done."""
+        """Continue as far as time allows. Returns whether the takeover is done."""
         while not self.done:
             if self._until is not None and now < self._until:
                 return False
@@ -48,13 +57,13 @@ class Takeover:
                 self.taken.extend(collected[position] for position in sorted(collected))
                 self.done = True
             else:
-                # Some messages are missing, such as a message that was just extended: start again.
+                # Start again without some messages, such as a message that was just extended.
                 self._consumer.shrink(SHRUNK, now)
                 self._until = now + SHRINK_SECONDS
                 self._wake_at(self._until)
         return True
 
     def cancel(self, now: float) -> None:
-        """Give the takeover up, and leave no shrunk ``ack_wait``. Idempotent."""
+        """End the takeover early, and restore ``ack_wait``. Idempotent."""
         if not self.done and self._until is not None:
             self._consumer.restore(now)
