@@ -1,7 +1,7 @@
-"""The durables of a cohort: one for each cohort partition and epoch, created strictly.
+"""The durables of a cohort: one durable for each cohort partition and epoch. Creation never overwrites a durable.
 
-Requests are raw JSON. The client's own create call overwrites a consumer of the same name, and its types drop the
-fields they do not know.
+Requests are raw JSON, because the client's own create call overwrites a consumer of the same name, and the client's
+types drop unknown fields.
 """
 
 from __future__ import annotations
@@ -42,28 +42,32 @@ LEASE: Final = "lanes-lease"
 """Metadata of a durable: the lease time in seconds of the member that created it."""
 
 MARKED: Final = "_lanes.cohort.mark"
-"""Filter subject of a cohort's mark, with the namespace appended. It differs from every partition's subjects, which
-have a number in place of this word: a work queue refuses two durables that could deliver the same message.
+"""Filter subject of a cohort's mark, without the namespace at its end. The subjects of partitions have a number in the
+place of the first token. So no message matches both, and a work queue accepts the mark beside the durables.
 """
 
 DEFAULT_ACK_WAIT: Final = 300.0
-"""Seconds. Leases decide when a partition moves, so this only has to outlast a pause between two keep-alives."""
+"""Default of ``ack_wait`` in seconds, longer than a pause between two keep-alives. Leases decide about moves."""
 
 _TRIES: Final = 3
 
 _NAMED: Final = 5
-"""Largest number of foreign consumers that an error names."""
+"""Maximum number of foreign consumers that an error names."""
 
 
 def mark_of(namespace: str) -> str:
-    """The name of the durable that marks a work queue as used by a cohort."""
+    """Make the name of the durable that marks a work queue as used by a cohort."""
     return f"{namespace}-cohort"
 
 
 class EpochName(NamedTuple):
-    """The cohort partition of a durable, its epoch, and its number within the epoch.
+    """The parts of a durable's name.
 
-    The number is 0 for the first durable, and rises with each takeover of a member from itself.
+    Attributes:
+        partition: Number of the cohort partition.
+        epoch: Epoch of the ownership.
+        sub: Number of the durable within the epoch: 0 for the first durable, and 1 more with each takeover of a member
+            from itself.
     """
 
     partition: int
@@ -71,19 +75,19 @@ class EpochName(NamedTuple):
     sub: int
 
     def durable(self, namespace: str) -> str:
-        """``<namespace>-p<partition>-e<epoch>``, followed by ``-<sub>`` unless that is 0."""
+        """Make the name ``<namespace>-p<partition>-e<epoch>``, with ``-<sub>`` at its end unless ``sub`` is 0."""
         return f"{namespace}-p{self.partition}-e{self.epoch}" + (f"-{self.sub}" if self.sub else "")
 
     @classmethod
     def parse(cls, namespace: str, durable: object) -> EpochName | None:
-        """The inverse of ``durable``; None for any other name."""
+        """Parse a name that ``durable`` made; None = ``durable`` makes no such name."""
         if not isinstance(durable, str) or not durable.startswith(namespace):
             return None
         match = _NAME.fullmatch(durable, len(namespace))
         if match is None:
             return None
         parsed = cls(int(match[1]), int(match[2]), int(match[3] or 0))
-        # A leading zero makes another name, and no record holds a higher epoch.
+        # `durable` writes no leading zero, and no record holds an epoch above HIGHEST.
         return parsed if parsed.epoch <= HIGHEST and parsed.durable(namespace) == durable else None
 
 
@@ -127,15 +131,21 @@ class JetStreamEpochConsumers:
         return f"<JetStreamEpochConsumers {self.stream}/{self.namespace}>"
 
     def name(self, partition: int, epoch: int, sub: int) -> str:
-        """The name of a durable."""
+        """Make the name of a durable."""
         return EpochName(partition, epoch, sub).durable(self.namespace)
 
     # --- lanes.cohort.leases.EpochConsumers
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
-        """Durables of one partition, rising, and the server's clock; see ``lanes.cohort.leases.EpochConsumers.found``.
+        """Find the durables of one partition; see ``lanes.cohort.leases.EpochConsumers.found``.
 
-        Concurrent calls share one listing, which begins after each of them.
+        Concurrent calls share one listing, which begins after all of these calls.
+
+        Args:
+            partition: Number of the cohort partition.
+
+        Returns:
+            The durables, rising, and the server's clock in milliseconds.
         """
         beyond = 0
         for _ in range(_TRIES):
@@ -146,10 +156,10 @@ class JetStreamEpochConsumers:
                     continue
                 info = await self._info(self.name(partition, epoch, sub))
                 if info is None:
-                    break  # It was deleted, or is being created: a newer listing knows.
+                    break  # The durable was deleted, or its creation is not complete. List again.
                 described = _described(partition, epoch, sub, info)
                 if described.floor > self._last and described.floor > beyond:
-                    # Acknowledged after the listing. If a newer listing shows the same, the stream lost its end.
+                    # The message came after the listing. If a second listing shows the same, the stream lost its end.
                     beyond = described.floor
                     break
                 consumers.append(described)
@@ -159,7 +169,7 @@ class JetStreamEpochConsumers:
         raise UnknownResult(f"stream {self.stream!r}: its consumers change too fast for a listing")
 
     async def marked(self) -> int | None:
-        """Whether a cohort used the stream; see ``lanes.cohort.leases.EpochConsumers.marked``."""
+        """Read whether a cohort used the stream; see ``lanes.cohort.leases.EpochConsumers.marked``."""
         info = await self._info(mark_of(self.namespace))
         return None if info is None else _lease_of(info)
 
@@ -187,12 +197,12 @@ class JetStreamEpochConsumers:
                 await self._create(name, config, action="update")
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
-        """Create strictly; see ``lanes.cohort.leases.EpochConsumers.create``."""
+        """Create a durable; see ``lanes.cohort.leases.EpochConsumers.create``."""
         name = self.name(partition, epoch, sub)
         await self._create(name, self._config(name, partition, nonce, start))
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:
-        """Delete one; see ``lanes.cohort.leases.EpochConsumers.delete``."""
+        """Delete a durable; see ``lanes.cohort.leases.EpochConsumers.delete``."""
         name = self.name(partition, epoch, sub)
         try:
             await self._api(f"CONSUMER.DELETE.{self.stream}.{name}")
@@ -203,9 +213,15 @@ class JetStreamEpochConsumers:
     # --- further queries
 
     def check_end(self, highest: int) -> None:
-        """Raise ``SourceError`` if the stream, as last seen, ends below ``highest``, a sequence that was read.
+        """Raise ``SourceError`` if the stream ended below ``highest`` at the last look.
 
-        New messages would pass for finished ones.
+        New messages would then pass for finished messages.
+
+        Args:
+            highest: Highest sequence that was read.
+
+        Raises:
+            SourceError: The stream lost messages at its end.
         """
         if self._last < highest:
             raise SourceError(
@@ -215,7 +231,7 @@ class JetStreamEpochConsumers:
             )
 
     async def names(self) -> list[EpochName]:
-        """The names of all durables of the cohort, rising. Raises like ``found``."""
+        """List the names of all durables of the cohort, rising. Raises like ``found``."""
         return (await self._list())[0]
 
     # --- requests
@@ -242,7 +258,7 @@ class JetStreamEpochConsumers:
 
     async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         try:
-            # While the client reconnects, it would keep a request and send it after its timeout.
+            # A client that reconnects would keep the request, and send it after the timeout.
             if not self.connection.client.is_connected and not self.connection.client.is_closed:
                 raise NoAnswer(f"{self.connection.servers}: not connected")
             return await self.connection.api(subject, request)
@@ -297,11 +313,11 @@ class JetStreamEpochConsumers:
             raise self._refused(name, error) from None
 
     async def _list(self) -> tuple[list[EpochName], int]:
-        """The cohort's durables and the server's clock, by a listing that begins now or later."""
+        """List the cohort's durables, and read the server's clock. The listing begins now or later."""
         if self._coming is None:
             self._coming = asyncio.create_task(self._read_names())
             self._coming.add_done_callback(retrieve)
-        # Shielded: a cancelled waiter must not end the listing for the others.
+        # Shielded: a cancelled waiter must not end the listing for other waiters.
         return await asyncio.shield(self._coming)
 
     async def _read_names(self) -> tuple[list[EpochName], int]:
@@ -311,7 +327,7 @@ class JetStreamEpochConsumers:
             return await self._read_pages()
 
     async def _read_pages(self) -> tuple[list[EpochName], int]:
-        # Read the clock first: the names are then at least as new as the clock.
+        # Read the clock first, so that the names are at least as new as the clock.
         info = await self._stream_info()
         names: list[EpochName] = []
         others: list[str] = []
@@ -331,7 +347,7 @@ class JetStreamEpochConsumers:
         return sorted(set(names)), _milliseconds(info.get("ts"))
 
     async def _stream_info(self) -> dict[str, Any]:
-        # Read it before the request: the answer may lack messages that are read in the meantime.
+        # Read the highest sequence before the request, because the answer may lack messages that arrive meanwhile.
         highest = self.highest()
         with self.connection.api_errors(f"stream {self.stream!r}"):
             info = await self._api(f"STREAM.INFO.{self.stream}")
@@ -351,14 +367,14 @@ def _described(partition: int, epoch: int, sub: int, info: Mapping[str, Any]) ->
 
 
 def _lease_of(info: Mapping[str, Any]) -> int:
-    """The lease time in seconds that a durable records; 0 = unknown."""
+    """Return the lease time in seconds that a durable records; 0 = unknown."""
     return number(_metadata(info, LEASE), digits=9) or 0
 
 
 def floor_of(info: Mapping[str, Any]) -> int:
-    """The sequence up to which all of a durable's messages are acknowledged."""
+    """Return the sequence up to which all messages of a durable are acknowledged."""
     floor = int((info.get("ack_floor") or {}).get("stream_seq", 0))
-    # On a server of 2.11, a durable without deliveries reports 0 for any start.
+    # With nats-server 2.11, a durable without deliveries reports 0 for any start.
     return max(floor, int((info.get("config") or {}).get("opt_start_seq") or 1) - 1)
 
 
@@ -368,5 +384,5 @@ def _metadata(info: Mapping[str, Any] | None, name: str) -> str | None:
 
 
 def _milliseconds(stamp: object) -> int:
-    """A server's time stamp in milliseconds since 1970."""
+    """Convert a server's time stamp to milliseconds since 1970."""
     return int(unix_seconds(stamp) * 1000)

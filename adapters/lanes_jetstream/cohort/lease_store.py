@@ -1,8 +1,8 @@
 """The leases of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, a fence across keys.
 
-A bucket is a stream with one message for each key, and a revision is that message's sequence. Reads and writes are raw
-requests that the stream's leader answers. The client's own KV has no TTL on updates and reads from replicas. Changes
-that ``watch`` reports are only hints.
+A bucket is a stream with one message for each key, and a revision is the sequence of the message. Reads and writes are
+raw requests that the stream's leader answers. The client's own KV has no TTL on updates, and reads from replicas.
+Changes that ``watch`` reports are only hints.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from lanes_jetstream.wire.stream import find_or_create
 log = logging.getLogger("lanes.jetstream")
 
 TIMEOUT: Final = 1.5
-"""Seconds for one request, after which its result is unknown."""
+"""Seconds for one request, after which the result of the request is unknown."""
 
 MARKER_SECONDS: Final = 60
-"""How long the marker of an expired key stays."""
+"""Seconds that the marker of an expired key stays."""
 
 _READS: Final = 32
-"""Concurrent reads while many keys are read."""
+"""Maximum number of concurrent reads."""
 
 _POLL_INTERVAL: Final = 0.05
 """Seconds between two checks of a lost connection."""
@@ -60,16 +60,16 @@ _KEY: Final = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 
 
 def bucket_name(stream: str, namespace: str) -> str:
-    """The name of a cohort's bucket, unique for each stream and namespace.
+    """Make the name of a cohort's bucket, unique for each stream and namespace.
 
-    ``lanes_<stream>_<namespace>``. Stream names may contain underscores too. If the namespace has one, its length shows
-    where it begins: ``lanes-<length>_<stream>_<namespace>``.
+    The name is ``lanes_<stream>_<namespace>``. If the namespace has an underscore, the name shows the length of the
+    namespace, because stream names may contain underscores too: ``lanes-<length>_<stream>_<namespace>``.
     """
     return f"lanes-{len(namespace)}_{stream}_{namespace}" if "_" in namespace else f"lanes_{stream}_{namespace}"
 
 
 def namespace_of(bucket: str, stream: str) -> str | None:
-    """The namespace of a bucket's cohort on a stream; None = the bucket belongs to no cohort of that stream."""
+    """Find the namespace in the name of a bucket; None = the bucket belongs to no cohort of the stream."""
     named = re.fullmatch(rf"lanes(?:-[0-9]+)?_{re.escape(stream)}_({NAME.pattern})", bucket)
     return named[1] if named is not None and bucket_name(stream, named[1]) == bucket else None
 
@@ -79,14 +79,17 @@ class _NobodyThere(UnknownResult):
 
 
 class JetStreamLeaseStore:
-    """The KV bucket ``bucket`` as a ``lanes.cohort.leases.LeaseStore``. Needs asyncio.
+    """A KV bucket as a ``lanes.cohort.leases.LeaseStore``. Needs asyncio.
 
-    ``replicas`` is the number of copies of a bucket that is created here, 1 to 5. ``timeout`` is the time in seconds,
-    more than 0, after which the result of a request is unknown.
+    If the bucket is deleted during the run, the store creates an empty bucket. The members then find no lease, and lose
+    their partitions. The revisions of the new bucket begin at the time in milliseconds, and above all revisions that
+    this store has seen, so no revision of the lost bucket repeats.
 
-    A bucket that is deleted during the run is created again, empty. Its readers then find no lease and lose what they
-    owned. Its revisions begin at the time in milliseconds, above all revisions seen here, so no revision of the lost
-    bucket repeats.
+    Args:
+        connection: Connection to the server.
+        bucket: Name of the bucket.
+        replicas: Number of copies of a bucket that the store creates, 1 to 5.
+        timeout: Seconds after which the result of a request is unknown, more than 0.
     """
 
     def __init__(self, connection: Connection, bucket: str, *, replicas: int = 1, timeout: float = TIMEOUT) -> None:
@@ -108,18 +111,22 @@ class JetStreamLeaseStore:
         return f"<JetStreamLeaseStore {self._bucket}>"
 
     async def open(self) -> bool:
-        """Find and check the bucket, or create it; True = it was created. Idempotent.
+        """Find or create the bucket, and check the bucket. Idempotent.
 
-        Raises ``ConfigError`` for a misfit, an old server or missing JetStream, and ``SourceError`` for a missing
-        answer or permission.
+        Returns:
+            Whether the store created the bucket.
+
+        Raises:
+            ConfigError: The bucket does not fit, the server is too old, or JetStream is off.
+            SourceError: The server does not answer, or a permission is missing.
         """
         with self._connection.api_errors(f"bucket {self._bucket!r}"):
             return await self._find_or_make()
 
     async def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed`` with each key that is about to be written. A hint that may be lost.
+        """Call ``changed`` with each key that a client is about to write. A call is a hint, and may be lost.
 
-        Ends with the connection or with ``aclose``.
+        The watch ends with the connection, or with ``aclose``.
         """
 
         async def receive(message: Msg) -> None:
@@ -128,7 +135,7 @@ class JetStreamLeaseStore:
         self._watches.append(await self._connection.client.subscribe(f"{self._subjects}>", cb=receive))
 
     async def aclose(self) -> None:
-        """End the watches. Idempotent; the bucket and the connection stay."""
+        """End the watches. The bucket and the connection stay. Idempotent."""
         while self._watches:
             watch = self._watches.pop()
             if not self._connection.client.is_closed:
@@ -137,7 +144,7 @@ class JetStreamLeaseStore:
     # --- lanes.cohort.leases.LeaseStore
 
     async def read(self, key: str) -> Entry:
-        """The newest entry of a key; see ``lanes.cohort.leases.LeaseStore.read``."""
+        """Read the newest entry of a key; see ``lanes.cohort.leases.LeaseStore.read``."""
         request = json.dumps({"last_by_subj": self._subject(key)}).encode()
         subject = self._connection.api_subject(f"STREAM.MSG.GET.{self._stream}")
         try:
@@ -175,9 +182,13 @@ class JetStreamLeaseStore:
         return int(answer["seq"])
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """The keys with this prefix that hold a value; see ``lanes.cohort.leases.LeaseStore.entries``.
+        """Read the keys with a prefix that hold a value; see ``lanes.cohort.leases.LeaseStore.entries``.
 
-        ``prefix``: empty, or whole tokens with a dot at the end.
+        Args:
+            prefix: Whole tokens with a dot at the end; empty = all keys.
+
+        Returns:
+            The entries by key.
         """
         if prefix and not (prefix.endswith(".") and _KEY.fullmatch(prefix[:-1])):
             raise ValueError(f"prefix {prefix!r}: must be empty, or whole tokens with a dot at the end")
@@ -223,16 +234,16 @@ class JetStreamLeaseStore:
         return headers
 
     async def _ask(self, subject: str, body: bytes, what: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send one request now or never, within the timeout.
+        """Send one request within the timeout, or not at all.
 
-        Raises ``UnknownResult`` without an answer, ``_NobodyThere`` without a responder, and ``SourceError`` without
-        permission.
+        Raises ``ApiError`` for a refusal, ``UnknownResult`` without an answer, ``_NobodyThere`` without a server, and
+        ``SourceError`` without a permission.
         """
         client = self._connection.client
         denials = Denials(client, subject.casefold().__eq__)
         try:
             async with asyncio.timeout(self._timeout):
-                # While the client reconnects, it would keep a request and send it after its timeout.
+                # A client that reconnects would keep the request, and send it after the timeout.
                 while not client.is_connected:
                     if client.is_closed:
                         raise SourceError(f"{self._connection.servers}: {CLOSED}")
@@ -261,12 +272,12 @@ class JetStreamLeaseStore:
                 f"bucket {self._bucket!r}: read of {key!r}: malformed answer ({type(error).__name__}); check that "
                 "the server is a nats-server"
             ) from None
-        # A client's delete, or the server's marker of an expired key.
+        # The entry is a client's deletion of the key, or the server's marker of an expired key.
         gone = b"\r\nKV-Operation:" in headers or b"\r\nNats-Marker-Reason:" in headers
         return Entry(None if gone else value, revision)
 
     async def _keys(self, prefix: str) -> list[str]:
-        """The keys with this prefix, deleted and expired ones included."""
+        """List the keys with a prefix, deleted and expired keys included."""
         subject, what = self._connection.api_subject(f"STREAM.INFO.{self._stream}"), f"list of {prefix!r}"
 
         async def ask(offset: int) -> dict[str, Any]:
@@ -290,7 +301,7 @@ class JetStreamLeaseStore:
     # --- the bucket itself
 
     async def _look_for_bucket(self, key: str) -> None:
-        """Create the bucket again if it is gone; raise ``UnknownResult`` if it exists."""
+        """Create a missing bucket again. Raises ``UnknownResult`` if the bucket exists."""
         try:
             if await self._connection.find(f"STREAM.INFO.{self._stream}", codes.STREAM_NOT_FOUND) is None:
                 await self._make_anew()
@@ -317,7 +328,10 @@ class JetStreamLeaseStore:
             raise failed from None
 
     async def _find_or_make(self) -> bool:
-        """Whether the bucket was created. Raises ``ApiError``, ``NoAnswer`` and ``ConfigError``."""
+        """Find or create the bucket, and check the bucket. Returns whether the bucket was created.
+
+        Raises ``ApiError``, ``NoAnswer`` and ``ConfigError``.
+        """
         await self._check_server()
         config = {
             "name": self._stream,
@@ -333,7 +347,7 @@ class JetStreamLeaseStore:
             "allow_direct": False,
             "allow_msg_ttl": True,
             "subject_delete_marker_ttl": MARKER_SECONDS * 1_000_000_000,
-            # Above every revision of a lost bucket of this name, even if this clock was set back.
+            # The first revision is above every revision of a lost bucket, even if the clock was set back.
             "first_seq": max(time.time_ns() // 1_000_000, self._highest + 1),
         }
         info, made = await find_or_create(

@@ -1,4 +1,4 @@
-"""One ownership of a cohort partition: the pulls that bring its messages, and the backlog of its durable."""
+"""One ownership of a cohort partition: its pull requests, and the backlog of its durable."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from lanes_jetstream.wire.messages import message_of, pending, sequences
 
 
 class PulledPartition(OwnedPartition):
-    """See ``OwnedPartition``. Needs asyncio.
+    """An owned partition whose messages a member pulls; see ``OwnedPartition``. Needs asyncio.
 
-    ``pulls`` is None until the next consumer exists, and during a drain. ``again`` holds redeliveries of finished
-    messages that must be acknowledged. ``seen`` is the time of the last arrival, and ``confirm_at`` the time from which
-    an acknowledgement asks for a confirmation. ``backlog`` tracks the undelivered messages of the consumer.
+    Args:
+        number: Number of the cohort partition.
+        partition: The assignment.
+        done: Finished messages of earlier owners.
+
+    Attributes:
+        pulls: Pull requests of the consumer; None = a drain, or the next consumer does not exist yet.
+        again: Reply subjects of finished messages that the server redelivered, and that wait for an acknowledgement.
+        seen: Time of the last arrival.
+        confirm_at: Time from which an acknowledgement requests a confirmation.
+        backlog: The undelivered messages of the consumer.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -30,7 +38,7 @@ class PulledPartition(OwnedPartition):
         self.backlog = Backlog()
 
     def follow(self, pulls: ConsumerPulls) -> None:
-        """Take messages from a new consumer. It redelivers outstanding messages first, then delivers new ones."""
+        """Pull from a new consumer, which redelivers unacknowledged messages before it delivers new messages."""
         self.begin()
         # These acknowledgements name deliveries of the previous consumer.
         self.again.clear()
@@ -39,16 +47,25 @@ class PulledPartition(OwnedPartition):
         self.backlog.begin()
 
     def rest(self) -> None:
-        """See ``OwnedPartition.rest``."""
+        """Stop pulling; see ``OwnedPartition.rest``."""
         if self.pulls is not None:
             self.pulls.end()
             self.pulls = None
 
     def take(self, key: KeyFunction | None, watch: KeyWatch | None) -> Delivered | None:
-        """The messages that arrived. Redeliveries of finished messages go to ``again``.
+        """Take the messages that arrived. Redeliveries of finished messages go to ``again``.
 
-        Stops at the first sign of a lost delivery, and then interrupts the pulls. Raises ``SourceError`` if the
-        consumer is unusable for good, or a key occurs in two partitions.
+        The run ends at the first sign of a lost delivery, which also interrupts the pull requests.
+
+        Args:
+            key: The key function; None = no keys.
+            watch: Check of the keys; None = no check.
+
+        Returns:
+            The run; None = no message arrived.
+
+        Raises:
+            SourceError: The consumer is unusable for good, or a key occurs in two partitions.
         """
         pulls = self.pulls
         if pulls is None:
@@ -72,7 +89,7 @@ class PulledPartition(OwnedPartition):
             run.append(message)
             size += message.size
         if pulls.last_delivery >= self.expected and pulls.caught_up and pulls.interruption is None:
-            # The last delivery never arrived, and no later one may come to reveal that.
+            # The last delivery never arrived, and a later delivery may never come to reveal the loss.
             pulls.interrupt("gap", f"delivery {pulls.last_delivery} missing")
         if last:
             self.seen = monotonic()
@@ -86,7 +103,7 @@ class PulledPartition(OwnedPartition):
     def lag(self) -> int | None:
         """Number of unfinished messages, delivered or not; None = unknown."""
         if self.pulls is not None and self.pulls.caught_up:
-            # Messages that arrived for a paused partition are in no ledger yet.
+            # Messages that arrived for a paused partition are not in the ledger yet.
             return len(self.ledger) + len(self.pulls.arrived)
         return None if self.backlog.left is None else len(self.ledger) + self.backlog.left
 
@@ -94,9 +111,12 @@ class PulledPartition(OwnedPartition):
 class Backlog:
     """The undelivered messages of one durable, as its deliveries and its answers report them.
 
-    ``left``: number at the last report; None = no report yet. ``delivery``: delivery number of that report. ``missed``:
-    messages that were removed without a delivery. ``reached``: highest sequence read before the first of them.
-    ``doubted``: the last answer reports too few messages and needs a second answer.
+    Attributes:
+        left: Number of undelivered messages at the last report; None = no report yet.
+        delivery: Delivery number of the last report.
+        missed: Number of messages that the stream removed without a delivery.
+        reached: Highest sequence that was read before the first missed message.
+        doubted: Whether the last answer reports too few messages, so that a second answer must confirm it.
     """
 
     __slots__ = ("_answer", "_base", "_highest", "delivery", "doubted", "left", "missed", "reached")
@@ -115,14 +135,20 @@ class Backlog:
         return f"<Backlog: {self.left} left after delivery {self.delivery}, {self.missed} missed>"
 
     def begin(self) -> None:
-        """Begin a new durable: its backlog is unknown, and its deliveries count from 1."""
+        """Begin with a new durable, whose backlog is unknown and whose deliveries count from 1."""
         self._base = self._answer = None
         self.doubted = False
         self.delivery = 0
         self.left = None
 
     def delivered(self, delivery: int, left: int, highest: int) -> None:
-        """Note a delivery and the backlog after it. ``highest`` is the highest sequence read so far."""
+        """Note a delivery and the backlog after the delivery.
+
+        Args:
+            delivery: Delivery number.
+            left: Number of undelivered messages after the delivery.
+            highest: Highest sequence that was read so far.
+        """
         # For an equal or lower number, an answer of the durable is newer.
         if self.left is None or delivery > self.delivery:
             self.delivery, self.left = delivery, left
@@ -131,10 +157,15 @@ class Backlog:
             self.doubted = False
 
     def asked(self, delivery: int, left: int, highest: int) -> None:
-        """Note the durable's answer: its last delivery number and its backlog. ``highest`` as in ``delivered``.
+        """Note an answer of the durable.
 
-        A durable with several copies may answer before all of them know the last delivery, with a number that is too
-        low. A second answer with the same number proves the first one right, and only then the first one counts.
+        A durable with several copies may report too few messages, until all copies know the last delivery. A second
+        answer with the same delivery number proves the first answer right, and only then the first answer counts.
+
+        Args:
+            delivery: Delivery number of the last delivery.
+            left: Number of undelivered messages.
+            highest: Highest sequence that was read before the request.
         """
         if self.left is None or delivery >= self.delivery:
             self.delivery, self.left = delivery, left
@@ -147,7 +178,7 @@ class Backlog:
         if self._base is None:
             return 0
         known, before = self._base
-        # New messages add to the backlog and deliveries reduce it. Any further reduction is a removal.
+        # New messages increase the backlog, and deliveries reduce the backlog. Any further reduction is a removal.
         return before - left - (delivery - known)
 
     def _note(self, delivery: int, left: int, highest: int) -> None:

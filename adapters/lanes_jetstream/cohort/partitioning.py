@@ -1,8 +1,8 @@
-"""How a stream is divided into cohort partitions: by the server's own ``partition()`` over subject tokens.
+"""The division of a stream into cohort partitions, by the server's own ``partition()`` over subject tokens.
 
-There are three ways. The stream has a transform, ``lanes`` creates the stream with one, or ``lanes`` creates a stream
-that sources another through one. ``lanes`` never changes the transform of an existing stream. In all cases the division
-is read back from the stream, because the server's behaviour counts.
+A user creates the stream with a transform, ``lanes`` creates the stream with a transform, or ``lanes`` creates a stream
+that sources another stream through a transform. ``lanes`` never changes the transform of an existing stream. The member
+always reads the division from the server, because the server's behaviour counts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MANAGED: Final = "lanes-cohort-stream"
 
 DEFAULT_PARTITIONS: Final = 64
 MOST_PARTITIONS: Final = 256
-"""The recommended limit: 256 consumers have half the throughput of 64."""
+"""The recommended limit, because 256 consumers have half the throughput of 64."""
 
 KEYS_WATCHED: Final = 100_000
-"""Number of keys whose partition a ``KeyWatch`` remembers, in about 10 MB."""
+"""Number of keys whose partition a ``KeyWatch`` remembers. They take about 10 MB."""
 
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
 _DOLLAR: Final = re.compile(r"\$(\d+)")
@@ -38,7 +38,7 @@ _DOTS: Final = re.compile(r"\.(?![^{]*\}\})")
 
 
 def partition_of(tokens: Iterable[str], partitions: int) -> int:
-    """The partition that the server's ``partition()`` selects: FNV-1a with 32 bits over the joined tokens."""
+    """Compute the partition that the server's ``partition()`` selects: FNV-1a with 32 bits over the joined tokens."""
     value = 0x811C9DC5
     for byte in "".join(tokens).encode():
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -47,11 +47,15 @@ def partition_of(tokens: Iterable[str], partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One transform with one ``partition()``: subjects that match ``source`` are stored as ``destination``.
+    """One transform with one ``partition()``.
 
-    ``partition_token`` is the index of the stored token that holds the partition. ``hashed`` holds the indices of the
-    stored tokens that ``partition()`` hashes; None = the whole subject. ``length`` is the number of stored tokens; None
-    = any.
+    Attributes:
+        source: Pattern of the published subjects.
+        destination: Pattern of the stored subjects.
+        partitions: Number of partitions.
+        partition_token: Index of the stored token that holds the partition.
+        hashed: Indices of the stored tokens that ``partition()`` hashes; None = the whole subject.
+        length: Number of stored tokens; None = any number.
     """
 
     source: str
@@ -62,7 +66,7 @@ class Rule:
     length: int | None
 
     def filter(self, partition: int) -> str:
-        """The stored subjects of one partition."""
+        """Return the pattern of the stored subjects of one partition."""
         tokens = _DOTS.split(self.destination)
         before = ["*" if _reference(token) is not None else token for token in tokens[: self.partition_token]]
         return ".".join([*before, str(partition), *([">"] if len(tokens) > self.partition_token + 1 else [])])
@@ -70,25 +74,33 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The division of a stream; all ``rules`` have the same number of partitions."""
+    """The division of a stream. All ``rules`` have the same number of partitions."""
 
     choice: Choice
     partitions: int
     rules: tuple[Rule, ...]
 
     def filters(self, partition: int) -> list[str]:
-        """The stored subjects of one partition, without duplicates."""
+        """Return the patterns of the stored subjects of one partition, without duplicates."""
         return list(dict.fromkeys(rule.filter(partition) for rule in self.rules))
 
     @property
     def detail(self) -> str:
-        """The rules as text; they must not change while the cohort exists."""
+        """The rules as text. The rules must not change while the cohort exists."""
         return "; ".join(f"{rule.source} -> {rule.destination}" for rule in self.rules)
 
     def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:
-        """Whether each key must be watched, because its partition is only promised.
+        """Check that each key occurs in one partition only.
 
-        ``refines`` is that promise of the user. Raises ``ConfigError`` for a key that may occur in two partitions.
+        Args:
+            key: The key function; None = no keys.
+            refines: Whether the user promises that each key occurs in one partition only.
+
+        Returns:
+            Whether the member must check each key, because only the promise of the user says so.
+
+        Raises:
+            ConfigError: A key may occur in two partitions.
         """
         if key is None or key is whole_subject:
             return False
@@ -106,7 +118,7 @@ class Partitioning:
         return False
 
     def check_unchanged(self, stream: str, retention: str, config: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` if a stream no longer has this division and this retention."""
+        """Raise ``ConfigError`` if the stream no longer has this division and the given retention."""
         changed = f"stream {stream!r} was changed while the cohort used it"
         remedy = (
             "so a key may be in two partitions; change it back, and start again; docs/reference/jetstream.md has the "
@@ -146,7 +158,7 @@ class Partitioning:
 
 
 def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
-    """The division of a stream with this configuration. Raises ``ConfigError`` with the remedy if there is none."""
+    """Read the division from the configuration of a stream. Raises ``ConfigError`` if the stream has no division."""
     origins = config.get("sources") or ([config["mirror"]] if config.get("mirror") else [])
     own = config.get("subject_transform")
     if origins and own:
@@ -197,7 +209,7 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
         reference = _reference(token)
         if reference is not None and fixed:
             references[reference] = place
-        # Other functions may split a token, or use a part of one.
+        # Other functions may split a token, or use a part of a token.
         fixed = fixed and (name in ("", "partition", "wildcard")) and token != ">"
     if len(found) != 1 or not found[0][1] or found[0][1][0] < 1:
         raise ConfigError(
@@ -229,7 +241,7 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
 
 
 def _function(token: str) -> tuple[str, list[int]]:
-    """The function in a destination token, in lower case, with its numeric arguments."""
+    """Parse the function in a destination token: its name in lower case, and its numeric arguments."""
     match = _FUNCTION.fullmatch(token)
     if match is None:
         return ("wildcard", [int(token[1:])]) if _DOLLAR.fullmatch(token) else ("", [])
@@ -238,13 +250,13 @@ def _function(token: str) -> tuple[str, list[int]]:
 
 
 def _reference(token: str) -> int | None:
-    """The source wildcard that a destination token repeats."""
+    """Return the number of the source wildcard that a destination token repeats; None = the token repeats none."""
     name, arguments = _function(token)
     return arguments[0] if name == "wildcard" and arguments else None
 
 
 def _covers(pattern: str, subject: str) -> bool:
-    """Whether ``pattern`` matches every subject that ``subject`` matches."""
+    """Return whether ``pattern`` matches every subject that the pattern ``subject`` matches."""
     wide, narrow = pattern.split("."), subject.split(".")
     for place, token in enumerate(wide):
         if token == ">":
@@ -257,18 +269,18 @@ def _covers(pattern: str, subject: str) -> bool:
 class KeyWatch:
     """Checks that no key arrives in two partitions of this process, for up to ``limit`` keys.
 
-    At one more key it warns once and forgets the oldest ones. It does not see the keys of other members; they are
-    compared after their partition has moved here.
+    At one more key the watch warns once, and forgets the oldest key for each new key. The watch sees keys of another
+    member only after their partition has moved to this process.
     """
 
     def __init__(self, limit: int = KEYS_WATCHED) -> None:
-        # 64-bit hashes, because a key may be long. A collision among so few keys is not to be expected.
+        # The watch keeps 64-bit hashes, because a key may be long. A collision among 100,000 keys is very unlikely.
         self._partitions: dict[int, int] = {}
         self._limit = limit
         self._forgets = False
 
     def see(self, key: bytes, partition: int) -> None:
-        """Note the partition of a key. Raises ``SourceError`` if the key arrived in another one before."""
+        """Note the partition of a key. Raises ``SourceError`` if the key arrived in another partition before."""
         known = self._partitions.setdefault(hash(key), partition)
         if known != partition:
             raise SourceError(
@@ -280,8 +292,8 @@ class KeyWatch:
             if not self._forgets:
                 self._forgets = True
                 log.warning(
-                    "key_refines_partition=True: more than %d keys arrived; the oldest are forgotten from now on, so "
-                    "a key of theirs in another cohort partition is not detected",
+                    "key_refines_partition=True: more than %d keys arrived, so the check forgets the oldest keys; "
+                    "a forgotten key in another cohort partition is not detected",
                     self._limit,
                 )
             del self._partitions[next(iter(self._partitions))]

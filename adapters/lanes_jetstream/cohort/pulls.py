@@ -1,7 +1,7 @@
-"""The pull requests of many consumers over one inbox: one subscription for all cohort partitions.
+"""The pull requests of many consumers over one inbox, with one subscription for all cohort partitions.
 
-A status arrives at the subject that its request named. A message arrives with the stream's subject, and its reply
-subject names the consumer.
+A status arrives at the subject that the request named. A message arrives with the stream's subject, and the reply
+subject of the message names the consumer.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ from lanes_jetstream.wire.pull_requests import PullRequests
 log = logging.getLogger("lanes.jetstream")
 
 EXPIRES: Final = 5.0
-"""Seconds until an unfilled request returns its room, so that a busy partition can use it."""
+"""Seconds until an unfilled request ends, so that a busy partition can use its room."""
 
 BRIEF: Final = 0.02
-"""The same if there is less room than there are partitions."""
+"""Seconds until an unfilled request ends if the room has fewer messages than the member has partitions."""
 
 AGAIN: Final = 1.0
-"""Seconds until a partition that had nothing is asked again in that case."""
+"""Seconds between two requests of an idle partition if the room has fewer messages than the member has partitions."""
 
 _IDLE_SHARE: Final = 4
-"""An idle partition requests a quarter of an even share, so that busy ones have room."""
+"""An idle partition requests a quarter of an even share, so that busy partitions have room."""
 
 _CONFIRMATION: Final = "ack"
 
 
 class Inbox:
-    """One subscription for all subjects below ``subject``, shared by the pulls of many consumers.
+    """One subscription that the pull requests of many consumers share.
 
-    ``wake`` is set whenever something arrives for any of them.
+    Args:
+        client: The connected client.
+
+    Attributes:
+        wake: Event that is set whenever a message or a status arrives.
+        subject: Prefix of the subjects of all statuses.
     """
 
     def __init__(self, client: Client) -> None:
@@ -56,11 +61,11 @@ class Inbox:
         await self._subscription.open(f"{self.subject}.>", self._receive)
 
     async def close(self) -> None:
-        """Unsubscribe; the server drops the requests with it. Idempotent."""
+        """Unsubscribe. The server then drops the requests. Idempotent."""
         await self._subscription.close()
 
     def add(self, pulls: ConsumerPulls) -> str:
-        """Register pulls; returns the subject of their statuses, without its last token."""
+        """Register the pull requests of a consumer. Returns the subject of their statuses, without its last token."""
         self._numbers += 1
         subject = f"{self.subject}.{self._numbers}"
         self._by_subject[subject] = pulls
@@ -68,20 +73,20 @@ class Inbox:
         return subject
 
     def remove(self, pulls: ConsumerPulls, subject: str) -> None:
-        """Ignore further arrivals for these pulls. Idempotent."""
+        """Ignore further arrivals for the pull requests of a consumer. Idempotent."""
         self._by_subject.pop(subject, None)
         if self._by_consumer.get(pulls.consumer) is pulls:
             del self._by_consumer[pulls.consumer]
 
     async def _receive(self, message: Msg) -> None:
-        # Runs for every message. Work that can be done once for many is in `PulledPartition.take`.
+        # Runs for every message. `PulledPartition.take` does the work for many messages at once.
         if message.subject.startswith(self.subject):
             pulls = self._by_subject.get(message.subject.rpartition(".")[0])
             if pulls is not None:
                 pulls.on_status(message)
             return
         tokens = message.reply.split(".")
-        # The second form has a domain and an account in front, see `sequences`; other subjects match no consumer.
+        # The long form has a domain and an account in front, see `sequences`. Other subjects match no consumer.
         place = 3 if len(tokens) == 9 else 5
         pulls = self._by_consumer.get(tokens[place]) if len(tokens) > place else None
         if pulls is not None:
@@ -91,9 +96,18 @@ class Inbox:
 class ConsumerPulls(PullRequests):
     """The pull requests of one consumer over a shared inbox. Needs asyncio; one caller.
 
-    ``last_delivery``: number of the last delivery, which the consumer reports while it is idle. ``confirmation``:
-    subject of its ack confirmations, and of reports that nothing read an acknowledgement. ``asked_at``: time of the
-    last request, minus infinity = never.
+    Args:
+        inbox: The shared inbox.
+        connection: Connection to the server.
+        stream: Name of the stream.
+        consumer: Name of the consumer.
+        name: Name of the source, for errors.
+
+    Attributes:
+        last_delivery: Number of the last delivery, which an idle consumer reports.
+        confirmation: Subject for the confirmations of acknowledgements. Reports that no server reads acknowledgements
+            arrive at the same subject.
+        asked_at: Time of the last request; minus infinity = no request yet.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
@@ -111,7 +125,7 @@ class ConsumerPulls(PullRequests):
         self._shared = inbox
 
     def start(self) -> None:
-        """Begin, once. Nothing is requested yet."""
+        """Register at the inbox, once. Sends no request."""
         inbox = self._shared.add(self)
         self.confirmation = f"{inbox}.{_CONFIRMATION}"
         self.restart(inbox)
@@ -121,7 +135,7 @@ class ConsumerPulls(PullRequests):
         self._shared.remove(self, self.inbox)
 
     def delivered_by(self, token: str) -> bool:
-        """Whether a delivery came from this consumer, not from an earlier one."""
+        """Return whether a delivery came from this consumer, not from an earlier consumer of the partition."""
         return f".{self.consumer}." in token
 
     def on_status(self, message: Msg) -> None:
@@ -139,7 +153,12 @@ class ConsumerPulls(PullRequests):
 
 
 class Turns:
-    """Distributes the room among a member's consumers. ``partitions``: number in the whole cohort."""
+    """Distributes the room among the consumers of a member.
+
+    Args:
+        name: Name of the source, for the log.
+        partitions: Number of partitions of the whole cohort.
+    """
 
     def __init__(self, name: str, partitions: int) -> None:
         self._name = name
@@ -172,8 +191,8 @@ class Turns:
         if self._most < len(pulls) and not self._warned:
             self._warned = True
             log.warning(
-                "%s: max_in_flight=%d is less than the %d partitions of this member, so messages of an idle one wait "
-                "for a second or more; raise it",
+                "%s: max_in_flight=%d is less than the %d partitions of this member, so messages of an idle partition "
+                "wait for a second or more; raise max_in_flight",
                 self._name,
                 self._most,
                 len(pulls),
@@ -210,7 +229,7 @@ class Turns:
 
 
 async def _pull(pulls: ConsumerPulls, room: Room, expires: float, now: float) -> int:
-    """Request the free room; returns the number of messages requested."""
+    """Request the free room. Returns the number of requested messages."""
     taken = pulls.reserved
     pulls.expires = expires
     await pulls.pull(room)

@@ -1,4 +1,4 @@
-"""Settings of a cohort: the cohort as one member describes it, and the stream to create for it."""
+"""Settings of a cohort: the cohort as one member describes it, and the stream that a member creates."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lanes.errors import ConfigError
 from lanes_jetstream.cohort.partitioning import MANAGED
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Valid names of cohorts and namespaces."""
+"""The valid names of cohorts and namespaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CohortStream:
-    """How to create the stream of a cohort if it does not exist.
+    """The stream that a member creates for a cohort if no stream of the name exists.
 
-    The stored subject has the partition as its first token; handlers and ``key=`` see it too. ``orders.42.paid``
-    becomes ``17.orders.42.paid``, so the customer is ``subject_token(2)``.
+    The stored subject has the partition as its first token, which handlers and ``key=`` see too. For example,
+    ``orders.42.paid`` becomes ``17.orders.42.paid``, so ``subject_token(2)`` is the customer.
 
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
         tokens: Indices of the tokens that select the partition, from 0; each must be a ``*``. The default is the whole
-            subject; with a ``>`` that needs a server of 2.12.
-        origin: Name of an existing stream that the new stream sources. None: clients publish to the new stream.
-        retention: Retention of the stream. ``"workqueue"`` removes a message when it is finished.
+            subject, which needs nats-server 2.12 or newer if the subject ends with ``>``.
+        origin: Name of an existing stream that the new stream sources. With None, clients publish to the new stream.
+        retention: Retention of the stream. ``"workqueue"`` removes each finished message.
         replicas: Number of copies, 1 to 5.
-        storage: Where the stream is stored, ``"file"`` or ``"memory"``.
+        storage: Storage of the stream, ``"file"`` or ``"memory"``.
 
     Raises:
         ConfigError: A value is invalid.
@@ -110,21 +110,21 @@ class Cohort:
         name: Name of the cohort, the same for all members.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
-        namespace: A stream has one cohort in each namespace, and refuses a second one. Cohorts in different namespaces
-            each read all messages.
-        partitions: Number of cohort partitions. For a new stream the default is 64. For an existing stream use None or
-            its number. More than 256 need ``many_partitions=True``.
+        namespace: Namespace of the cohort. A stream refuses a second cohort in the same namespace. Cohorts in different
+            namespaces each read all messages.
+        partitions: Number of cohort partitions, 1 or more. None = 64 for a new stream, and the number of an existing
+            stream. More than 256 partitions need ``many_partitions=True``.
         many_partitions: Permits more than 256 partitions.
-        create: How to create the stream if it does not exist; None = it must exist.
+        create: The stream that the member creates if no stream of the name exists; None = the stream must exist.
         key_refines_partition: Promise that each key of a header or function ``key=`` occurs in one partition only. Each
-            process remembers 100,000 keys and stops if one of them arrives in another partition. After 100,000 it warns
-            once and forgets the oldest keys. A key in partitions of two members is not detected.
+            process remembers 100,000 keys, and stops if a remembered key arrives in another partition. At more keys the
+            process warns once, and forgets the oldest keys. Two members do not detect a key that both receive.
         lease: Whole seconds, 3 or more, after which other members get the partitions of a dead member.
         weight: Share of the partitions relative to the other members, 1 or more.
-        target: Number of members that share the partitions, further members are standbys; None = all members.
+        target: Number of members that share the partitions; None = all members. Further members are standbys.
         drain_within: Seconds to drain a partition that moves, more than 0.
-        overdue: Treatment of a drain that takes longer. ``"keep"`` warns, and the next owner waits. ``"force"`` cancels
-            the running handlers, writes down the finished messages, and moves the partition.
+        overdue: Treatment of a drain that takes longer than ``drain_within``. ``"keep"`` warns, and the next owner
+            waits. ``"force"`` cancels the running handlers, stores the finished messages, and moves the partition.
 
     Raises:
         ConfigError: A value is invalid.

@@ -21,9 +21,14 @@ from lanes_jetstream.wire.stream import Start, find_or_create, start_fields
 
 @dataclass(frozen=True, slots=True)
 class CohortSetup:
-    """A cohort that was found or created.
+    """The stream, the bucket and the fixed facts of a cohort.
 
-    ``start`` is the first sequence for a new cohort; None = all messages. ``watch_keys``: each key must be watched.
+    Attributes:
+        partitioning: Division of the stream.
+        config: Facts of the cohort that never change.
+        store: Store of the leases.
+        start: First sequence of a new cohort; None = all messages.
+        watch_keys: Whether the member must check that each key occurs in one partition only.
     """
 
     partitioning: Partitioning
@@ -74,10 +79,21 @@ async def find_cohort(
 async def ensure_stream(
     connection: Connection, stream: str, create: CohortStream | None, partitions: int
 ) -> tuple[Partitioning, Mapping[str, Any]]:
-    """Find or create the stream; returns its division and the server's description.
+    """Find or create the stream of a cohort.
 
-    ``partitions`` is the number for a new stream. Raises ``ConfigError`` for a misfit, ``SourceError`` for a refusal,
-    and ``NoAnswer``.
+    Args:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        create: The stream to create; None = the stream must exist.
+        partitions: Number of partitions of a new stream.
+
+    Returns:
+        The division of the stream, and the server's description of the stream.
+
+    Raises:
+        ConfigError: The stream does not exist, or does not fit.
+        SourceError: The server refused a request.
+        NoAnswer: The server did not answer.
     """
     try:
         if create is None:
@@ -123,8 +139,8 @@ def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config
     most = int(config.get("max_consumers") or -1)
     if 0 < most <= count:
         raise ConfigError(
-            f"stream {stream!r} allows max_consumers={most}, and a cohort of {count} partitions needs one for each, "
-            "and more while they move; raise it"
+            f"stream {stream!r} allows max_consumers={most}, and a cohort of {count} partitions needs a consumer for "
+            "each partition, and more while partitions move; raise max_consumers"
         )
 
 
@@ -139,7 +155,7 @@ def _check_start(stream: str, start: Start, config: Mapping[str, Any]) -> None:
 async def _check_first_message(
     connection: Connection, stream: str, partitioning: Partitioning, info: Mapping[str, Any]
 ) -> None:
-    """Messages that were stored before the transform are in no partition, and no member would handle them."""
+    """Raise ``ConfigError`` if the first message is in no partition, because no member would handle the message."""
     state = info["state"]
     if not state["messages"]:
         return
@@ -159,7 +175,7 @@ async def _check_first_message(
 
 
 async def _first_sequence(connection: Connection, stream: str, start: Start, info: Mapping[str, Any]) -> int | None:
-    """The first sequence for a cohort that is new; None = all messages."""
+    """Find the first sequence of a new cohort; None = all messages."""
     if start == "beginning":
         return None
     if start == "next":

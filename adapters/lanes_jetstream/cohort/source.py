@@ -1,8 +1,8 @@
 """A member of an exclusive cohort as a source: each owned cohort partition has its own durable.
 
-``lanes.cohort.membership`` acquires and gives up partitions, and ``lanes.cohort.owned`` turns that into source events.
+``lanes.cohort.membership`` acquires and gives up partitions, and ``lanes.cohort.owned`` reports both as source events.
 This module pulls and acknowledges the messages of owned partitions. After each interruption (a reconnect, a missing
-delivery, an unanswered pull) it takes the partition over from itself: the next consumer delivers in order.
+delivery, an unanswered pull) the member takes the partition over from itself, and a new consumer delivers in order.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _POLL_INTERVAL: Final = 0.25
 """Seconds between two checks of the connection while nothing arrives."""
 
 _BUSY: Final = 1.0
-"""Seconds after its last message for which a partition counts as busy."""
+"""Seconds after the last message for which a partition counts as busy."""
 
 _CONFIRM: Final = 0.5
-"""Seconds between two acknowledgements of a partition that ask for a confirmation, to detect that none is read."""
+"""Seconds between two acknowledgements of a partition that request a confirmation, to detect a deleted consumer."""
 
 _FLUSH: Final = 1.0
-"""Seconds that a release waits until its acknowledgements are read. The ledger records the rest."""
+"""Seconds that a release waits until the server reads its acknowledgements. The ledger records unread messages."""
 
 _LEAVING: Final = 4.0
-"""Seconds for the last requests of a member that leaves."""
+"""Seconds that a leaving member has for its last requests."""
 
 _JOINING: Final = 10.0
 """Seconds beyond a lease within which a member must have joined."""
@@ -195,8 +195,8 @@ class CohortSource:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages of owned partitions; see ``lanes.source.Source.settle``.
 
-        Nothing is sent for a partition that is no longer owned. A message that cannot be acknowledged now is
-        acknowledged when it is redelivered.
+        The call sends nothing for a partition that the member no longer owns. Without a connection the call sends
+        nothing either, and the member acknowledges the messages at their redelivery.
         """
         client, now = self.connection.client, monotonic()
         tokens: list[str] = []
@@ -223,18 +223,17 @@ class CohortSource:
         await keep_alive(self.connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
-        """Write down the finished messages of a drained partition, and give up its lease.
+        """Store the finished messages of a drained partition, and give up its lease.
 
-        A call after a cancelled one continues it.
-
-        If a handler of the partition still runs, the lease expires by itself, and this call does not wait for it.
+        A call after a cancelled call continues the release. If a handler of the partition still runs, the call returns
+        at once, and the lease expires by itself.
         """
         await self._partitions.release(partition, self._flush)
 
     async def aclose(self) -> None:
-        """Leave the cohort and close what was opened here. Idempotent.
+        """Leave the cohort, and close a connection that the source opened. Idempotent.
 
-        If messages are neither settled nor released, the member does not leave: its leases expire, as after a crash.
+        If a partition is neither released nor lost, the member does not leave, and its leases expire as after a crash.
         """
         try:
             await self._opened.aclose()
@@ -242,14 +241,14 @@ class CohortSource:
             await self.connection.close()
 
     def lag(self, partition: Partition) -> int | None:
-        """See ``lanes.source.Lagging``: unfinished and undelivered messages."""
+        """Return the number of unfinished messages, delivered or not; see ``lanes.source.Lagging``."""
         owned = self._partitions.of(partition)
         return None if owned is None else owned.lag
 
     # --- membership
 
     def _highest(self) -> int:
-        """The highest sequence read; the consumers need it before each request."""
+        """Return the highest sequence that was read. The consumers ask before each request."""
         return self._partitions.highest
 
     def _follow(self, owned: PulledPartition, event: LeaseOwned) -> None:
@@ -262,7 +261,7 @@ class CohortSource:
             await self.connection.flush(_FLUSH)
 
     async def _close(self, close: Callable[[], Awaitable[None]]) -> None:
-        # The caller's client may be closed or disconnected, and then there is nothing to end.
+        # The caller's client may be closed or disconnected, and then the subscription has ended.
         with suppress(nats.errors.Error, OSError):
             await close()
 
@@ -274,12 +273,12 @@ class CohortSource:
                 async with asyncio.timeout(_LEAVING):
                     await self._leave(running)
         finally:
-            # Always: otherwise the task would renew its leases for ever.
+            # Cancel in any case, because the task would otherwise renew its leases for ever.
             running.cancel()
         await asyncio.wait([running])
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
-        """Wait until all partitions are given up, unless a handler may still run."""
+        """Wait until the member has given up all partitions. Returns at once while a handler may still run."""
         while not running.done():
             self._inbox.wake.clear()
             if not self._partitions.leave():
@@ -322,7 +321,7 @@ class CohortSource:
     # --- messages
 
     def _check(self, owned: PulledPartition) -> None:
-        """Take a partition over after an interruption; give it up if its durable was deleted."""
+        """Take a partition over after an interruption. Give the partition up if its durable was deleted."""
         pulls = owned.pulls
         if pulls is None:
             return
@@ -335,7 +334,7 @@ class CohortSource:
         if interruption is None or not self.connection.client.is_connected:
             return
         if interruption.kind == "unanswered":
-            # The consumer has no leader now, or was deleted. Ask the server.
+            # The consumer has no leader now, or was deleted. The watch asks the server.
             owned.rest()
             self._cohort_watch.resolve(owned, pulls.consumer)
             return
@@ -343,9 +342,9 @@ class CohortSource:
         self._partitions.take_over(owned)
 
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
-        """Messages that arrived for partitions that are not paused.
+        """Take the messages that arrived for partitions that are not paused.
 
-        Nothing is awaited between taking and returning them, so a cancelled ``receive`` loses none.
+        The method does not suspend, so a cancelled ``receive`` loses no message.
         """
         events: list[SourceEvent] = []
         for owned in self._partitions.by_number.values():
@@ -356,16 +355,16 @@ class CohortSource:
         return events
 
     async def _acknowledge_again(self) -> None:
-        """Acknowledge redelivered messages that are finished, for owned partitions only, like ``settle``."""
+        """Acknowledge finished messages that the server redelivered, for owned partitions only."""
         client = self.connection.client
         for owned in list(self._partitions.by_number.values()):
-            # Check ownership each time: sending for the previous partition may have taken long.
+            # Check the ownership each time, because sending for the previous partition may have taken long.
             if owned.again and client.is_connected and self._partitions.leased(owned.partition) is not None:
                 tokens, owned.again = owned.again, []
                 await send_all(client, tokens, ACK)
 
     async def _pull(self, room: Room) -> None:
-        """Request the free room in turns; busy partitions get the room that idle ones leave."""
+        """Request the free room in turns. Busy partitions get the room that idle partitions leave."""
         now = monotonic()
         since = now - _BUSY
         pulling: list[ConsumerPulls] = []

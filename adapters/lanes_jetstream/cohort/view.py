@@ -1,4 +1,4 @@
-"""A cohort from outside: reads its bucket and its durables. The only change it makes is an operator's drain request."""
+"""The view of an operator on a cohort: reads its bucket and its durables, and writes drain requests."""
 
 from __future__ import annotations
 
@@ -37,15 +37,20 @@ _R = TypeVar("_R", CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord)
 
 
 _ASKED: Final = 16
-"""Concurrent requests."""
+"""Maximum number of concurrent requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableView:
     """The newest durable of a cohort partition.
 
-    ``pending``: undelivered messages. ``floor``: all messages up to this sequence are acknowledged. ``subject``: its
-    first filter subject.
+    Attributes:
+        epoch: Epoch of the ownership.
+        sub: Number of the durable within the epoch, from 0.
+        pending: Number of undelivered messages.
+        unacknowledged: Number of delivered and unacknowledged messages.
+        floor: Sequence up to which all messages are acknowledged.
+        subject: First filter subject.
     """
 
     epoch: int
@@ -58,10 +63,15 @@ class DurableView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """One cohort partition; None = none or unknown.
+    """One cohort partition.
 
-    ``owner`` holds the lease, and ``planned`` is the owner in the plan. ``epoch`` is that of the newest durable.
-    ``lag`` is the number of unfinished messages, and ``oldest`` the age in seconds of the first one.
+    Attributes:
+        number: Number of the cohort partition, from 0.
+        owner: Member that holds the lease; None = no member.
+        planned: Owner in the plan; None = no member.
+        epoch: Epoch of the newest durable; None = no durable.
+        lag: Number of unfinished messages; None = unknown.
+        oldest: Age in seconds of the first unfinished message; None = no such message, or unknown.
     """
 
     number: int
@@ -76,8 +86,15 @@ class PartitionView:
 class MemberView:
     """One member.
 
-    ``live``: it has a heartbeat. ``partitions``: number of leases. ``planned``: number of partitions in the plan.
-    ``since``: when it joined, in seconds since 1970 by its own clock.
+    Attributes:
+        name: Name of the member.
+        live: Whether the member has a heartbeat.
+        partitions: Number of leases that the member holds.
+        planned: Number of partitions of the member in the plan.
+        weight: Weight of the member; None = unknown.
+        standby: Whether the member is a standby.
+        draining: Whether an operator requested a drain.
+        since: Time of the join in seconds since 1970, by the clock of the member; None = unknown.
     """
 
     name: str
@@ -92,7 +109,18 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CohortStatus:
-    """A cohort with its members, partitions and progress. ``generation``: 0 = no plan yet."""
+    """A cohort with its members, partitions and progress.
+
+    Attributes:
+        stream: Name of the stream.
+        namespace: Namespace of the cohort.
+        cohort: Name of the cohort.
+        generation: Number of the plan; 0 = no plan yet.
+        target: Number of members that share the partitions; None = all members.
+        under_provisioned: Whether fewer members live than ``target``.
+        members: Members, by name.
+        partitions: Cohort partitions, by number.
+    """
 
     stream: str
     namespace: str
@@ -105,20 +133,25 @@ class CohortStatus:
 
     @property
     def lag(self) -> int:
-        """Number of unfinished messages, as far as known."""
+        """Number of unfinished messages of all partitions with a known lag."""
         return sum(one.lag or 0 for one in self.partitions)
 
     @property
     def oldest(self) -> float | None:
-        """Age in seconds of the oldest unfinished message; None = none."""
+        """Age in seconds of the oldest unfinished message; None = no such message, or unknown."""
         return max((one.oldest for one in self.partitions if one.oldest is not None), default=None)
 
 
 class CohortView:
-    """The cohort in ``namespace`` of ``stream``. Creates and changes no stream. Needs asyncio.
+    """The cohort in a namespace of a stream. Creates and changes no stream. Needs asyncio.
 
     Every call raises ``SourceError`` if the server does not answer or the bucket has a malformed record, and
     ``ConfigError`` if the cohort does not exist.
+
+    Args:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        namespace: Namespace of the cohort.
     """
 
     def __init__(self, connection: Connection, stream: str, namespace: str) -> None:
@@ -132,7 +165,7 @@ class CohortView:
         return f"<CohortView {self._stream}/{self._namespace}>"
 
     async def check(self) -> None:
-        """Raise ``ConfigError`` if the bucket does not exist; reading it would create it."""
+        """Raise ``ConfigError`` if the bucket does not exist, because a read would create the bucket."""
         with self._connection.api_errors(f"bucket {self._bucket!r}"):
             found = await self._connection.find(f"STREAM.INFO.KV_{self._bucket}", codes.STREAM_NOT_FOUND)
         if found is None:
@@ -142,7 +175,7 @@ class CohortView:
             )
 
     async def config(self) -> CohortConfig:
-        """The facts of the cohort that never change."""
+        """Read the facts of the cohort that never change."""
         found = await self._one(CohortConfig, CONFIG_KEY)
         if found is None:
             raise ConfigError(
@@ -156,24 +189,24 @@ class CohortView:
         return found
 
     async def plan(self) -> PlanRecord | None:
-        """The current plan; None before the first one."""
+        """Read the current plan; None = no plan yet."""
         return await self._one(PlanRecord, PLAN_KEY)
 
     async def heartbeats(self) -> dict[str, Heartbeat]:
-        """The live members."""
+        """Read the heartbeats of the live members, by name."""
         return await self._all(Heartbeat, MEMBER_PREFIX)
 
     async def leases(self) -> dict[int, Lease]:
-        """The leases with a holder, by cohort partition."""
+        """Read the leases with a holder, by cohort partition."""
         found = await self._all(Lease, LEASE_PREFIX)
         return {int(number): lease for number, lease in found.items() if number.isdecimal() and not lease.released}
 
     async def drains(self) -> dict[str, DrainRequest]:
-        """The members to drain."""
+        """Read the drain requests, by member."""
         return await self._all(DrainRequest, DRAIN_PREFIX)
 
     async def durables(self) -> dict[int, DurableView]:
-        """The newest durable of each cohort partition."""
+        """Read the newest durable of each cohort partition."""
         found: dict[int, DurableView] = {}
 
         async def ask(offset: int) -> dict[str, Any]:
@@ -189,7 +222,7 @@ class CohortView:
         return found
 
     async def status(self) -> CohortStatus:
-        """The whole status. Not one snapshot: each part is as new as its own answer."""
+        """Read the whole status. Each part is as new as its own answer, so the parts are no common snapshot."""
         config, plan, durables = await self.config(), await self.plan(), await self.durables()
         heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
         owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
@@ -238,9 +271,16 @@ class CohortView:
         )
 
     async def drain(self, member: str) -> bool:
-        """Request that a member gets no partition while another member lives; False = already requested.
+        """Request that a member gets no partition while another member lives.
 
-        Raises ``ConfigError`` if the member does not live.
+        Args:
+            member: Name of the member.
+
+        Returns:
+            False if the drain was requested already.
+
+        Raises:
+            ConfigError: The member does not live.
         """
         wish = _key_of(member, drain_key)
         if await self._one(Heartbeat, _key_of(member, member_key)) is None:
@@ -249,16 +289,23 @@ class CohortView:
         return await self._wish(wish, encode(DrainRequest(int(time.time() * 1000))))
 
     async def undrain(self, member: str) -> bool:
-        """Withdraw a drain request, also for a member that does not live; False = there is none.
+        """Withdraw a drain request. The member need not live.
 
-        Raises ``ConfigError`` for a name that no member can have.
+        Args:
+            member: Name of the member.
+
+        Returns:
+            False if no drain was requested.
+
+        Raises:
+            ConfigError: No member can have this name.
         """
         return await self._wish(_key_of(member, drain_key), GONE, ttl=GONE_TTL)
 
     # --- inside
 
     async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:
-        """Write a drain request; False = no change is needed, or another client has just changed it."""
+        """Write a drain request. Returns False if no change is needed, or another client has changed the request."""
         with _answered():
             entry = await self._store.read(key)
             if bool(entry.value) == bool(value):
@@ -287,7 +334,7 @@ class CohortView:
             raise SourceError(f"bucket {self._bucket!r}: {error}") from None
 
     async def _age(self, subject: str, sequence: int) -> float | None:
-        """Age in seconds of the first message of a subject from a sequence on; None = there is none."""
+        """Compute the age in seconds of the first message of a subject from a sequence on; None = no such message."""
         answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         if answer is None:
             return None
@@ -307,7 +354,7 @@ class CohortView:
 
 
 async def read_namespaces(connection: Connection, stream: str) -> list[str]:
-    """The namespaces of a stream that have a cohort, by the names of its buckets.
+    """Find the namespaces of a stream that have a cohort, by the names of the buckets.
 
     Raises ``SourceError`` if the server does not answer.
     """

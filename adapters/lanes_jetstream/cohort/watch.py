@@ -1,6 +1,6 @@
 """Checks a member's durables every few seconds, for faults that no message shows.
 
-It finds messages that were dropped before their delivery, and durables that were deleted.
+The checks find messages that were dropped before their delivery, and durables that were deleted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECK_INTERVAL: Final = 2.0
 """Seconds between two checks."""
 
 _RETRY_DELAY: Final = 0.25
-"""Seconds before a durable without a leader is asked again."""
+"""Seconds between two requests to a durable without a leader."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -70,10 +70,10 @@ class CohortWatch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def resolve(self, owned: PulledPartition, consumer: str) -> None:
-        """Nothing answers for its consumer: give the partition up, or take it over. Does not block."""
+        """Give a partition up or take it over, because no server answers for its consumer. Does not block."""
         self._spawn(self._resolve(owned, consumer))
 
-    # --- what was dropped
+    # --- dropped messages
 
     async def _run(self) -> None:
         while self.failure is None:
@@ -89,14 +89,14 @@ class CohortWatch:
             try:
                 await self._check_partition(owned)
             except ApiError as error:
-                # This durable was deleted or has no leader; go on with the others.
+                # This durable was deleted or has no leader. Continue with the other durables.
                 log.debug("%s: partition %d not checked: %s", self.name, owned.number, error)
         missed = [owned for owned in self.partitions.by_number.values() if owned.backlog.missed]
         if missed:
             await self._check_dropped(missed)
 
     async def _check_partition(self, owned: PulledPartition) -> None:
-        """Ask a durable for its backlog if its deliveries do not report it."""
+        """Ask a durable for its backlog if no delivery reports the backlog."""
         pulls, backlog = owned.pulls, owned.backlog
         if pulls is None:
             return
