@@ -98,6 +98,9 @@ def with_state(
     Args:
         *events: Events, as for ``on``.
         find: Name of the method of ``Assignments`` that returns the state.
+
+    Returns:
+        A decorator for a method that takes the segment, the row and the state.
     """
 
     def mark(method: Callable[[Owner, Segment, Row, State], None]) -> Callable[[Owner, Segment, Row], None]:

@@ -1,7 +1,7 @@
 """The contract suites: the promises of sources, stores and dead letters, as functions that a backend's tests run.
 
-This package exports the suite of sources. The others are modules: ``dead_letters``, ``attempts``, ``leases`` and
-``epochs``. ``commits`` is the part for sources that commit positions.
+This package exports the suite of sources. The modules ``dead_letters``, ``attempts``, ``leases`` and ``epochs`` have
+the other suites. The module ``commits`` has the checks of sources that commit positions.
 
 Reading order: ``harness``, ``source``, ``commits``, ``dead_letter_harness``, ``dead_letters``,
 ``attempts``, ``leases``, ``epochs``.

@@ -1,7 +1,7 @@
-"""The contract suite of stores of attempts: their promises, as functions that raise ``ContractBroken``.
+"""The contract suite of stores of attempts: each promise is a function that raises ``ContractBroken``.
 
-The author of a ``lanes.Attempts`` runs every check of ``ATTEMPTS_CHECKS``. Each check gets a function that opens stores
-of one empty place. Several stores stand for several processes.
+The author of a ``lanes.Attempts`` runs every check of ``ATTEMPTS_CHECKS``. Each check gets a function that opens
+clients of one empty store. Several clients stand for several processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memsource.memory.topic import Record, RecordReader
 __all__ = ["ATTEMPTS_CHECKS", "AttemptsCheck", "MakeAttempts"]
 
 MakeAttempts = Callable[[], Attempts]
-"""Opens a new store of the same place."""
+"""A function that opens another client of the same store."""
 
 AttemptsCheck = Callable[[MakeAttempts], Awaitable[None]]
 """One promise of the contract, as a function that raises ``ContractBroken`` if the backend breaks it."""
@@ -31,7 +31,7 @@ _BLOCKED: Final = Attempt(2, "blocked", "KeyError")
 
 
 async def check_a_new_owner_finds_what_was_kept(make: MakeAttempts) -> None:
-    """``load`` returns the last attempt of each position, of that partition alone, in every state."""
+    """``load`` returns the last attempt of each position of one partition, in every state."""
     one, other = make(), make()
     await _expect(one, _partition(), {})
     for position, attempt in ((0, _FIRST), (7, Attempt(3, "parking", "Term")), (2**53, _BLOCKED)):
@@ -55,7 +55,7 @@ async def check_every_call_may_be_repeated(make: MakeAttempts) -> None:
 
 
 async def check_attempts_do_not_count_down(make: MakeAttempts) -> None:
-    """A delayed write of fewer attempts changes nothing. The state may change at the same number."""
+    """A delayed write of a lower attempt changes nothing. A write of the same attempt may change the state."""
     store = make()
     for attempt, there in ((_FIRST, _FIRST), (_SECOND, _SECOND), (_FIRST, _SECOND), (_BLOCKED, _BLOCKED)):
         await store.keep(_message(_partition(), 5), attempt)
@@ -77,7 +77,7 @@ async def check_a_former_owner_changes_nothing(make: MakeAttempts) -> None:
 
 
 async def check_an_owner_drops_what_a_former_one_kept(make: MakeAttempts) -> None:
-    """The message was finished and settled meanwhile."""
+    """A new owner can drop the attempt that a former owner kept, because the message was settled meanwhile."""
     store = make()
     await store.keep(_message(_partition(token=1), 5), _FIRST)
     await store.drop(_partition(token=2), [5])
@@ -85,7 +85,7 @@ async def check_an_owner_drops_what_a_former_one_kept(make: MakeAttempts) -> Non
 
 
 async def check_many_are_dropped_at_once(make: MakeAttempts) -> None:
-    """``drop`` accepts hundreds of positions, ignores unknown ones, and keeps all others."""
+    """``drop`` accepts hundreds of positions, ignores unknown positions, and keeps the attempts of all others."""
     store = make()
     for position in range(0, 40, 2):
         await store.keep(_message(_partition(), position), _FIRST)
@@ -94,7 +94,7 @@ async def check_many_are_dropped_at_once(make: MakeAttempts) -> None:
 
 
 async def check_calls_run_beside_each_other(make: MakeAttempts) -> None:
-    """Concurrent calls for different messages are independent. A cancelled one may or may not have happened."""
+    """Concurrent calls for different messages are independent. A cancelled call may or may not take effect."""
     store = make()
     async with anyio.create_task_group() as tasks:
         for position in range(30):
@@ -105,21 +105,21 @@ async def check_calls_run_beside_each_other(make: MakeAttempts) -> None:
                 tasks.start_soon(store.keep, message, _FIRST)
     found = await store.load(_partition())
     lost = [position for position in range(30) if position % 3 != 1 and found.get(position) != _FIRST]
-    expect(not lost, f"positions {lost} were kept, and load() returned {dict(found)}")
-    expect(all(attempt == _FIRST for attempt in found.values()), f"load() returned {dict(found)}, {_FIRST} was kept")
+    expect(not lost, f"keep() returned for the positions {lost}, but load() returned only {dict(found)}")
+    expect(all(attempt == _FIRST for attempt in found.values()), f"load() returned {dict(found)}, not {_FIRST}")
 
 
 async def check_any_error_has_a_name(make: MakeAttempts) -> None:
-    """A store accepts any error type. It may change or cut a name that it cannot write, and must not refuse it."""
+    """A store accepts any error type. It may change or cut an error type that it cannot write, but not refuse it."""
     store = make()
     for position, name in enumerate(("é", "a\0b", "\ud800", "x" * 5_000)):
         await store.keep(_message(_partition(), position), Attempt(1, "held", name))
     found = await store.load(_partition())
     expect(
         len(found) == 4 and all(found[position].attempts == 1 for position in found),
-        f"load() returned {dict(found)} of 4 attempts",
+        f"load() returned {dict(found)}, but 4 attempts were kept",
     )
-    expect(found[0].error_type == "é", f"an error type é came back as {found[0].error_type!r}")
+    expect(found[0].error_type == "é", f"the error type 'é' came back as {found[0].error_type!r}")
 
 
 def _partition(number: int = 0, *, source: str = "orders", token: int | None = None) -> Partition:
@@ -133,7 +133,7 @@ def _message(partition: Partition, position: int) -> Message:
 
 async def _expect(store: Attempts, partition: Partition, attempts: Mapping[int, Attempt]) -> None:
     found = dict(await store.load(partition))
-    expect(found == attempts, f"load() returned {found}, {attempts} was kept")
+    expect(found == attempts, f"load() returned {found}, but {attempts} was kept")
 
 
 async def _cut(store: Attempts, message: Message) -> None:

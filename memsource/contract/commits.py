@@ -16,17 +16,17 @@ __all__ = ["COMMIT_CHECKS"]
 
 
 async def check_assigns_with_a_floor(harness: Harness) -> None:
-    """A partition without a commit begins at or below its first message, with nothing completed."""
+    """A partition without a commit begins at or below its first message, without completed positions."""
     await harness.publish(numbered(10))
     async with opened(harness) as session:
         # The session compares each message with the floor of its partition.
         await session.take(10)
         for partition in session.partitions:
-            expect(not partition.completed, f"{partition!r} begins with {partition.completed} completed")
+            expect(not partition.completed, f"{partition!r} begins with {partition.completed} completed, not ()")
 
 
 async def check_starts_at_the_committed_floor(harness: Harness) -> None:
-    """The next owner begins at the committed position, and gets no message below it."""
+    """The next owner begins at the committed position, and gets no message below that position."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(20)
@@ -38,13 +38,11 @@ async def check_starts_at_the_committed_floor(harness: Harness) -> None:
             _begins_at(partition, committed)
         again = await session.take(10)
         values = [message.value for message in again]
-        expect(
-            sorted(values) == sorted(m.value for m in messages[10:]), f"{values} were delivered, not the unsettled ones"
-        )
+        expect(sorted(values) == sorted(m.value for m in messages[10:]), f"{values} came, not the unsettled messages")
 
 
 async def check_completed_is_handed_over(harness: Harness) -> None:
-    """The next owner gets the committed floor, and the positions completed above it, unchanged."""
+    """The next owner gets the committed floor and the positions completed above the floor, unchanged."""
     await harness.publish(numbered(30))
     async with opened(harness) as session:
         messages = await session.take(30)
@@ -57,16 +55,16 @@ async def check_completed_is_handed_over(harness: Harness) -> None:
             if settlement is not None:
                 before = settlement.floor, list(settlement.completed)
                 after = partition.floor, list(partition.completed)
-                expect(before == after, f"{partition!r} begins with {after}, {before} was committed")
-    expect(any(each.completed for each in committed.values()), "nothing was completed above a floor")
+                expect(before == after, f"{partition!r} begins with {after}, but {before} was committed")
+    expect(any(each.completed for each in committed.values()), "no commit has completed positions above its floor")
 
 
 async def check_the_latest_commit_counts(harness: Harness) -> None:
-    """Commits of a partition take effect in their order. Each replaces the former one as a whole."""
+    """Commits of a partition take effect in their order. Each commit replaces the former commit as a whole."""
     await harness.publish(numbered(12))
     async with opened(harness) as session:
         messages = await session.take(12)
-        # First with holes, then without.
+        # The first commit has holes, the second has none.
         await session.settle(messages[1::2])
         await session.settle(messages[::2])
         committed = session.committed
@@ -78,7 +76,7 @@ async def check_the_latest_commit_counts(harness: Harness) -> None:
 
 
 async def check_partitions_commit_at_once(harness: Harness) -> None:
-    """``settle`` may be called for one partition while it runs for another."""
+    """``settle`` may be called for one partition while another call runs for another partition."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         for message in await session.take(20):
@@ -90,7 +88,7 @@ async def check_partitions_commit_at_once(harness: Harness) -> None:
 
 
 async def check_release_commits_all(harness: Harness) -> None:
-    """The next owner begins with all that was settled before a ``release``, even before the source is closed."""
+    """When ``release`` returns, all earlier settlements are committed, even before the source is closed."""
     await harness.publish(numbered(12))
     async with opened(harness) as session:
         messages = await session.take(12)
@@ -98,7 +96,7 @@ async def check_release_commits_all(harness: Harness) -> None:
         for partition in list(session.partitions):
             await session.source.release(partition)
         left = await harness.unsettled()
-        expect(left == 3, f"{left} messages are unsettled right after release, not 3")
+        expect(left == 3, f"{left} messages are unsettled right after release(), but must be 3")
     async with opened(harness) as session:
         again = await session.take(3)
         expect(sorted(m.value for m in again) == sorted(m.value for m in messages[9:]), f"{again} came again")
@@ -106,7 +104,7 @@ async def check_release_commits_all(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_revoking(harness: Harness) -> None:
-    """After ``Revoking`` the rest comes to the next owner only; messages settled meanwhile do not come again."""
+    """After ``Revoking``, undelivered messages go to the next owner. Messages settled meanwhile do not come again."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(5)
@@ -125,7 +123,7 @@ async def check_nothing_more_after_revoking(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_loss(harness: Harness) -> None:
-    """After ``Lost`` the lost assignment delivers nothing more."""
+    """After ``Lost``, the lost assignment delivers no more messages."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         await session.take(5)
@@ -140,7 +138,7 @@ async def check_nothing_more_after_loss(harness: Harness) -> None:
 def _begins_at(partition: Partition, committed: Mapping[PartitionId, Settlement]) -> None:
     if partition.id in committed:
         floor = committed[partition.id].floor
-        expect(partition.floor == floor, f"{partition!r} begins at {partition.floor}, {floor} was committed")
+        expect(partition.floor == floor, f"{partition!r} begins at {partition.floor}, but {floor} was committed")
 
 
 COMMIT_CHECKS: Final[tuple[tuple[Callable[[Harness], Awaitable[None]], tuple[Ability, ...]], ...]] = (
@@ -153,4 +151,4 @@ COMMIT_CHECKS: Final[tuple[tuple[Callable[[Harness], Awaitable[None]], tuple[Abi
     (check_nothing_more_after_revoking, ("commits", "revoke")),
     (check_nothing_more_after_loss, ("commits", "lose")),
 )
-"""Each check, and what it needs."""
+"""All checks, each with the abilities that it needs."""

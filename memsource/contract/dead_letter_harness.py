@@ -1,4 +1,4 @@
-"""The tools of a check of dead letters: the harness that the author of a backend writes, and dead letters for it."""
+"""The tools of the checks of dead letters: the harness that the author of a backend writes, and test data."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from lanes.source import DeadLetters
 from memsource.contract.harness import ContractBroken, expect
 
 DeadLetterAbility = Literal["box", "place", "headers", "limit", "outage"]
-"""``box``: the backend has a ``DeadLetterBox``. ``place``: dead letters need an existing topic or stream. ``headers``:
-the backend keeps all headers, also repeated names and those without a value. ``limit``: a dead letter has a maximum
-size in bytes. ``outage``: the harness can take the broker away."""
+"""An ability of a backend or its harness.
+
+- ``box``: The backend has a ``DeadLetterBox``.
+- ``place``: Dead letters need an existing topic or stream.
+- ``headers``: The backend keeps all headers, also repeated names and headers without a value.
+- ``limit``: A dead letter has a maximum size in bytes.
+- ``outage``: The harness can stop the broker for a time.
+"""
 
 TIMEOUT: Final = 30.0
-"""Seconds within which a broker has to confirm a dead letter."""
+"""Seconds within which a broker must confirm a dead letter."""
 
 _PAUSE: Final = 0.05
-"""Seconds before a dead letter is written again."""
+"""Seconds before a failed write of a dead letter is repeated."""
 
 
 class Origin(NamedTuple):
-    """The place that a message came from, as its dead letter states it.
+    """The origin of a message, as its dead letter states it.
 
     Attributes:
-        source: Name of the source: a topic or a stream.
+        source: Name of the source, which is a topic or a stream.
         partition: Number of the partition, 0 or more.
         subject: Subject of the message.
     """
@@ -41,7 +46,7 @@ class Origin(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A message at the origin.
+    """A message that was published to the origin.
 
     Attributes:
         value: The payload.
@@ -53,9 +58,9 @@ class Published(NamedTuple):
 
 
 class DeadLetterHarness(Protocol):
-    """An empty place for dead letters, and an empty origin of messages. Each check gets a harness of its own.
+    """An empty target for dead letters, and an empty origin of messages. Each check gets its own harness.
 
-    The check closes everything that it asks for.
+    A check closes every writer and every box that it asks for.
     """
 
     @property
@@ -64,25 +69,25 @@ class DeadLetterHarness(Protocol):
 
     @property
     def origin(self) -> Origin:
-        """The origin of messages."""
+        """The origin of the messages that a check uses."""
 
     @property
     def limit(self) -> int:
         """Bytes that the broker accepts in one message, 4,000 or more. Needed with ``limit`` only."""
 
     def dead_letters(self) -> DeadLetters:
-        """A writer to the place, not open."""
+        """Return a writer to the target, not open."""
 
     async def stored(self) -> Sequence[DeadLetter]:
-        """All dead letters in the place as the backend reads them, every copy included."""
+        """Return all dead letters of the target as the backend reads them, with every copy."""
 
     # --- with "box"
 
     def box(self) -> DeadLetterBox:
-        """A box over the place, not open."""
+        """Return a box over the target, not open."""
 
     async def copy(self, dead_letter: DeadLetter) -> None:
-        """Write one more copy, past any deduplication of the broker.
+        """Write one more copy of a dead letter, past any deduplication of the broker.
 
         Args:
             dead_letter: The dead letter to write again.
@@ -92,49 +97,49 @@ class DeadLetterHarness(Protocol):
         """Delete the first copy of a dead letter, as compaction does.
 
         Args:
-            dead_letter_id: Its ``DeadLetter.id``.
+            dead_letter_id: The id of the dead letter.
         """
 
     async def stranger(self) -> None:
-        """Write a message to the place that is no dead letter."""
+        """Write a message to the target that is no dead letter."""
 
     async def published(self) -> Sequence[Published]:
-        """All messages at the origin."""
+        """Return all messages at the origin."""
 
     def acted_on(self, name: str) -> bool:
-        """Whether the broker interprets a header. Such a header is not sent a second time.
+        """Tell whether the broker interprets a header. ``publish`` leaves such a header out.
 
         Args:
             name: Name of the header.
 
         Returns:
-            True when the broker interprets the header.
+            True if the broker interprets the header.
         """
 
     def forged(self) -> Sequence[Origin]:
-        """Origins that ``publish`` must refuse: invalid names, missing topics, and commands to the broker.
+        """Return origins that ``publish`` must refuse: invalid names, missing topics, and commands to the broker.
 
-        Anybody can write any text into a dead letter.
+        A client with access to the target can write any origin into a dead letter.
         """
 
     # --- with "place"
 
     def nowhere(self) -> tuple[DeadLetters, DeadLetterBox]:
-        """A writer and a box of a place that does not exist."""
+        """Return a writer and a box of a target that does not exist."""
 
     def own(self) -> Origin:
-        """The origin of a message that was read from the place itself."""
+        """Return the origin of a message that was read from the target itself."""
 
     # --- with "outage"
 
     def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """A context in which the broker is away. After it the broker is back with all its data."""
+        """Return a context in which the broker is down. At its end the broker is back with all its data."""
 
     async def hang_up(self, dead_letters: DeadLetters) -> None:
-        """Close the client of a writer for good, as a broker does that hangs up on it.
+        """Close the client of a writer for good, as after a broker closed its connection.
 
         Args:
-            dead_letters: The writer. Nothing is to be done if its client reconnects by itself.
+            dead_letters: The writer. If its client reconnects by itself, the call does nothing.
         """
 
 
@@ -161,7 +166,7 @@ NAMES: Final = (
     "a\r\nLanes-Error: b",
     "\ud800",
 )
-"""Header names of users that a broker or its client interprets, or cannot send."""
+"""Header names of users that a broker or its client interprets or cannot send."""
 
 
 class _Opens(Protocol):
@@ -190,7 +195,7 @@ class _Place(Protocol):
 
 
 def dead_letter_from(harness: _Place, position: int, **changes: Any) -> DeadLetter:
-    """The dead letter of the message at a position of the origin, with some fields changed."""
+    """Return the dead letter of the message at a position of the origin, with some fields changed."""
     origin = harness.origin
     whole: dict[str, Any] = {
         **origin._asdict(),
@@ -212,7 +217,7 @@ def dead_letter_from(harness: _Place, position: int, **changes: Any) -> DeadLett
 
 
 async def put(dead_letters: DeadLetters, dead_letter: DeadLetter) -> None:
-    """Write a dead letter as a consumer does: again after each retryable error, until it is confirmed."""
+    """Write a dead letter as a consumer does: repeat the call after each retryable error, until it returns."""
     with anyio.move_on_after(TIMEOUT):
         while True:
             try:
@@ -220,14 +225,14 @@ async def put(dead_letters: DeadLetters, dead_letter: DeadLetter) -> None:
                 return
             except Exception as error:
                 again = isinstance(error, SourceError) and error.retryable
-                expect(again, f"put({dead_letter!r}) raised {error!r}, not a retryable SourceError")
+                expect(again, f"put({dead_letter!r}) raised {error!r} instead of a retryable SourceError")
             await anyio.sleep(_PAUSE)
     raise ContractBroken(f"{dead_letter!r} was not confirmed within {TIMEOUT:g} s")
 
 
 async def stored_in(box: DeadLetterBox, dead_letter: DeadLetter) -> StoredDeadLetter:
-    """The stored form of a dead letter that the box has to find."""
+    """Return the stored form of a dead letter that the box must find."""
     found = (await box.find([dead_letter.id])).get(dead_letter.id)
-    expect(isinstance(found, StoredDeadLetter), f"find() returned {found!r} for {dead_letter!r}, which is stored")
+    expect(isinstance(found, StoredDeadLetter), f"find() returned {found!r} for the stored dead letter {dead_letter!r}")
     assert isinstance(found, StoredDeadLetter)
     return found

@@ -1,8 +1,8 @@
-"""The contract suite of dead letters: the promises of ``lanes.source.DeadLetters`` and of their ``DeadLetterBox``.
+"""The contract suite of ``lanes.source.DeadLetters`` and of the ``DeadLetterBox`` that reads them.
 
-The author of a backend writes a ``DeadLetterHarness`` and runs every check of ``dead_letter_checks(harness.can)``, each
-with a harness of its own, under any test runner. A failed check raises ``ContractBroken``. One backend both writes and
-reads dead letters, so a check compares what was written with what is read.
+The author of a backend writes a ``DeadLetterHarness`` and runs every check of ``dead_letter_checks(harness.can)``,
+each with its own harness, under any test runner. A failed check raises ``ContractBroken``. A backend writes and reads
+dead letters, so a check compares the written with the read dead letters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 DEAD_LETTER_CONTRACT_VERSION: Final = 1
-"""Rises when a backend that kept the contract may break it now; see ``lanes.source.CONTRACT_VERSION``."""
+"""Version of this contract. It rises by the rule of ``lanes.source.CONTRACT_VERSION``."""
 
 _CHECKS: Final[list[tuple[DeadLetterCheck, tuple[DeadLetterAbility, ...]]]] = []
 
@@ -78,7 +78,7 @@ def _check(*needs: DeadLetterAbility) -> Callable[[DeadLetterCheck], DeadLetterC
 
 @_check()
 async def check_a_dead_letter_is_stored_whole(harness: DeadLetterHarness) -> None:
-    """When ``put`` returns, the dead letter is stored with all its fields: also without a key, a value or a time."""
+    """When ``put`` returns, the dead letter is stored with all its fields, also without key, value or time."""
     sent = [
         dead_letter_from(harness, 1),
         dead_letter_from(harness, 2, key=None, value=b"", tombstone=True),
@@ -92,18 +92,18 @@ async def check_a_dead_letter_is_stored_whole(harness: DeadLetterHarness) -> Non
     async with opened(harness.dead_letters()) as writer:
         for one in sent:
             await writer.put(one)
-            expect(one in await harness.stored(), f"{one!r} is not stored as it was put: {await harness.stored()}")
+            expect(one in await harness.stored(), f"{one!r} was put, but stored is {await harness.stored()}")
 
 
 @_check()
 async def check_a_dead_letter_put_again_is_one(harness: DeadLetterHarness) -> None:
-    """A dead letter that is put again after a lost answer stays one dead letter, by its id."""
+    """A dead letter that is put again after a lost answer stays one dead letter with one id."""
     one = dead_letter_from(harness, 1)
     async with opened(harness.dead_letters()) as writer:
         await writer.put(one)
         await writer.put(one)
     found = await harness.stored()
-    expect(all(each == one for each in found), f"{found} are stored, only {one!r} was put")
+    expect(all(each == one for each in found), f"{found} are stored, but only {one!r} was put")
     if "box" in harness.can:
         async with opened(harness.box()) as box:
             expect(list(await box.ids()) == [one.id], f"ids() lists {await box.ids()} after two puts of {one.id}")
@@ -111,13 +111,13 @@ async def check_a_dead_letter_put_again_is_one(harness: DeadLetterHarness) -> No
 
 @_check()
 async def check_any_header_name_comes_back(harness: DeadLetterHarness) -> None:
-    """Every header name comes back, also one that the broker interprets and one that no client can send."""
+    """Every header name comes back, also a name that the broker interprets or that no client can send."""
     one = dead_letter_from(harness, 1, headers=tuple((name, b"%d" % number) for number, name in enumerate(NAMES)))
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
     (found,) = await harness.stored()
     lost = dict(one.headers).items() ^ dict(found.headers).items()
-    expect(not lost, f"these headers were changed: {sorted(lost)!a}")
+    expect(not lost, f"the dead letter must keep these headers unchanged: {sorted(lost)!a}")
     same = dataclasses.replace(found, headers=one.headers) == one
     expect(same, "a header of the original message changed a field of its dead letter")
 
@@ -129,13 +129,13 @@ async def check_headers_come_back_as_they_were(harness: DeadLetterHarness) -> No
     one = dead_letter_from(harness, 1, headers=headers, null_headers=(3,))
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
-    expect(list(await harness.stored()) == [one], f"{await harness.stored()} is stored, {one!r} was put")
+    expect(list(await harness.stored()) == [one], f"{await harness.stored()} is stored, but {one!r} was put")
 
 
 @_check("limit")
 async def check_an_oversized_dead_letter_is_cut(harness: DeadLetterHarness) -> None:
-    """An oversized dead letter loses its headers first, then the end of its value, and says so. Others stay whole."""
-    # Bytes that do not compress, so that their size is the size on the wire.
+    """A dead letter above the limit loses its headers, then the end of its value. Other dead letters stay whole."""
+    # These bytes do not compress, so their size is the size on the wire.
     noise = b"".join(dead_letter_id("noise", "", 0, number).encode() for number in range(harness.limit // 16))
     large = dead_letter_from(harness, 1, value=noise[: 2 * harness.limit])
     bare = dead_letter_from(harness, 2, value=noise[: harness.limit // 2], headers=(("x", noise[: harness.limit]),))
@@ -144,10 +144,10 @@ async def check_an_oversized_dead_letter_is_cut(harness: DeadLetterHarness) -> N
         for one in (large, bare, small):
             tasks.start_soon(put, writer, one)
     found = {one.id: one for one in await harness.stored()}
-    expect(found.get(small.id) == small, "a dead letter within the limit was cut beside one above it")
+    expect(found.get(small.id) == small, "a dead letter within the limit was cut")
     expect(found.get(bare.id) == dataclasses.replace(bare, headers=()), "a value was cut that fits without its headers")
     cut = found[large.id].value
-    expect(cut == large.value[: len(cut)] and len(cut) > 0, "a cut value is not the beginning of the whole one")
+    expect(cut == large.value[: len(cut)] and len(cut) > 0, "a cut value is not the beginning of the whole value")
     expect(found[large.id] == dataclasses.replace(large, headers=(), value=cut), "more was cut than headers and value")
     if "box" in harness.can:
         async with opened(harness.box()) as box:
@@ -158,33 +158,33 @@ async def check_an_oversized_dead_letter_is_cut(harness: DeadLetterHarness) -> N
 
 @_check()
 async def check_concurrent_puts_are_all_stored(harness: DeadLetterHarness) -> None:
-    """Concurrent calls of ``put`` are independent: a cancelled one does not affect the others."""
+    """Concurrent calls of ``put`` are independent: a cancelled call does not affect the others."""
     sent = [dead_letter_from(harness, number) for number in range(40)]
     async with opened(harness.dead_letters()) as writer, anyio.create_task_group() as tasks:
         for number, one in enumerate(sent):
             tasks.start_soon(_cancelled if number % 4 == 1 else put, writer, one)
     there = {one.id for one in await harness.stored()}
     lost = [one for number, one in enumerate(sent) if number % 4 != 1 and one.id not in there]
-    expect(not lost, f"{lost} were confirmed, and are not stored")
+    expect(not lost, f"put() confirmed {lost}, but they are not stored")
 
 
 @_check("place")
 async def check_its_own_dead_letters_are_refused(harness: DeadLetterHarness) -> None:
-    """``put`` refuses for good the dead letter of a message from the place itself, which would repeat for ever."""
+    """``put`` refuses, without a retry, the dead letter of a message that comes from the target itself."""
     one = dead_letter_from(harness, 1, **harness.own()._asdict())
     async with opened(harness.dead_letters()) as writer:
         try:
             await writer.put(one)
         except SourceError as error:
-            expect(not error.retryable, "the refusal of a dead letter of a dead letter is retryable")
+            expect(not error.retryable, "put() refused a dead letter for good, but the error is retryable")
         else:
-            raise ContractBroken("put() accepted the dead letter of a message from the place of dead letters")
-    expect(not await harness.stored(), "a dead letter was refused, and is stored")
+            raise ContractBroken("put() accepted the dead letter of a message from the target of dead letters")
+    expect(not await harness.stored(), "put() refused a dead letter, but the dead letter is stored")
 
 
 @_check("outage")
 async def check_an_outage_is_retryable(harness: DeadLetterHarness) -> None:
-    """While the broker is away, ``put`` raises a retryable error; after that it writes, if need be by a new client."""
+    """In an outage ``put`` raises a retryable error. After the outage ``put`` writes, by a new client if needed."""
     first, second = dead_letter_from(harness, 1), dead_letter_from(harness, 2)
     async with opened(harness.dead_letters()) as writer:
         await put(writer, first)
@@ -195,12 +195,12 @@ async def check_an_outage_is_retryable(harness: DeadLetterHarness) -> None:
                     await writer.put(second)
                 except Exception as error:
                     again = isinstance(error, SourceError) and error.retryable
-                    expect(again, f"put() raised {error!r} in an outage, not a retryable SourceError")
+                    expect(again, f"put() raised {error!r} in an outage instead of a retryable SourceError")
                 else:
-                    raise ContractBroken("put() confirmed a dead letter while the broker was away")
+                    raise ContractBroken("put() confirmed a dead letter while the broker was down")
         await put(writer, second)
-    expect(first in await harness.stored(), "a dead letter that was confirmed is lost after an outage")
-    expect(second in await harness.stored(), "a dead letter was confirmed after an outage, and is not stored")
+    expect(first in await harness.stored(), "a confirmed dead letter is lost after an outage")
+    expect(second in await harness.stored(), "a dead letter that was confirmed after an outage is not stored")
 
 
 # --- the box
@@ -208,24 +208,24 @@ async def check_an_outage_is_retryable(harness: DeadLetterHarness) -> None:
 
 @_check("box")
 async def check_dead_letters_are_listed_and_found(harness: DeadLetterHarness) -> None:
-    """A box lists ids in the order of writing and finds whole dead letters, later ones too. It finds no unknown id."""
+    """A box lists ids in the order of writing, and finds whole dead letters, also new ones, but no unknown id."""
     sent = [dead_letter_from(harness, number, key=b"same") for number in range(6)]
     async with opened(harness.dead_letters()) as writer, opened(harness.box()) as box:
-        expect(not await box.ids(), f"ids() lists {await box.ids()} of an empty place")
+        expect(not await box.ids(), f"ids() lists {await box.ids()} for an empty target")
         for one in sent:
             await put(writer, one)
-            # Those of one millisecond may be in any order.
+            # The order within one millisecond is free.
             await anyio.sleep(0.003)
-        expect(len(await box.ids(2)) == 2, "ids(2) returned another number of ids")
+        expect(len(await box.ids(2)) == 2, "ids(2) must return 2 ids")
         listed = list(await box.ids())
-        expect(listed == [one.id for one in sent], f"ids() lists {listed}, {[one.id for one in sent]} were put")
+        expect(listed == [one.id for one in sent], f"ids() lists {listed}, but {[one.id for one in sent]} were put")
         found = await box.find([*listed, "f" * 32])
-        expect(list(found) == listed, f"find() returned {sorted(found)} of {listed}")
+        expect(list(found) == listed, f"find() returned only {sorted(found)} of {listed}")
         for one in sent:
             stored = found[one.id]
             expect(
                 isinstance(stored, StoredDeadLetter) and stored.dead_letter == one,
-                f"find() returned {stored!r}, {one!r} was put",
+                f"find() returned {stored!r}, but {one!r} was put",
             )
 
 
@@ -233,14 +233,14 @@ async def check_dead_letters_are_listed_and_found(harness: DeadLetterHarness) ->
 async def check_a_disposed_dead_letter_is_gone(harness: DeadLetterHarness) -> None:
     """No box lists a disposed dead letter, and a second disposal changes nothing.
 
-    A box that remembers reports the disposition. Another one reports nothing of it.
+    A box with ``remembers`` reports the disposition. Any other box does not find the dead letter.
     """
     first, second, third = [dead_letter_from(harness, number) for number in range(3)]
     async with opened(harness.dead_letters()) as writer:
         for one in (first, second, third):
             await put(writer, one)
     async with opened(harness.box()) as box, opened(harness.box()) as other:
-        expect(len(await other.ids()) == 3, "ids() lists another number of dead letters than was put")
+        expect(len(await other.ids()) == 3, "ids() must list the 3 dead letters that were put")
         stored = await stored_in(box, first)
         await box.dispose(stored, "replayed")
         await box.dispose(stored, "replayed")
@@ -250,13 +250,13 @@ async def check_a_disposed_dead_letter_is_gone(harness: DeadLetterHarness) -> No
                 found = dict(await each.find([first.id, second.id, third.id]))
                 expect(isinstance(found.pop(third.id, None), StoredDeadLetter), "another dead letter was disposed of")
                 became = {first.id: "replayed", second.id: "dropped"} if each.remembers else {}
-                expect(found == became, f"find() reports {found} of a replayed and a dropped dead letter")
-                expect(list(await late.ids()) == [third.id], f"ids() lists {await late.ids()} after two disposals")
+                expect(found == became, f"find() returned {found} after two disposals, not {became}")
+                expect(list(await late.ids()) == [third.id], f"ids() lists {await late.ids()}, not only {third.id}")
 
 
 @_check("box")
 async def check_any_copy_is_the_dead_letter(harness: DeadLetterHarness) -> None:
-    """Copies are listed as one dead letter, found while one copy is left, and disposed of together."""
+    """Copies are listed as one dead letter, found while a copy is left, and disposed of together."""
     one, other = dead_letter_from(harness, 1), dead_letter_from(harness, 2)
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
@@ -264,55 +264,53 @@ async def check_any_copy_is_the_dead_letter(harness: DeadLetterHarness) -> None:
     await harness.copy(one)
     async with opened(harness.box()) as box:
         expect(
-            sorted(await box.ids()) == sorted([one.id, other.id]), f"ids() lists {await box.ids()} of two dead letters"
+            sorted(await box.ids()) == sorted([one.id, other.id]), f"ids() lists {await box.ids()} for two dead letters"
         )
         await harness.copy(one)
-        expect(len(await box.ids()) == 2, "ids() lists a later copy as another dead letter")
+        expect(len(await box.ids()) == 2, "ids() lists a later copy as a second dead letter")
         await harness.lose(one.id)
         stored = await stored_in(box, one)
-        # The box is not called between this copy and the disposal.
+        # The box is not called between writing this copy and the disposal.
         await harness.copy(one)
         await box.dispose(stored, "dropped")
     async with opened(harness.box()) as box:
-        expect(
-            list(await box.ids()) == [other.id], f"ids() lists {await box.ids()}, {one!r} was dropped with its copies"
-        )
+        expect(list(await box.ids()) == [other.id], f"ids() lists {await box.ids()}, although {one!r} was dropped")
 
 
 @_check("box")
 async def check_other_messages_are_counted(harness: DeadLetterHarness) -> None:
-    """A message in the place that is no dead letter is counted, left alone, and hinders nothing."""
+    """A message of the target that is no dead letter is counted and left unchanged, and hinders no call."""
     one = dead_letter_from(harness, 1)
     await harness.stranger()
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
     await harness.stranger()
     async with opened(harness.box()) as box:
-        expect(list(await box.ids()) == [one.id], f"ids() lists {await box.ids()} of one dead letter among others")
-        expect(box.other_messages == 2, f"other_messages is {box.other_messages}, two messages are no dead letters")
+        expect(list(await box.ids()) == [one.id], f"ids() lists {await box.ids()}, not only {one.id}")
+        expect(box.other_messages == 2, f"other_messages is {box.other_messages}, but must be 2")
 
 
 @_check("box")
 async def check_a_dead_letter_is_published_to_its_origin(harness: DeadLetterHarness) -> None:
-    """``publish`` sends value and headers to the origin, with the id in one header; it disposes of nothing."""
+    """``publish`` sends value and headers to the origin, with the id in a header. It does not dispose."""
     headers = (("color", b"red"), (REPLAYED, b"of before"), ("Lanes-Custom", b"mine"))
     one = dead_letter_from(harness, 1, headers=headers)
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
     async with opened(harness.box()) as box:
         place = await box.publish(await stored_in(box, one))
-        expect(bool(place), "publish() does not return the place of the message")
-        expect(list(await box.ids()) == [one.id], "publish() has disposed of the dead letter")
+        expect(bool(place), "publish() must return the place of the message")
+        expect(list(await box.ids()) == [one.id], "publish() disposed of the dead letter: only dispose() may do so")
     (found,) = await harness.published()
-    expect(found.value == one.value, f"{found.value!r} was published of {one!r}")
+    expect(found.value == one.value, f"{found.value!r} was published for {one!r}")
     came = [header for header in found.headers if not harness.acted_on(header[0])]
     wanted = [("color", b"red"), ("Lanes-Custom", b"mine"), (REPLAYED, one.id.encode())]
-    expect(sorted(came) == sorted(wanted), f"{came} are the headers of a message that was published again")
+    expect(sorted(came) == sorted(wanted), f"the published message has the headers {came}, but must have {wanted}")
 
 
 @_check("box")
 async def check_an_unsendable_header_is_refused(harness: DeadLetterHarness) -> None:
-    """``publish`` sends every header or refuses the dead letter. It leaves out only those of the broker itself."""
+    """``publish`` sends every header or refuses the dead letter. It leaves out only headers of the broker itself."""
     sent = [dead_letter_from(harness, number, headers=((name, b"x"),)) for number, name in enumerate(NAMES)]
     wanted: set[str] = set()
     async with opened(harness.dead_letters()) as writer:
@@ -326,12 +324,12 @@ async def check_an_unsendable_header_is_refused(harness: DeadLetterHarness) -> N
                 wanted.update(name for name, _ in one.headers)
     came = {name for found in await harness.published() for name, _ in found.headers}
     lost = {name for name in wanted - came if not harness.acted_on(name)}
-    expect(not lost, f"publish() left out the headers {sorted(lost)!a}")
+    expect(not lost, f"publish() left out the headers {sorted(lost)!a}: send every header or refuse the dead letter")
 
 
 @_check("box")
 async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
-    """``publish`` writes only to an existing place that permits it, also if a dead letter states another origin."""
+    """``publish`` refuses a dead letter whose origin is invalid, missing, or a command to the broker."""
     forged = harness.forged()
     sent = [dead_letter_from(harness, number, **origin._asdict()) for number, origin in enumerate(forged)]
     async with opened(harness.dead_letters()) as writer:
@@ -341,13 +339,13 @@ async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
         for one, origin in zip(sent, forged, strict=True):
             stored = (await box.find([one.id])).get(one.id)
             if not isinstance(stored, StoredDeadLetter):
-                continue  # It cannot even be read as a dead letter.
+                continue  # The backend refuses to read the forged dead letter.
             try:
                 place = await box.publish(stored)
             except SourceError:
                 continue
-            raise ContractBroken(f"publish() accepted a dead letter with the origin {origin}: it is {place}")
-    expect(not await harness.published(), f"publish() wrote {await harness.published()} for the origins {forged}")
+            raise ContractBroken(f"publish() accepted the forged origin {origin}, and wrote to {place}")
+    expect(not await harness.published(), f"publish() wrote {await harness.published()} for forged origins")
 
 
 # --- opening and closing
@@ -355,7 +353,7 @@ async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
 
 @_check("place")
 async def check_a_missing_place_is_refused(harness: DeadLetterHarness) -> None:
-    """``open`` raises ``ConfigError`` for a place that does not exist. ``aclose`` may follow."""
+    """``open`` raises ``ConfigError`` for a missing target. ``aclose`` may follow."""
     for each in harness.nowhere():
         try:
             await each.open()
@@ -363,12 +361,12 @@ async def check_a_missing_place_is_refused(harness: DeadLetterHarness) -> None:
             await each.aclose()
         else:
             await each.aclose()
-            raise ContractBroken(f"open() of {each!r} accepted a place that does not exist")
+            raise ContractBroken(f"open() of {each!r} accepted a missing target: raise ConfigError")
 
 
 @_check()
 async def check_aclose_is_idempotent(harness: DeadLetterHarness) -> None:
-    """``aclose`` may be called again, and without ``open``."""
+    """``aclose`` may be called repeatedly, and without ``open``."""
     for make in (harness.dead_letters, harness.box) if "box" in harness.can else (harness.dead_letters,):
         await make().aclose()
         async with opened(make()) as each:

@@ -1,7 +1,7 @@
-"""The contract suite of a cohort's durables: their promises, as functions that raise ``ContractBroken``.
+"""The contract suite of a cohort's durables: each promise is a function that raises ``ContractBroken``.
 
 The author of a ``lanes.cohort.leases.EpochConsumers`` writes an ``EpochHarness`` and runs every check of
-``EPOCH_CHECKS`` with each retention of the broker. Each run gets a harness of its own.
+``EPOCH_CHECKS`` with each retention of the broker. Each run gets its own harness.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MANY: Final = 100
 
 
 class EpochHarness(Protocol):
-    """One empty stream of four cohort partitions, and clients of it. Each check gets a harness of its own."""
+    """An empty stream of four cohort partitions, and clients of the stream. Each check gets its own harness."""
 
     @property
     def retention(self) -> Retention:
         """Retention of the stream."""
 
     def consumers(self, lease: int = 0) -> EpochConsumers:
-        """Return a new client of a member, with a connection of its own.
+        """Return a new client of a member, with its own connection.
 
         Args:
             lease: Seconds of the leases of the member.
@@ -42,7 +42,7 @@ class EpochHarness(Protocol):
         """Publish one message for each partition.
 
         Args:
-            *partitions: Numbers of cohort partitions, 0 to 3. They may repeat.
+            *partitions: Numbers of cohort partitions, 0 to 3. A number may repeat.
 
         Returns:
             The sequences, in the order of ``partitions``.
@@ -63,8 +63,8 @@ class EpochHarness(Protocol):
         """Acknowledge a pulled message.
 
         Args:
-            durable: The durable that delivered it.
-            sequence: Its sequence.
+            durable: The durable that delivered the message.
+            sequence: The sequence of the message.
 
         Returns:
             False if no durable accepted the acknowledgement.
@@ -75,7 +75,8 @@ class EpochHarness(Protocol):
 
         Args:
             consumers: The client.
-            what: ``"request"``: the server never gets it. ``"reply"``: the server does it, and its answer is lost.
+            what: ``"request"``: the server never gets the write. ``"reply"``: the server applies the write, and its
+                answer is lost.
         """
 
 
@@ -84,41 +85,41 @@ EpochCheck = Callable[[EpochHarness], Awaitable[None]]
 
 
 def _start(harness: EpochHarness, sequence: int) -> int | None:
-    """The first sequence of a durable. On a work queue it begins with all that is left."""
+    """Return the ``start`` of a durable: None on a work queue, which delivers every remaining message."""
     return None if harness.retention == "workqueue" else sequence
 
 
 async def _there(consumers: EpochConsumers, partition: int, *expected: EpochConsumer) -> None:
     found, _ = await consumers.found(partition)
-    expect(list(found) == list(expected), f"found({partition}) returned {list(found)}, {expected} exist")
+    expect(list(found) == list(expected), f"found({partition}) returned {list(found)}, but {expected} exist")
 
 
 async def _refused(consumers: EpochConsumers, name: Durable, nonce: str, start: int | None, by: str | None) -> None:
-    """Make a creation that must be refused and must change nothing."""
+    """Try a creation that must be refused and must change nothing."""
     before, _ = await consumers.found(name.partition)
     try:
         await consumers.create(*name, nonce=nonce, start=start)
     except ConsumerExists as there:
-        expect(there.nonce == by, f"create({name}) reported the nonce {there.nonce!r}, not {by!r}")
+        expect(there.nonce == by, f"create({name}) reported the nonce {there.nonce!r}, but must report {by!r}")
         await _there(consumers, name.partition, *before)
     else:
-        raise ContractBroken(f"{name} was created by {nonce!r} although {list(before)} exist")
+        raise ContractBroken(f"create({name}) with nonce {nonce!r} must be refused, because {list(before)} exist")
 
 
 async def check_nothing_is_found_at_first(harness: EpochHarness) -> None:
-    """A new stream has no durables. The server's clock is in milliseconds and never goes back."""
+    """A new stream has no durables. The server's clock is in milliseconds and does not go back."""
     consumers = harness.consumers()
     await harness.publish(0, 1)
     expect(not await consumers.names(), "names() lists durables that were never created")
     clocks = [(await consumers.found(partition))[1] for partition in (0, 1, 3)]
     await _there(consumers, 0)
     expect(clocks == sorted(clocks), f"the server's clock goes back: {clocks}")
-    # Epochs begin at it: with a clock in seconds they would begin far below those of an older cohort.
+    # Epochs begin at the clock. With a clock in seconds, they would begin far below the epochs of an older cohort.
     expect(all(isinstance(clock, int) and clock > 10**12 for clock in clocks), f"{clocks} are not milliseconds")
 
 
 async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
-    """Every client sees the mark, also after the last durable was deleted. It hinders no durable."""
+    """Every client sees the mark, also after the deletion of the last durable. The mark hinders no durable."""
     one, other = harness.consumers(), harness.consumers()
     expect(await one.marked() is None, "marked() reports a mark that was never made")
     first, second = Durable(1, 1, 0), Durable(1, 2, 0)
@@ -128,7 +129,7 @@ async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
         for each in (one, other):
             expect(await each.marked() is not None, "a client does not see the mark")
     names = list(await other.names())
-    expect(names == [tuple(first)], f"names() lists {names}, {first} exists")
+    expect(names == [tuple(first)], f"names() lists {names}, but only {first} exists")
     await one.delete(*first)
     await _there(other, 1)
     expect(await other.marked() is not None, "the mark is gone after the last durable was deleted")
@@ -136,27 +137,27 @@ async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
     sequences = await harness.publish(1, 2, 1)
     wanted = [sequences[0], sequences[2]]
     pulled = await harness.pull(second, MANY)
-    expect(pulled == wanted, f"{pulled} were delivered, {wanted} were published")
+    expect(pulled == wanted, f"{pulled} were delivered, but {wanted} were published")
 
 
 async def check_a_mark_tells_the_longest_lease(harness: EpochHarness) -> None:
-    """A member that finds the mark after the loss of a bucket has to wait that long."""
+    """The mark holds the longest lease of its writers, for which a member waits after the loss of a bucket."""
     for lease, longest in ((5, 5), (7, 7), (3, 7)):
         consumers = harness.consumers(lease=lease)
         await _mark(consumers)
         found = await consumers.marked()
-        expect(found == longest, f"marked() returned a lease of {found} s, the longest one was {longest} s")
+        expect(found == longest, f"marked() returned a lease of {found} s, but the longest lease was {longest} s")
 
 
 async def _mark(consumers: EpochConsumers) -> None:
     try:
         await consumers.mark()
     except ConsumerExists as there:
-        raise ContractBroken(f"a second mark() was refused: {there}") from there
+        raise ContractBroken(f"a second mark() was refused, but must change nothing: {there}") from there
 
 
 async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> None:
-    """Every client finds each durable with its nonce, by partition, and all of them in one listing."""
+    """Every client finds each durable with its nonce by partition, and lists all durables by one request."""
     one, other = harness.consumers(), harness.consumers()
     made = [Durable(0, 7, 0), Durable(2, 1_700_000_000_123, 0), Durable(3, 1, 12)]
     for name in made:
@@ -166,7 +167,7 @@ async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> 
             await _there(consumers, name.partition, EpochConsumer(*name, f"n{name.partition}", 0))
         await _there(consumers, 1)
         names = list(await consumers.names())
-        expect(sorted(names) == sorted(map(tuple, made)), f"names() lists {names}, {made} were created")
+        expect(sorted(names) == sorted(map(tuple, made)), f"names() lists {names}, but {made} were created")
 
 
 async def check_each_tells_the_lease_of_who_made_it(harness: EpochHarness) -> None:
@@ -180,7 +181,7 @@ async def check_each_tells_the_lease_of_who_made_it(harness: EpochHarness) -> No
 
 
 async def check_they_rise_by_epoch_and_sub_number(harness: EpochHarness) -> None:
-    """Durables are sorted by number, in any order of creation. A work queue has only one at a time."""
+    """``found`` sorts durables by epoch and sub-number. A work queue has only one durable at a time."""
     if harness.retention == "workqueue":
         return
     consumers = harness.consumers()
@@ -191,7 +192,7 @@ async def check_they_rise_by_epoch_and_sub_number(harness: EpochHarness) -> None
 
 
 async def check_they_are_made_strictly(harness: EpochHarness) -> None:
-    """A second durable of the same name is refused with the nonce of the first one. Its creator may be refused too."""
+    """A second durable of the same name is refused with the nonce of the first. Its creator may be refused too."""
     one, other = harness.consumers(), harness.consumers()
     name = Durable(1, 5, 0)
     await one.create(*name, nonce="mine", start=_start(harness, 3))
@@ -205,7 +206,7 @@ async def check_they_are_made_strictly(harness: EpochHarness) -> None:
 
 
 async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarness) -> None:
-    """A work queue refuses a second durable without a nonce, until the first one is deleted."""
+    """A work queue refuses a second durable, without a nonce, until the first durable is deleted."""
     consumers = harness.consumers()
     old, new = Durable(1, 5, 0), Durable(1, 6, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))
@@ -215,18 +216,18 @@ async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarne
         await consumers.delete(*old)
     await consumers.create(*new, nonce="new", start=_start(harness, 1))
     found, _ = await consumers.found(1)
-    expect(found[-1] == EpochConsumer(*new, "new", 0), f"found(1) returned {found}, {new} was created last")
+    expect(found[-1] == EpochConsumer(*new, "new", 0), f"found(1) returned {found}, but {new} was created last")
 
 
 async def check_it_delivers_what_it_begins_with(harness: EpochHarness) -> None:
-    """A durable delivers its partition alone, from its first sequence on, and later messages too."""
+    """A durable delivers only its partition, from its first sequence on, with messages that come later."""
     consumers = harness.consumers()
     first = Durable(0, 1, 0)
     await consumers.create(*first, nonce="n", start=_start(harness, 1))
     sequences = await harness.publish(0, 1, 0, 0, 2)
     came = await harness.pull(first, MANY)
     own = [sequences[0], sequences[2], sequences[3]]
-    expect(came == own, f"{came} were delivered, {own} exist")
+    expect(came == own, f"{came} were delivered, but {own} exist")
     if harness.retention == "workqueue":
         return
     later = Durable(0, 2, 0)
@@ -236,11 +237,11 @@ async def check_it_delivers_what_it_begins_with(harness: EpochHarness) -> None:
     own += await harness.publish(0)
     for durable, expected in ((later, own[1:]), (all_of_it, own)):
         came = await harness.pull(durable, MANY)
-        expect(came == expected, f"{came} were delivered by {durable}, {expected} exist")
+        expect(came == expected, f"{durable} delivered {came}, but {expected} exist")
 
 
 async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None:
-    """All messages up to the floor are acknowledged. At first it is just below the first sequence."""
+    """All messages up to the floor are acknowledged. The first floor is just below the first sequence."""
     consumers = harness.consumers()
     name = Durable(3, 4, 0)
     await consumers.create(*name, nonce="n", start=_start(harness, 1))
@@ -248,12 +249,12 @@ async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None
     one, _, three, four = await harness.publish(3, 0, 3, 3)
     await harness.pull(name, MANY)
     for acknowledged, floor in ((three, 0), (one, three), (four, four)):
-        expect(await harness.ack(name, acknowledged), "an acknowledgement was not accepted")
+        expect(await harness.ack(name, acknowledged), "an acknowledgement was refused")
         await _there(consumers, 3, EpochConsumer(*name, "n", floor))
 
 
 async def check_what_is_deleted_is_gone(harness: EpochHarness) -> None:
-    """A deletion removes one durable only. A second deletion changes nothing, nor does that of an unknown durable."""
+    """A deletion removes one durable. A repeated deletion, or of an unknown durable, changes nothing."""
     consumers = harness.consumers()
     for partition in (0, 1):
         await consumers.create(partition, 3, 0, nonce="n", start=_start(harness, 1))
@@ -264,23 +265,23 @@ async def check_what_is_deleted_is_gone(harness: EpochHarness) -> None:
     await _there(consumers, 0)
     await _there(consumers, 1, EpochConsumer(1, 3, 0, "n", 0))
     names = list(await consumers.names())
-    expect(names == [(1, 3, 0)], f"names() lists {names}, (1, 3, 0) exists")
+    expect(names == [(1, 3, 0)], f"names() lists {names}, but only (1, 3, 0) exists")
 
 
 async def check_what_is_deleted_answers_nobody(harness: EpochHarness) -> None:
-    """A deleted durable refuses pulls and acknowledgements: it is the fence of a cohort."""
+    """A deleted durable refuses pulls and acknowledgements, which fences the former owner in a cohort."""
     consumers = harness.consumers()
     name = Durable(2, 1, 0)
     await consumers.create(*name, nonce="n", start=_start(harness, 1))
     (sequence,) = await harness.publish(2)
     await harness.pull(name, 1)
     await consumers.delete(*name)
-    expect(await harness.pull(name, 1) is None, "a deleted durable delivered")
+    expect(await harness.pull(name, 1) is None, "a deleted durable delivered a message")
     expect(not await harness.ack(name, sequence), "a deleted durable accepted an acknowledgement")
 
 
 async def check_the_next_one_gets_what_is_not_acknowledged(harness: EpochHarness) -> None:
-    """The next durable delivers all unacknowledged messages. On a work queue the former one is deleted first."""
+    """The next durable delivers all unacknowledged messages. On a work queue the former durable is deleted first."""
     consumers = harness.consumers()
     old, new = Durable(1, 1, 0), Durable(1, 2, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))
@@ -289,20 +290,20 @@ async def check_the_next_one_gets_what_is_not_acknowledged(harness: EpochHarness
     for number in (0, 2):
         await harness.ack(old, sequences[number])
     floor = (await consumers.found(1))[0][-1].floor
-    expect(floor == sequences[0], f"the floor is {floor}, only {sequences[0]} is acknowledged without a gap")
+    expect(floor == sequences[0], f"the floor is {floor}, but must be {sequences[0]}, below the first gap")
     if harness.retention == "workqueue":
         await consumers.delete(*old)
     await consumers.create(*new, nonce="new", start=_start(harness, floor + 1))
     if harness.retention != "workqueue":
         await consumers.delete(*old)
     came = await harness.pull(new, MANY)
-    # A stream that keeps it delivers again what was acknowledged above the floor. A cohort skips what it knows.
+    # A stream with the retention "limits" redelivers messages acknowledged above the floor. A cohort skips them.
     left = [sequences[1], *([sequences[2]] if harness.retention == "limits" else []), sequences[3]]
-    expect(came == left, f"the next durable delivered {came}, {left} are left")
+    expect(came == left, f"the next durable delivered {came}, but must deliver {left}")
 
 
 async def check_a_lost_request_is_unknown(harness: EpochHarness) -> None:
-    """A call with a lost request raises ``UnknownResult``. It is not done, and is not sent later."""
+    """A call whose request is lost raises ``UnknownResult``, has no effect, and is not sent later."""
     consumers = harness.consumers()
     harness.fail(consumers, "request")
     await expect_unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
@@ -314,7 +315,7 @@ async def check_a_lost_request_is_unknown(harness: EpochHarness) -> None:
 
 
 async def check_a_lost_reply_is_unknown(harness: EpochHarness) -> None:
-    """A call with a lost answer raises ``UnknownResult``, and was done. The nonce names the creator."""
+    """A call whose answer is lost raises ``UnknownResult``, but has its effect. The nonce names the creator."""
     consumers = harness.consumers()
     harness.fail(consumers, "reply")
     await expect_unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))

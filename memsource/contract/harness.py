@@ -1,4 +1,4 @@
-"""The tools of a check of a source: the harness that the author of a source writes, and an open source under watch."""
+"""The tools of the checks of a source: the harness that the author writes, and a session that watches a source."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.source import Assigned, Delivered, Generation, Progressed, Source, SourceEvent, SourceTraits
 
 Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over"]
-"""``ack wait``: the broker redelivers unsettled messages after a time. ``revoke``, ``lose``: the harness can take
-partitions away. ``finish``: the source can have an end. ``commits``: the source commits one position a partition.
-``hands over``: it also hands over the positions completed above that one."""
+"""An ability of a source, its broker or its harness.
+
+- ``ack wait``: The broker redelivers messages that are unsettled for some time.
+- ``revoke``, ``lose``: The harness can take partitions away.
+- ``finish``: The source can have an end.
+- ``commits``: The source commits one position a partition.
+- ``hands over``: The source also commits the positions completed above the floor.
+"""
 
 AnyCheck = TypeVar("AnyCheck")
 
 TIMEOUT: Final = 20.0
-"""Seconds within which a broker has to act."""
+"""Seconds within which a broker must act."""
 
 BYTES: Final = 1 << 20
-"""Room for bytes in checks that are not about bytes."""
+"""Room for bytes in checks that do not test bytes."""
 
 ROOM: Final = Room(10, BYTES)
 """Room for more messages than a check expects."""
 
 
 class ContractBroken(AssertionError):
-    """A backend breaks its contract. The text names the promise and the observation."""
+    """A backend breaks its contract. The text names the broken promise and the observation."""
 
 
 class Sample(NamedTuple):
-    """One message to publish.
+    """A message to publish.
 
     Attributes:
         key: The key.
@@ -48,15 +53,15 @@ class Sample(NamedTuple):
 
 
 class Harness(Protocol):
-    """One empty broker, and sources of it. Each check gets a harness of its own."""
+    """An empty broker, and sources over it. Each check gets its own harness."""
 
     @property
     def can(self) -> Collection[Ability]:
-        """The abilities of the broker and the source. Checks of other abilities do not run."""
+        """The abilities of broker, source and harness. Checks that need other abilities do not run."""
 
     @property
     def patience(self) -> float:
-        """Seconds without an event after which no more events come. Many checks wait that long."""
+        """Seconds without an event after which no more events come. Many checks wait for this time."""
 
     async def publish(self, samples: Sequence[Sample]) -> None:
         """Publish messages in this order.
@@ -66,49 +71,49 @@ class Harness(Protocol):
         """
 
     def source(self) -> Source:
-        """Return a new source, not open. It continues where the former one stopped, which is closed by then.
+        """Return a new source, not open. It continues where the former source stopped, which is closed by then.
 
-        The former one was closed without a ``release``, as after a crash. If the broker reserves its messages for some
-        time, let that time pass here, or keep it well below 20 s.
+        The former source was closed without a ``release``, as after a crash. If the broker holds its messages back
+        for some time, let that time pass in this call, or keep it well below 20 s.
         """
 
     async def unsettled(self) -> int:
-        """Return the number of messages that the broker has delivered and not seen settled.
+        """Return the number of messages that the broker has delivered and that are not settled.
 
-        A check asks for up to 20 s until the number is right. After a ``release`` it asks once.
+        A check repeats the call for up to 20 s until the number is right. After a ``release`` a check calls once.
         """
 
     @property
     def ack_wait(self) -> float:
-        """Seconds after which the broker redelivers. Needed with ``ack wait`` only."""
+        """Seconds after which the broker redelivers. Needed only with the ability ``ack wait``."""
 
     async def elapse(self, seconds: float) -> None:
-        """Let time pass at the broker. Needed with ``ack wait`` only.
+        """Let time pass at the broker. Needed only with the ability ``ack wait``.
 
         Args:
             seconds: The time to pass.
         """
 
     async def revoke(self, partition: Partition) -> None:
-        """Have the broker revoke a partition of the newest source. Needed with ``revoke`` only.
+        """Make the broker revoke a partition of the newest source. Needed only with the ability ``revoke``.
 
         Args:
             partition: The partition to revoke.
         """
 
     async def lose(self, partition: Partition) -> None:
-        """Have the broker take a partition from the newest source. Needed with ``lose`` only.
+        """Make the broker take a partition from the newest source. Needed only with the ability ``lose``.
 
         Args:
             partition: The partition to take.
         """
 
     async def finish(self) -> None:
-        """Let the newest source end after all published messages. Needed with ``finish`` only."""
+        """Let the newest source end after all published messages. Needed only with the ability ``finish``."""
 
 
 class Committing:
-    """The progress of a partition of a source that commits. Naive: each answer scans everything."""
+    """The progress of a partition of a source that commits. Simple and slow: each answer scans all positions."""
 
     def __init__(self, floor: int, completed: Sequence[tuple[int, int]]) -> None:
         self.highest = floor - 1
@@ -117,29 +122,29 @@ class Committing:
         self._finished: set[int] = set()
 
     def deliver(self, position: int) -> None:
-        """A message was delivered."""
+        """Note the delivery of a message."""
         self.highest = position
         (self._finished if self.has_completed(position) else self._unfinished).add(position)
 
     def has_completed(self, position: int) -> bool:
-        """Whether a former owner had completed it."""
+        """Tell whether a former owner had completed the position."""
         return any(start <= position < end for start, end in self._completed)
 
     def settle(self, position: int) -> None:
-        """A message is finished. Idempotent."""
+        """Note that a message is finished. Idempotent."""
         self._unfinished.discard(position)
         self._finished.add(position)
 
     def progress(self, position: int) -> None:
-        """Below ``position`` come no more messages."""
+        """Note that no more messages come below ``position``."""
         self.highest = position - 1
 
     def floor(self) -> int:
-        """The next position to read: all below it are finished or absent."""
+        """Return the next position to read. All positions below it are finished or absent."""
         return min(self._unfinished, default=self.highest + 1)
 
     def completed(self) -> list[tuple[int, int]]:
-        """The positions finished above the floor, by a former owner too, as rising half-open runs."""
+        """Return the positions finished above the floor, also by a former owner, as rising half-open runs."""
         runs: list[tuple[int, int]] = []
         for position in sorted(self._finished):
             if position >= self.floor():
@@ -152,10 +157,22 @@ class Committing:
 
 
 class Session:
-    """An open source and its partitions. Each event is checked when it comes.
+    """An open source and its partitions. The session checks each event when it comes.
 
-    For a source that commits it keeps the state of an engine: ``ledgers`` hold the progress of each partition,
-    ``committed`` its last commit. ``plans`` are the reports of the group's plan.
+    For a source that commits, the session keeps the state that an engine would keep.
+
+    Args:
+        harness: The harness of the check.
+        source: The open source.
+        traits: The traits that ``open`` returned.
+
+    Attributes:
+        source: The open source.
+        traits: The traits of the source.
+        partitions: The assigned partitions, in order.
+        ledgers: Progress of each partition, for a source that commits.
+        committed: Last commit of each partition.
+        plans: Reports of the group's plan, in order.
     """
 
     def __init__(self, harness: Harness, source: Source, traits: SourceTraits) -> None:
@@ -168,7 +185,15 @@ class Session:
         self._harness = harness
 
     async def receive(self, room: Room, *, otherwise: str = "") -> Sequence[SourceEvent]:
-        """The next events. Cancel-safe if the source is. ``otherwise`` is added to the error when none come."""
+        """Return the next events. Cancel-safe if the source is.
+
+        Args:
+            room: Room for the call.
+            otherwise: Text that is added to the error if no event comes.
+
+        Returns:
+            The next events in order, without ``Generation``.
+        """
         events: Sequence[SourceEvent] = ()
         with anyio.move_on_after(TIMEOUT):
             received: Sequence[SourceEvent] = [Generation(0, standby=False)]
@@ -181,70 +206,70 @@ class Session:
         for event in events:
             if isinstance(event, Assigned):
                 known = event.partition in self.partitions
-                expect(not known, f"{event.partition!r} was assigned twice: every assignment has a new Partition")
+                expect(not known, f"{event.partition!r} was assigned twice: every assignment needs a new Partition")
                 self.partitions.append(event.partition)
                 self._keep(event.partition)
             elif isinstance(event, Delivered):
                 self._look_at(event)
-                expect(event.partition not in room.paused, f"a message of {event.partition!r} came, which is paused")
+                expect(event.partition not in room.paused, f"a message of the paused {event.partition!r} came")
             elif isinstance(event, Progressed):
                 self._look_at_progress(event)
         count = len(messages_of(events))
-        expect(count <= room.messages, f"{count} messages came where there was room for {room.messages}")
+        expect(count <= room.messages, f"{count} messages came, but the room was {room.messages} messages")
         return events
 
     def _look_at(self, event: Delivered) -> None:
         expect(event.partition in self.partitions, f"a message of {event.partition!r} came before its Assigned")
-        expect(len(event.run) > 0, "an empty run was delivered")
-        expect(all(m.partition is event.partition for m in event.run), "a message of a run is of another partition")
+        expect(len(event.run) > 0, "an empty run was delivered: a run needs a message")
+        expect(all(m.partition is event.partition for m in event.run), "a message of a run has another partition")
         size = sum(message.size for message in event.run)
-        expect(event.size == size, f"the size of a run is {event.size}, the sum of its messages {size}")
+        expect(event.size == size, f"the size of a run is {event.size}, but its messages have {size} bytes")
         ledger = self.ledgers.get(event.partition)
         if ledger is not None:
             for message in event.run:
                 rises = message.position > ledger.highest
-                expect(rises, f"position {message.position} came after {ledger.highest}: a floor goes only onwards")
+                expect(rises, f"position {message.position} came after {ledger.highest}: positions must rise")
                 ledger.deliver(message.position)
 
     def _keep(self, partition: Partition) -> None:
         commits = self.traits.settles == "cumulative"
-        expect((partition.floor is not None) == commits, f"{partition!r} has floor {partition.floor}, {self.traits!r}")
+        expect((partition.floor is not None) == commits, f"floor {partition.floor} of {partition!r}, {self.traits!r}")
         if partition.floor is not None:
             self.ledgers[partition] = Committing(partition.floor, partition.completed)
 
     def _look_at_progress(self, event: Progressed) -> None:
         ledger = self.ledgers.get(event.partition)
-        expect(ledger is not None, f"{event!r} came of a partition that was not assigned, or has no floor")
+        expect(ledger is not None, f"{event!r} came for a partition that is not assigned, or has no floor")
         assert ledger is not None
-        expect(event.position > ledger.highest + 1, f"{event!r} came after position {ledger.highest}: nothing new")
+        expect(event.position > ledger.highest + 1, f"{event!r} came after position {ledger.highest}: no progress")
         ledger.progress(event.position)
 
     async def take(self, count: int, *, size: int = BYTES, otherwise: str = "") -> list[Message]:
-        """The next ``count`` messages that no former owner completed, with room for exactly them."""
+        """Take the next ``count`` messages that no former owner completed, with room for ``count`` messages."""
         messages: list[Message] = []
         while len(messages) < count:
             messages += self._unfinished(await self.receive(Room(count - len(messages), size), otherwise=otherwise))
         return messages
 
     async def assigned(self) -> list[Partition]:
-        """The partitions that the source begins with."""
+        """Return the partitions that are assigned at the start."""
         while not self.partitions:
             await self.receive(Room(0, 0))
-        # More may come, each from a call of its own.
+        # Each further partition may come from a separate call.
         await self.expect_nothing(Room(0, 0))
         return list(self.partitions)
 
     async def expect_nothing(self, room: Room = ROOM) -> None:
-        """Expect nothing but assignments, gaps, and messages that a former owner completed."""
+        """Expect no events except assignments, gaps, and messages that a former owner completed."""
         with anyio.move_on_after(self._harness.patience):
             while True:
                 for event in await self.receive(room):
                     known = isinstance(event, Delivered) and not self._unfinished([event])
                     nothing = known or isinstance(event, Assigned | Progressed)
-                    expect(nothing, f"{event!r} came, no event was expected")
+                    expect(nothing, f"{event!r} came, but no event was expected")
 
     async def settle(self, messages: Sequence[Message]) -> None:
-        """Settle them, one settlement a partition."""
+        """Settle messages, with one settlement for each partition."""
         by_partition: dict[Partition, list[Message]] = {}
         for message in messages:
             by_partition.setdefault(message.partition, []).append(message)
@@ -259,19 +284,19 @@ class Session:
         )
 
     def to_settle(self, messages: Sequence[Message], chosen: Sequence[int]) -> list[Message]:
-        """The ``chosen`` messages, or as many of the first ones for a source that keeps nothing above a gap."""
+        """Return the ``chosen`` messages, or as many first messages for a source that keeps nothing above a gap."""
         keeps = self.traits.settles == "individual" or self.traits.hands_over
         return [messages[number] for number in (chosen if keeps else range(len(chosen)))]
 
     def commit_of(self, partition: Partition) -> Settlement:
-        """The settlement to commit of a partition now. The caller sends it."""
+        """Return the settlement of a partition to commit now. The caller sends it."""
         ledger = self.ledgers[partition]
         settlement = Settlement(partition, [], ledger.floor(), ledger.completed())
         self.committed[partition.id] = settlement
         return settlement
 
     def _unfinished(self, events: Sequence[SourceEvent]) -> list[Message]:
-        """The messages of some events that no former owner completed."""
+        """Return the messages of some events that no former owner completed."""
         return [message for message in messages_of(events) if not self._known(message)]
 
     def _known(self, message: Message) -> bool:
@@ -279,12 +304,12 @@ class Session:
         return ledger is not None and ledger.has_completed(message.position)
 
     async def expect_unsettled(self, count: int) -> None:
-        """Wait for a number of unsettled messages: a settlement may reach the broker a little later."""
+        """Wait for a number of unsettled messages, because a settlement may reach the broker a little later."""
         unsettled = -1
         with anyio.move_on_after(TIMEOUT):
             while (unsettled := await self._harness.unsettled()) != count:
                 await anyio.lowlevel.checkpoint()
-        expect(unsettled == count, f"{unsettled} messages are unsettled at the broker, not {count}")
+        expect(unsettled == count, f"{unsettled} messages are unsettled at the broker, but must be {count}")
 
 
 @asynccontextmanager
@@ -299,17 +324,17 @@ async def opened(harness: Harness) -> AsyncIterator[Session]:
 
 
 def numbered(count: int) -> list[Sample]:
-    """Samples of five keys, each with a value of its own."""
+    """Return samples of five keys, each with a different value."""
     return [Sample(f"key-{number % 5}".encode(), f"value-{number}".encode()) for number in range(count)]
 
 
 def messages_of(events: Sequence[SourceEvent]) -> list[Message]:
-    """The messages of some events, in their order."""
+    """Return the messages of some events, in order."""
     return [message for event in events if isinstance(event, Delivered) for message in event.run]
 
 
 def rising(messages: Sequence[Message]) -> None:
-    """Positions of a partition rise."""
+    """Expect that the positions of each partition rise."""
     highest: dict[Partition, int] = {}
     for message in messages:
         last = highest.get(message.partition, -1)
@@ -333,6 +358,6 @@ def checks_within(
 
 
 def expect(condition: bool, otherwise: str) -> None:
-    """Raise ``ContractBroken`` unless the condition holds; not ``assert``, which ``python -O`` leaves out."""
+    """Raise ``ContractBroken`` unless the condition holds. ``python -O`` would leave an ``assert`` out."""
     if not condition:
         raise ContractBroken(otherwise)

@@ -1,7 +1,7 @@
-"""The contract suite of lease stores: their promises, as functions that raise ``ContractBroken``.
+"""The contract suite of lease stores: each promise is a function that raises ``ContractBroken``.
 
 The author of a ``lanes.cohort.leases.LeaseStore`` writes a ``LeaseHarness`` and runs every check of ``LEASE_CHECKS``,
-each with a harness of its own. Some checks wait for a time to live of one second or more.
+each with its own harness. Some checks wait for the end of a time to live, one second or more.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from memsource.contract.harness import ContractBroken, checks_of, expect
 __all__ = ["LEASE_CHECKS", "LeaseCheck", "LeaseHarness"]
 
 LATE: Final = 0.5
-"""Seconds after its time to live within which a key has to expire."""
+"""Seconds after its time to live within which a key must expire."""
 
 
 class LeaseHarness(Protocol):
-    """One empty bucket, and clients of it. Each check gets a harness of its own."""
+    """An empty bucket, and clients of the bucket. Each check gets its own harness."""
 
     def store(self) -> LeaseStore:
-        """A new client of the bucket, with a connection of its own."""
+        """Return a new client of the bucket, with its own connection."""
 
     async def elapse(self, seconds: float) -> None:
         """Let time pass at the server.
@@ -39,7 +39,8 @@ class LeaseHarness(Protocol):
 
         Args:
             store: The client.
-            what: ``"request"``: the server never gets it. ``"reply"``: the server does it, and its answer is lost.
+            what: ``"request"``: the server never gets the write. ``"reply"``: the server applies the write, and its
+                answer is lost.
         """
 
 
@@ -48,24 +49,24 @@ LeaseCheck = Callable[[LeaseHarness], Awaitable[None]]
 
 
 async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tuple[str, int] | None = None) -> None:
-    """Make a write that must be refused and must change nothing."""
+    """Try a write that must be refused and must change nothing."""
     before = await store.read(key)
     try:
         came = await store.write(key, b"refused", revision=revision, fence=fence)
     except Conflict:
-        expect(await store.read(key) == before, f"a write of {key!r} that was refused has changed it")
+        expect(await store.read(key) == before, f"a refused write of {key!r} has changed the key")
     else:
-        raise ContractBroken(f"a write of {key!r} on revision {revision}, fence {fence} was not refused: it is {came}")
+        raise ContractBroken(f"a write of {key!r} on revision {revision}, fence {fence} must be refused; it is {came}")
 
 
 async def check_a_key_that_was_never_written_is_empty(harness: LeaseHarness) -> None:
-    """It has no value and the revision 0."""
+    """A key that was never written has no value and the revision 0."""
     came = await harness.store().read("l.7")
-    expect(came == Entry(None, 0), f"read() returned {came} for a key that was never written")
+    expect(came == Entry(None, 0), f"read() returned {came} for a key that was never written, not Entry(None, 0)")
 
 
 async def check_a_write_is_read_by_every_client(harness: LeaseHarness) -> None:
-    """Every client reads a write at once, with the revision that it returned. Any bytes come back unchanged."""
+    """Every client reads a write at once, with the revision that ``write`` returned. All bytes are unchanged."""
     one, other = harness.store(), harness.store()
     for value in (b"first", b"", bytes(range(256))):
         revision = await one.write("config", value, revision=(await other.read("config")).revision)
@@ -73,12 +74,12 @@ async def check_a_write_is_read_by_every_client(harness: LeaseHarness) -> None:
             came = await store.read("config")
             expect(
                 came == Entry(value, revision),
-                f"read() returned {came}, {value!r} was written with {revision}",
+                f"read() returned {came}, but {value!r} was written with revision {revision}",
             )
 
 
 async def check_revision_0_creates_once(harness: LeaseHarness) -> None:
-    """A key can be created once."""
+    """A second write with the revision 0 is refused."""
     one, other = harness.store(), harness.store()
     await one.write("plan", b"1", revision=0)
     await _refused(other, "plan", 0)
@@ -92,7 +93,7 @@ async def check_a_write_expects_its_revision(harness: LeaseHarness) -> None:
     first = await store.write("a", b"1", revision=0)
     beside = await store.write("b", b"1", revision=0)
     second = await store.write("a", b"2", revision=first)
-    expect(first < beside < second, f"revisions {first}, {beside}, {second} of writes one after the other do not rise")
+    expect(first < beside < second, f"revisions must rise from write to write, but are {first}, {beside}, {second}")
     for revision in (first, beside, second + 1):
         await _refused(store, "a", revision)
 
@@ -114,7 +115,7 @@ async def check_of_many_at_once_one_wins(harness: LeaseHarness) -> None:
             for number, store in enumerate(stores):
                 tasks.start_soon(race, store, b"%d" % number, revision)
         stands = (await stores[0].read("l.0")).value
-        expect(len(won) == 1 and stands == won[0], f"{won} succeeded, and {stands!r} is the value")
+        expect(len(won) == 1 and stands == won[0], f"{won} succeeded, and the value is {stands!r}")
 
 
 async def check_a_fence_is_the_revision_of_another_key(harness: LeaseHarness) -> None:
@@ -129,9 +130,9 @@ async def check_a_fence_is_the_revision_of_another_key(harness: LeaseHarness) ->
 
 
 async def check_a_key_expires(harness: LeaseHarness) -> None:
-    """A key expires soon after its time to live, not before. Then a write fenced by it is refused.
+    """A key expires soon after its time to live, not before. After that a write with the key as fence is refused.
 
-    It can be created again, on the revision that ``read`` returns.
+    The key can be created again, on the revision that ``read`` returns.
     """
     store = harness.store()
     lease = await store.write("l.3", b"mine", revision=0, ttl=2.0)
@@ -141,12 +142,12 @@ async def check_a_key_expires(harness: LeaseHarness) -> None:
     await harness.elapse(0.5 + LATE)
     left = await store.read("l.3")
     expect(left.value is None, f"a key holds {left.value!r} after its time to live")
-    expect(set(await store.entries("")) == {"s.3"}, "a key that has expired is among the entries")
+    expect(set(await store.entries("")) == {"s.3"}, "entries() must leave out an expired key")
     await _refused(store, "l.3", lease)
     await _refused(store, "s.3", None, ("l.3", lease))
     again = await store.write("l.3", b"theirs", revision=left.revision, ttl=2.0)
-    expect(again > lease, f"revision {again} of a key that was made again is not above {lease}")
-    expect((await store.read("s.3")).value == b"stays", "a key without a time to live has not stayed")
+    expect(again > lease, f"revision {again} of a key that was created again must be above {lease}")
+    expect((await store.read("s.3")).value == b"stays", "a key without a time to live has expired")
 
 
 async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) -> None:
@@ -155,36 +156,36 @@ async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) ->
     revision = await store.write("m.a", b"1", revision=0, ttl=1.0)
     revision = await store.write("m.a", b"2", revision=revision, ttl=3.0)
     await harness.elapse(1.0 + LATE)
-    expect((await store.read("m.a")).value == b"2", "a key has expired although it was renewed")
+    expect((await store.read("m.a")).value == b"2", "a renewed key has expired before its new time to live")
     await store.write("m.a", b"3", revision=revision, ttl=1.0)
     await harness.elapse(1.0 + LATE)
-    expect((await store.read("m.a")).value is None, "a key has kept the time to live of a former write")
+    expect((await store.read("m.a")).value is None, "a key must have the time to live of its last write")
 
 
 async def check_entries_are_those_with_the_prefix(harness: LeaseHarness) -> None:
-    """``entries`` returns values and revisions as ``read`` does. A prefix "m." excludes "mx.", and is no wildcard."""
+    """``entries`` returns values and revisions as ``read`` does. The prefix "m." excludes "mx."; it is no wildcard."""
     store = harness.store()
     for key in ("m.a", "m.b-2", "mx.a", "l.1", "m.long_name-with_everything-1"):
         await store.write(key, key.encode(), revision=0)
     came = await harness.store().entries("m.")
     expect(set(came) == {"m.a", "m.b-2", "m.long_name-with_everything-1"}, f"entries('m.') returned {sorted(came)}")
     for key, entry in came.items():
-        expect(entry == await store.read(key), f"entries() returned {entry} for {key!r}, read() another entry")
+        expect(entry == await store.read(key), f"entries() returned {entry} for {key!r}, but read() another entry")
     expect(not await store.entries("drain."), "entries() returned keys that were never written")
 
 
 async def check_a_lost_request_is_unknown(harness: LeaseHarness) -> None:
-    """A write with a lost request raises ``UnknownResult``, and is not sent later."""
+    """A write whose request is lost raises ``UnknownResult``, and is not sent later."""
     store = harness.store()
     revision = await store.write("plan", b"1", revision=0)
     harness.fail(store, "request")
     await expect_unknown(store.write("plan", b"2", revision=revision))
-    expect(await store.read("plan") == Entry(b"1", revision), "a write that was lost on its way was done")
+    expect(await store.read("plan") == Entry(b"1", revision), "a write whose request was lost has changed the key")
     await store.write("plan", b"3", revision=revision)
 
 
 async def check_a_lost_reply_is_unknown(harness: LeaseHarness) -> None:
-    """A write with a lost answer raises ``UnknownResult``, and a read finds it."""
+    """A write whose answer is lost raises ``UnknownResult``, and ``read`` returns the written value."""
     store = harness.store()
     revision = await store.write("plan", b"1", revision=0)
     harness.fail(store, "reply")
@@ -202,7 +203,7 @@ async def expect_unknown(call: Awaitable[object]) -> None:
         await call
     except UnknownResult:
         return
-    raise ContractBroken("a call whose request or answer was lost has returned")
+    raise ContractBroken("a call whose request or answer was lost has returned: raise UnknownResult")
 
 
 LEASE_CHECKS: Final[tuple[LeaseCheck, ...]] = checks_of(globals())

@@ -1,13 +1,13 @@
-"""The contract suite of sources: the promises of every source, as functions that raise ``ContractBroken``.
+"""The contract suite of sources: each promise is a function that raises ``ContractBroken``.
 
-The author of a source writes a ``Harness`` for the broker and runs every check of ``checks(harness.can)``, each with a
-harness of its own, under any test runner:
+The author of a source writes a ``Harness`` for the broker and runs every check of ``checks(harness.can)``, each with
+its own harness, under any test runner:
 
     @pytest.mark.parametrize("check", checks(OurHarness.can), ids=lambda check: check.__name__)
     async def test_our_source(check: Check) -> None:
         await check(OurHarness())
 
-A harness lists in ``can`` the abilities of its broker and source. Checks of other abilities do not run.
+A harness lists in ``can`` the abilities of its broker and source. Checks that need other abilities do not run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ Check = Callable[[Harness], Awaitable[None]]
 """One promise of the contract, as a function that raises ``ContractBroken`` if the source breaks it."""
 
 NOT_CHECKED: Final = {
-    "max_in_flight": "the suite would have to publish more messages than that; the broker itself keeps the bound",
-    "remembers": "a settlement would have to be lost on its way; a harness cannot do that to every broker",
-    "ordered": "it is about several processes; the suite runs one source at a time",
-    "exclusive": "it is about several processes; the suite runs one source at a time",
+    "max_in_flight": "the suite would have to publish more messages than the bound; the broker itself keeps the bound",
+    "remembers": "a settlement would have to be lost on its way; not every harness can lose a settlement",
+    "ordered": "the trait is about several processes; the suite runs one source at a time",
+    "exclusive": "the trait is about several processes; the suite runs one source at a time",
 }
 """The traits that the suite cannot check, and the reasons."""
 
@@ -63,7 +63,7 @@ def checks(can: Collection[Ability]) -> list[Check]:
         The checks whose needed abilities are all in ``can``.
 
     Raises:
-        ValueError: A name in ``can`` is not an ability. A misspelt one would leave its checks out.
+        ValueError: A name in ``can`` is not an ability. A misspelt ability would leave its checks out.
     """
     return checks_within(_CHECKS, can, get_args(Ability))
 
@@ -75,7 +75,7 @@ def _check(*needs: Ability) -> Callable[[Check], Check]:
             try:
                 await check(harness)
             except BaseExceptionGroup as group:
-                # A task group of the check raises it: one error is easier to read than a group of one.
+                # A task group of the check raised one error, which is easier to read without its group.
                 if len(group.exceptions) > 1:
                     raise
                 raise group.exceptions[0] from None
@@ -91,16 +91,16 @@ def _check(*needs: Ability) -> Callable[[Check], Check]:
 
 @_check()
 async def check_assigns_before_it_delivers(harness: Harness) -> None:
-    """A partition is announced by ``Assigned`` before its first message, as a fresh ``Partition``."""
+    """``Assigned`` with a new ``Partition`` comes before the first message of a partition."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         first = (await session.receive(Room(0, 0)))[0]
-        expect(isinstance(first, Assigned), f"the first event is {first!r}, not Assigned")
+        expect(isinstance(first, Assigned), f"the first event is {first!r}, but must be Assigned")
         # The session refuses messages of partitions that were not assigned.
         await session.take(3)
         for partition in session.partitions:
             fresh = partition.assignment == 0 and not partition.live
-            expect(fresh, f"{partition!r} was touched by the source: assignment and liveness are the engine's")
+            expect(fresh, f"{partition!r} was changed: only the engine sets assignment and live")
 
 
 @_check()
@@ -115,7 +115,7 @@ async def check_delivers_everything_in_order(harness: Harness) -> None:
     for key in {sample.key for sample in samples}:
         published = [sample.value for sample in samples if sample.key == key]
         came = [message.value for message in messages if message.key == key]
-        expect(came == published, f"the messages of key {key!r} came in another order than published")
+        expect(came == published, f"the messages of key {key!r} must come in the order of publication")
 
 
 @_check()
@@ -132,7 +132,7 @@ async def check_goes_on_with_what_is_published_later(harness: Harness) -> None:
 
 @_check()
 async def check_messages_can_be_read(harness: Harness) -> None:
-    """Key, value, headers and subject are those of the published message; ``size`` is at least its payload."""
+    """Key, value and headers are those of the published message. The message has a subject and a size."""
     sample = Sample(b"customer-42", b"\x00\xffpayload", (("trace", b"a"), ("kind", b"order")))
     empty = Sample(b"customer-43", b"")
     await harness.publish([sample, empty])
@@ -144,8 +144,8 @@ async def check_messages_can_be_read(harness: Harness) -> None:
             expect(message.value == published.value, f"the value is {message.value!r}, not {published.value!r}")
             for header in published.headers:
                 expect(header in message.headers, f"header {header!r} is missing in {message.headers!r}")
-            expect(isinstance(message.subject, str) and message.subject != "", "there is no subject")
-            expect(message.size >= len(published.value), f"size {message.size} is less than the payload")
+            expect(isinstance(message.subject, str) and message.subject != "", "the message has no subject")
+            expect(message.size >= len(published.value), f"size {message.size} is below the payload")
 
 
 @_check()
@@ -157,19 +157,19 @@ async def check_traits_can_be_kept(harness: Harness) -> None:
         traits = session.traits
         expect(traits.name != "" and traits.system != "", f"the source has no name, or no system: {traits!r}")
         interval, limit, count = traits.extend_interval, traits.revoke_limit, traits.partitions
-        expect(interval is None or interval > 0, f"extend_interval is {interval}")
-        expect(limit is None or limit > 0, f"revoke_limit is {limit}")
+        expect(interval is None or interval > 0, f"extend_interval is {interval}, but must be above 0")
+        expect(limit is None or limit > 0, f"revoke_limit is {limit}, but must be above 0")
         named = interval is None or "ack wait" in can
         expect(
-            named, f"extend_interval is {interval}, so the broker delivers again: the harness's can needs 'ack wait'"
+            named, f"extend_interval is {interval}, so the broker redelivers: add 'ack wait' to the can of the harness"
         )
         commits = traits.settles == "cumulative"
-        expect(commits == ("commits" in can), f"settles is {traits.settles!r}, and can is {can!r}: see 'commits'")
+        expect(commits == ("commits" in can), f"settles is {traits.settles!r}, can is {can!r}: 'commits' must agree")
         over = commits and traits.hands_over
-        expect(over == ("hands over" in can), f"hands_over is {traits.hands_over}, and can is {can!r}: 'hands over'")
+        expect(over == ("hands over" in can), f"hands_over is {traits.hands_over}, can is {can!r}: they must agree")
         assigned = await session.assigned()
-        expect(count is None or count >= len(assigned), f"{len(assigned)} were assigned, partitions is {count}")
-        expect(bool(session.plans) == traits.plans, f"plans is {traits.plans}, Generation came {len(session.plans)}x")
+        expect(count is None or count >= len(assigned), f"{len(assigned)} were assigned, but partitions is {count}")
+        expect(bool(session.plans) == traits.plans, f"plans is {traits.plans}, {len(session.plans)} Generation came")
 
 
 # --- room
@@ -189,7 +189,7 @@ async def check_room_is_respected(harness: Harness) -> None:
 
 @_check()
 async def check_no_room_no_messages(harness: Harness) -> None:
-    """Without room no message is delivered. With room the waiting ones are."""
+    """Without room no message is delivered. With room the waiting messages are delivered."""
     await harness.publish(numbered(2))
     async with opened(harness) as session:
         await session.expect_nothing(Room(0, 0))
@@ -200,7 +200,7 @@ async def check_no_room_no_messages(harness: Harness) -> None:
 
 @_check()
 async def check_paused_partitions_are_left_out(harness: Harness) -> None:
-    """A paused partition delivers nothing, not after its assignment and not from a prefetch. All of it comes later."""
+    """A paused partition delivers no message, even from a prefetch. All its messages come after the pause."""
     samples = numbered(20)
     await harness.publish(samples)
     async with opened(harness) as session:
@@ -218,13 +218,13 @@ async def check_paused_partitions_are_left_out(harness: Harness) -> None:
             came += await session.take(1)
         await session.settle(came)
         await session.expect_nothing()
-        expect(first in session.partitions, f"{first!r} was taken away")
+        expect(first in session.partitions, f"the source lost {first!r}")
     expect(sorted(m.value for m in came) == sorted(s.value for s in samples), "other messages came than were published")
 
 
 @_check()
 async def check_large_message_comes_alone(harness: Harness) -> None:
-    """A message larger than the room for bytes is delivered, alone. It must not block its partition for ever."""
+    """A message larger than the room for bytes is delivered alone, and does not block its partition."""
     await harness.publish([Sample(b"large", b"x" * 4096) for _ in range(3)])
     async with opened(harness) as session:
         for _ in range(3):
@@ -233,7 +233,7 @@ async def check_large_message_comes_alone(harness: Harness) -> None:
 
 @_check()
 async def check_receive_is_cancel_safe(harness: Harness) -> None:
-    """A cancelled ``receive`` has taken nothing: its messages come with the next call."""
+    """A cancelled ``receive`` loses no message: its messages come with the next call."""
     samples = numbered(120)
     messages: list[Message] = []
     async with opened(harness) as session:
@@ -247,8 +247,9 @@ async def check_receive_is_cancel_safe(harness: Harness) -> None:
                 for _ in range(number % 3):
                     await anyio.lowlevel.checkpoint()
                 await harness.publish([sample])
-                # Cancelled before, while and after the message arrives. In memory that takes a few turns, each tried
-                # often because a scheduler may be random. Over a network it takes longer.
+                # The cancellation comes before, while or after the message arrives. In memory an arrival takes a few
+                # turns, and each is tried often because a scheduler may be random. Over a network an arrival takes
+                # longer.
                 for _ in range(number % 6 if number < 80 else number - 80):
                     await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
@@ -262,7 +263,7 @@ async def check_receive_is_cancel_safe(harness: Harness) -> None:
 
 @_check()
 async def check_start_is_cancel_safe(harness: Harness) -> None:
-    """A source works after its first ``receive`` was cancelled in the middle of its start."""
+    """A source works after a cancellation of an early ``receive``."""
     for moment in range(30):
         (sample,) = numbered(1)
         async with opened(harness) as session:
@@ -284,7 +285,7 @@ async def check_start_is_cancel_safe(harness: Harness) -> None:
 
 @_check()
 async def check_settled_stays_settled(harness: Harness) -> None:
-    """A settled message is settled at the broker; the others are not."""
+    """The broker settles exactly the messages that were passed to ``settle``."""
     await harness.publish(numbered(10))
     async with opened(harness) as session:
         messages = await session.take(10)
@@ -310,7 +311,7 @@ async def check_settle_is_idempotent(harness: Harness) -> None:
 
 @_check()
 async def check_unsettled_comes_back(harness: Harness) -> None:
-    """The next owner gets the unsettled messages, in order and before new ones, and no settled ones."""
+    """The next owner gets the unsettled messages in order and before new messages, and no settled message."""
     samples = numbered(12)
     await harness.publish(samples[:8])
     async with opened(harness) as session:
@@ -328,7 +329,7 @@ async def check_unsettled_comes_back(harness: Harness) -> None:
         rising(again)
         came = sorted(message.value for message in again)
         expected = sorted([*left, *(sample.value for sample in samples[8:])])
-        expect(came == expected, f"{came} were delivered, expected were the unsettled and the new ones: {expected}")
+        expect(came == expected, f"{came} came, but the unsettled and the new messages are {expected}")
         await session.expect_nothing()
 
 
@@ -342,7 +343,7 @@ async def check_release_flushes(harness: Harness) -> None:
         for partition in session.partitions:
             await session.source.release(partition)
         left = await harness.unsettled()
-        expect(left == 5, f"{left} messages are unsettled right after release, not 5")
+        expect(left == 5, f"{left} messages are unsettled right after release(), but must be 5")
 
 
 @_check()
@@ -365,7 +366,7 @@ async def check_release_twice_at_once_is_one(harness: Harness) -> None:
 
 @_check("ack wait")
 async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
-    """An unsettled message is redelivered after ``ack_wait``, at its position, with a token of its own."""
+    """An unsettled message is redelivered after ``ack_wait``, at its position, with a new token."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         first = await session.take(3)
@@ -375,8 +376,8 @@ async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
         again = await session.take(2)
         for message in again:
             known = [m for m in first[1:] if (m.partition, m.position) == (message.partition, message.position)]
-            expect(len(known) == 1, f"{message!r} was redelivered, and was settled or never delivered before")
-            expect(message.token != known[0].token, f"{message!r} was redelivered with the token of its first delivery")
+            expect(len(known) == 1, f"{message!r} was redelivered, but is settled or was never delivered")
+            expect(message.token != known[0].token, f"{message!r} was redelivered with an old token")
         await session.settle(again)
         await session.expect_unsettled(0)
 
@@ -404,16 +405,16 @@ async def check_extend_keeps_messages(harness: Harness) -> None:
 
 @_check("revoke")
 async def check_revoke_is_told_without_room(harness: Harness) -> None:
-    """``Revoking`` comes also without room. After it comes no message of the partition."""
+    """``Revoking`` comes also without room. After ``Revoking`` comes no message of the partition."""
     async with opened(harness) as session:
         for partition in await session.assigned():
             await harness.revoke(partition)
             (event,) = await session.receive(Room(0, 0))
             told = isinstance(event, Revoking) and event.partition is partition and event.timeout > 0
-            expect(told, f"{event!r} came, not Revoking of {partition!r} with some time")
+            expect(told, f"{event!r} came, not Revoking of {partition!r} with a timeout above 0")
             limit = session.traits.revoke_limit
             within = limit is None or (isinstance(event, Revoking) and event.timeout <= limit)
-            expect(within, f"{event!r} gives more time than revoke_limit, {limit} s")
+            expect(within, f"{event!r} has a timeout above revoke_limit, {limit} s")
         await harness.publish(numbered(3))
         await session.expect_nothing()
         for partition in session.partitions:
@@ -422,7 +423,7 @@ async def check_revoke_is_told_without_room(harness: Harness) -> None:
 
 @_check("lose")
 async def check_loss_is_told_without_room(harness: Harness) -> None:
-    """``Lost`` comes also without room. After it comes no message of the partition."""
+    """``Lost`` comes also without room. After ``Lost`` comes no message of the partition."""
     async with opened(harness) as session:
         for partition in await session.assigned():
             await harness.lose(partition)
@@ -441,7 +442,7 @@ async def check_exhausted_is_the_last_event(harness: Harness) -> None:
         await harness.finish()
         await session.take(5)
         (event,) = await session.receive(Room(1, BYTES))
-        expect(isinstance(event, Exhausted), f"{event!r} came, not Exhausted")
+        expect(isinstance(event, Exhausted), f"{event!r} came, but must be Exhausted")
         await session.expect_nothing()
 
 
@@ -457,7 +458,7 @@ for commit_check, abilities in COMMIT_CHECKS:
 
 @_check()
 async def check_aclose_is_idempotent(harness: Harness) -> None:
-    """``aclose`` may be called again, also before any ``receive``."""
+    """``aclose`` may be called repeatedly, also before any ``receive``."""
     async with opened(harness) as session:
         await session.source.aclose()
         await session.source.aclose()
