@@ -1,4 +1,4 @@
-"""Kafka for ``lanes``: the consumer a team already has, run in order within a key and in parallel across keys.
+"""The Kafka source and the Kafka dead letters of ``lanes``: order within a key, parallel handlers across keys.
 
 Reading order: ``source``, ``config``, ``bridge``, ``broker``, ``errors``, ``partitioners``; then the rooms ``client``,
 ``dead_letters``, ``cli``.

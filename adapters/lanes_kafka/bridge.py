@@ -1,4 +1,4 @@
-"""Calls from the thread that owns a client to the event loop, and the answers that travel with them."""
+"""Calls from the thread that owns a client to the event loop, and the answers of that thread to commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Bridge:
-    """Calls functions in order on the event loop it was created on. The loop is woken once for many calls."""
+    """Calls functions in order on the event loop that the bridge was made on. Many calls wake the loop once."""
 
     def __init__(self) -> None:
         self._call_on_loop = entry_of_loop()
@@ -22,17 +22,16 @@ class Bridge:
         self._waking = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """Call a plain function on the loop, unless the loop is gone. Callable from any thread. Does not block."""
+        """Call a plain function on the loop, unless the loop has ended. Callable from any thread. Does not block."""
         self._calls.append(call)
         # Two threads may both find it unset: the loop is woken twice, which does no harm.
         if not self._waking:
             self.is_alive()
 
     def is_alive(self) -> bool:
-        """Whether the loop still runs.
+        """Whether the loop still runs. Callable from any thread. Does not block.
 
-        The loop is woken to find out, because it may have ended before a pending call. Callable from any thread. Does
-        not block.
+        The call wakes the loop, because the loop may have ended before it made a pending call.
         """
         self._waking = True
         try:
@@ -57,7 +56,7 @@ class Answer(Generic[T]):
         bridge: Bridge to the event loop on which the answer is awaited.
 
     Attributes:
-        given_up: Whether the waiting task was cancelled. The thread reads it before it performs the command.
+        given_up: Whether the waiting task was cancelled. The thread checks this flag before it performs the command.
     """
 
     def __init__(self, bridge: Bridge) -> None:
@@ -68,7 +67,7 @@ class Answer(Generic[T]):
         self._error: Exception | None = None
 
     async def wait(self) -> T:
-        """Wait for the answer; raise the error that the command failed with. A cancelled wait gives the command up."""
+        """Wait for the answer, and return it or raise its error. A cancelled wait gives the command up."""
         try:
             await self._event.wait()
         except BaseException:

@@ -1,7 +1,7 @@
-"""Questions to a broker, outside the consuming client. Every call blocks, with a deadline; nothing is written.
+"""Questions to a broker, asked by a client that only reads. Every call blocks until its deadline at the latest.
 
-Reading order: one answer and why it failed (``wait_for``, ``answer``, ``likely_cause``), the settings of a broker
-(``broker_settings``, ``metadata_limit``), the facts of a topic (``describe_topic``).
+Reading order: one answer and the cause of a failure (``wait_for``, ``answer``, ``likely_cause``), the settings of a
+broker (``broker_settings``, ``metadata_limit``), the facts of a topic (``describe_topic``).
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ _POLL: Final = 0.05
 _T = TypeVar("_T")
 
 
-def _never() -> bool:
-    return False
-
-
 def wait_for(
-    admin: AdminClient, futures: Collection[Future[_T]], deadline: float, give_up: Callable[[], bool] = _never
+    admin: AdminClient, futures: Collection[Future[_T]], deadline: float, give_up: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait for all futures until ``deadline``, in seconds of ``time.monotonic``; return whether all are done.
+    """Wait for all futures, and serve the client's callbacks meanwhile.
 
-    It serves the client's callbacks meanwhile, and ends at once when ``give_up`` returns True.
+    Args:
+        admin: Client that asked the questions.
+        futures: Answers to wait for.
+        deadline: Latest end of the wait, in seconds of ``time.monotonic``.
+        give_up: Returns True to end the wait at once.
+
+    Returns:
+        Whether all futures are done.
     """
     while not all(future.done() for future in futures):
         left = deadline - time.monotonic()
@@ -53,8 +56,8 @@ def wait_for(
     return True
 
 
-def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Callable[[], bool] = _never) -> _T:
-    """The result of one future; see ``wait_for``. Raises ``KafkaException``, also when it is late or given up."""
+def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Callable[[], bool] = lambda: False) -> _T:
+    """Wait for one future, and return its result; see ``wait_for``. Raises ``KafkaException`` without a result."""
     done = wait_for(admin, [future], deadline, give_up)
     # An error may be kept for long, and its traceback references this frame: it must not keep the client alive.
     del admin
@@ -64,9 +67,9 @@ def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Cal
 
 
 def settings_of(
-    admin: AdminClient, kind: ResourceType, name: str, deadline: float, give_up: Callable[[], bool] = _never
+    admin: AdminClient, kind: ResourceType, name: str, deadline: float, give_up: Callable[[], bool] = lambda: False
 ) -> dict[str, str]:
-    """The settings of a broker or a topic. Blocks and raises like ``answer``."""
+    """The settings of a broker or a topic by name. Blocks and raises like ``answer``."""
     resource = ConfigResource(kind, name)
     asked: dict[ConfigResource, Future[dict[str, Any]]] = admin.describe_configs(
         [resource], request_timeout=max(_POLL, deadline - time.monotonic())
@@ -76,9 +79,14 @@ def settings_of(
 
 
 def likely_cause(error: KafkaError, reported: Sequence[KafkaError]) -> KafkaError:
-    """The best explanation for a question that ended with ``error``, which often only reports a timeout.
+    """Find the best explanation for the failure of a question.
 
-    ``reported`` are the errors that the client reported meanwhile. A refused login explains most.
+    Args:
+        error: The error of the question, which often only reports a timeout.
+        reported: The errors that the client reported meanwhile.
+
+    Returns:
+        A refused login, or else the last reported cause, or else ``error``.
     """
     causes = [one for one in reported if one.code() != KafkaError._ALL_BROKERS_DOWN]
     return ([one for one in causes if is_login_refused(one)] or causes or [error])[-1]
@@ -88,7 +96,7 @@ def likely_cause(error: KafkaError, reported: Sequence[KafkaError]) -> KafkaErro
 
 
 def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> int | None:
-    """Maximum size of commit metadata, as the broker counts it; None when this user may not read it.
+    """The broker's maximum size of commit metadata; None when this user may not read the setting.
 
     Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when no broker answers.
     """
@@ -125,9 +133,9 @@ class TopicFacts(NamedTuple):
 
     Attributes:
         partitions: Number of partitions.
-        writable: Whether this user may write to it.
-        compacted: Whether it is compacted; False where this user may not read its settings.
-        max_message_bytes: Its ``max.message.bytes``; None where this user may not read its settings.
+        writable: Whether this user may write to the topic.
+        compacted: Whether the topic is compacted; False where this user may not read its settings.
+        max_message_bytes: ``max.message.bytes`` of the topic; None where this user may not read its settings.
     """
 
     partitions: int
@@ -139,10 +147,19 @@ class TopicFacts(NamedTuple):
 def describe_topic(
     settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool] = lambda: True
 ) -> TopicFacts | None:
-    """The facts of a topic; None when it does not exist.
+    """Ask for the facts of a topic, without creating the topic. Blocks for up to ``TOPIC_DEADLINE`` seconds.
 
-    Creates nothing. Blocks for up to ``TOPIC_DEADLINE`` seconds, or until ``wanted`` returns False. Raises
-    ``SourceError`` when no broker answers (retryable), the login is refused, or this user may not describe the topic.
+    Args:
+        settings: Configuration of the client. Its secrets are not shown.
+        topic: Name of the topic.
+        wanted: Returns False to end the call early.
+
+    Returns:
+        The facts; None when the topic does not exist.
+
+    Raises:
+        ConfigError: The client refuses its settings.
+        SourceError: No broker answers (retryable), the login is refused, or this user may not describe the topic.
     """
     reported: list[KafkaError] = []
     try:
@@ -163,9 +180,9 @@ def describe_topic(
 
 
 def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> SourceError:
-    """The error of a source whose topics were not described in time.
+    """The error of the source ``name`` whose topics the broker did not describe in time.
 
-    Blocks for up to ``TOPIC_DEADLINE`` seconds a topic. Raises the more precise error of ``describe_topic``, if any.
+    Blocks for up to ``TOPIC_DEADLINE`` seconds a topic. If ``describe_topic`` fails for a topic, its error is raised.
     """
     for topic in topics:
         describe_topic(settings, topic)
@@ -175,8 +192,8 @@ def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: 
 def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) -> TopicFacts:
     """Ask for the facts of a topic.
 
-    ``admin`` holds the only reference to the client, whose threads and sockets end with it. An error may be kept for
-    long, with a traceback that references this frame.
+    ``admin`` holds the only reference to the client, so the caller ends the client by clearing the list. A kept error
+    references this frame by its traceback, and would otherwise keep the client alive.
     """
     deadline = time.monotonic() + TOPIC_DEADLINE
     asked = admin[0].describe_topics(

@@ -1,7 +1,7 @@
-"""The configuration dictionary that a team already has: read, checked and completed.
+"""The configuration of a client: the user's ``confluent_kafka`` dictionary, checked and completed.
 
-The functions here are pure: they create no client. The second half of the module knows the names of librdkafka's
-settings: aliases, settings of consumers alone, and secrets.
+All functions are pure and create no client. The second half of the module lists names of librdkafka's settings:
+aliases, settings that only consumers have, and secrets.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ from lanes.config import check_aware
 from lanes.errors import ConfigError
 
 Start = Literal["beginning", "next"] | datetime
-"""Where a group without a committed position starts; decided on the first run only. A ``datetime`` must be aware."""
+"""Position at which a group without a committed position starts, decided on its first run. A ``datetime`` is aware."""
 
 OutOfRange = Literal["earliest", "latest", "fail"]
-"""Where to continue when the log no longer reaches the committed position."""
+"""Position at which to continue when the log does not contain the committed position."""
 
 Protocol = Literal["eager", "cooperative", "848"]
 
 DEFAULT_MAX_POLL_INTERVAL_MS: Final = 300_000
 DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
-"""Both are the defaults of librdkafka."""
+"""Like ``DEFAULT_MAX_POLL_INTERVAL_MS``, a default of librdkafka."""
 
 
 class Chosen(NamedTuple):
-    """A setting that ``lanes`` made because the user did not, with the reason."""
+    """A setting that ``lanes`` makes where the user makes none.
+
+    Attributes:
+        name: Name of the setting.
+        value: Value of the setting.
+        reason: The reason for the value, for texts.
+    """
 
     name: str
     value: object
@@ -56,7 +62,7 @@ _TUNED: Final = (
     Chosen("enable.partition.eof", False, "not needed: the position tells where a partition ends"),
 )
 _FETCHES_WAIT: Final = ("max.partition.fetch.bytes", "fetch.wait.max.ms")
-"""Not set where the user set ``fetch.min.bytes``: both could end a fetch before that is reached."""
+"""Settings that ``lanes`` does not make beside a user's ``fetch.min.bytes``, because they end a fetch before it."""
 
 _RESETS: Final[Mapping[str, tuple[Literal["beginning", "next"] | None, OutOfRange]]] = {
     "earliest": ("beginning", "earliest"),
@@ -93,10 +99,10 @@ class ClientConfig:
         on_commit: The user's callback, or None.
         chosen: The settings made by ``lanes``.
         group: The id of the group.
-        protocol: How partitions are assigned.
-        instance: The id of a static member, or None.
-        start: Where a group without a committed position starts.
-        out_of_range: Where to continue when the log no longer reaches the committed position.
+        protocol: The rebalance protocol.
+        instance: The id of a static member; None for a dynamic member.
+        start: Position at which a group without a committed position starts.
+        out_of_range: Position at which to continue when the log does not contain the committed position.
         max_poll_interval: ``max.poll.interval.ms`` in seconds.
         session_timeout: ``session.timeout.ms`` in seconds; None under KIP-848, where it is a setting of the broker.
     """
@@ -120,19 +126,30 @@ class ClientConfig:
 def client_config(
     config: Mapping[str, Any], *, start: Start | None = None, out_of_range: OutOfRange | None = None
 ) -> ClientConfig:
-    """Read the dictionary that a ``confluent_kafka.Consumer`` is made from.
+    """Check the dictionary of a ``confluent_kafka.Consumer``, and complete a copy.
 
-    The result holds a copy of it, with ``default.topic.config`` merged as the client does it. Automatic commits and
-    offset stores are set off, and refused where the user set them on. ``auto.offset.reset`` becomes ``start`` and
-    ``out_of_range``, and the client gets ``error``. Without any of the three, they are ``"beginning"`` and ``"fail"``.
-    The other changes are listed in ``chosen``.
+    ``default.topic.config`` is merged into the copy, as the client merges it. Automatic commits and automatic offset
+    stores are switched off, and a user's setting that switches them on is refused. The client gets
+    ``auto.offset.reset=error``, and the user's value becomes ``start`` and ``out_of_range``. ``chosen`` lists all
+    other changes. Pure and idempotent.
 
-    Pure and idempotent. Raises ``ConfigError`` with setting, value and remedy.
+    Args:
+        config: The user's dictionary.
+        start: Position at which a group without a committed position starts. Default: as ``auto.offset.reset``, or
+            ``"beginning"``.
+        out_of_range: Position at which to continue when the log does not contain the committed position. Default: as
+            ``auto.offset.reset``, or ``"fail"``.
+
+    Returns:
+        The checked configuration.
+
+    Raises:
+        ConfigError: A setting is missing, invalid, or contradicts another setting or a guarantee of ``lanes``.
     """
     given = UserSettings(config)
     for name in _NOT_SETTINGS:
         if name in given:
-            raise ConfigError(f"{name} is not a setting of a client; leave it out, lanes follows assignments itself")
+            raise ConfigError(f"{name} is not a setting of a client; leave it out, because lanes handles assignments")
     if "log_cb" in given:
         raise ConfigError("log_cb is not a setting of confluent_kafka; pass logger, a logging.Logger")
     check_addresses(given)
@@ -228,7 +245,7 @@ def _strategy(strategy: object) -> Protocol:
 
 
 def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | None]:
-    """The poll interval and the session timeout, in seconds."""
+    """The poll interval and the session timeout in seconds; under KIP-848 the session timeout is None."""
     interval = _milliseconds(given, "max.poll.interval.ms", DEFAULT_MAX_POLL_INTERVAL_MS)
     if protocol == "848":
         return interval / 1000, None
@@ -280,7 +297,7 @@ def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRang
 
 
 def _complete(given: UserSettings) -> tuple[Chosen, ...]:
-    """Make the settings of ``lanes``; return those that the user had not made the same way."""
+    """Make the settings of ``lanes``, and return the settings that changed."""
     wanted = [Chosen(name, False, _COMMITS_ARE_OURS) for name in _WANTED_OFF]
     wanted += [one for one in _TUNED if one.name not in _FETCHES_WAIT or "fetch.min.bytes" not in given]
     chosen = [one for one in wanted if one.name not in given]
@@ -357,7 +374,7 @@ def is_secret(name: str) -> bool:
 
 
 def redacted(text: str, config: Mapping[str, Any]) -> str:
-    """The text without the secrets of a configuration and the words of those secrets."""
+    """``text`` with each secret of ``config``, and each word of a secret, replaced by ``…``."""
     words = {
         word
         for name, value in config.items()
@@ -374,7 +391,7 @@ def redacted(text: str, config: Mapping[str, Any]) -> str:
 
 
 def connects(name: str) -> bool:
-    """Whether an admin client or a producer connects with this setting."""
+    """Whether admin clients and producers get this setting too."""
     bare = name.removeprefix("topic.")
     return bare not in _CONSUMER_ONLY and bare not in _CALLED_BY_THE_CONSUMER and bare != "transactional.id"
 
@@ -383,7 +400,7 @@ class UserSettings:
     """A copy of a user's dictionary that finds a setting under each of its names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Raises ``ConfigError`` for anything but a dictionary of settings; it names the type and never the value."""
+        """Raise ``ConfigError`` for anything but a dictionary of settings. The error shows its type and no value."""
         self.client: dict[str, Any] = _names_checked("config", config)
         if _NESTED in self.client:
             # These win over the others, as in the client.
@@ -394,7 +411,7 @@ class UserSettings:
         return any(_ALIASES.get(other, other) == name for other in self.client)
 
     def get(self, name: str) -> Any:
-        """The value in force, or None; of two spellings the client uses the later one."""
+        """The value of a setting, or None. If the user wrote two names of the setting, the later entry counts."""
         values = [value for other, value in self.client.items() if _ALIASES.get(other, other) == name]
         return values[-1] if values else None
 
@@ -406,12 +423,12 @@ class UserSettings:
 
 
 def addresses(settings: Mapping[str, Any]) -> str:
-    """The broker addresses, for texts."""
+    """The broker addresses of a configuration, for texts; "" without an address."""
     return next((str(settings[name]) for name in _ADDRESSES if settings.get(name)), "")
 
 
 def check_addresses(given: UserSettings) -> None:
-    """Raises ``ConfigError`` when no broker is named, or when an address holds credentials."""
+    """Raise ``ConfigError`` when no broker is named, or when an address contains credentials."""
     if not any(given.get(name) for name in _ADDRESSES):
         raise ConfigError("bootstrap.servers is missing; name at least one broker as host:port")
     if "@" in str(given.get("bootstrap.servers")):

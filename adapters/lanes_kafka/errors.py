@@ -1,4 +1,4 @@
-"""Errors of the client: which are permanent, their texts and remedies, and a log that an outage cannot flood."""
+"""Errors of the client: permanence, texts, remedies, and a log that an outage cannot flood."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _NO_848: Final = (
 
 
 def is_permanent(error: KafkaError) -> bool:
-    """Whether the same call fails until an operator changes something."""
+    """Whether every repetition of the failed call fails until an operator changes something."""
     return error.fatal() or error.code() in _PERMANENT
 
 
@@ -77,7 +77,7 @@ def client_text(error: KafkaError, settings: Mapping[str, Any]) -> str:
 
 
 def client_message(error: KafkaError, settings: Mapping[str, Any]) -> str:
-    """The text of ``client_text``, followed by the remedy where one is known."""
+    """The text of ``client_text``, followed by the remedy if the error has a known remedy."""
     text = error.str()
     remedy = _REMEDIES.get(error.code())
     if "ConsumerGroupHeartbeat" in text and "version not supported" in text:
@@ -96,9 +96,15 @@ def exception_text(raised: BaseException, settings: Mapping[str, Any]) -> str:
 
 
 def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -> SourceError:
-    """The error that ends a source; ``what`` is the sentence that says what failed.
+    """Make the error that ends a source.
 
-    It is chained to the exception that was raised, unless the traceback of that shows a secret.
+    Args:
+        what: The failed step, as the beginning of the error's text.
+        raised: The cause.
+        settings: Configuration of the client. Its secrets are not shown.
+
+    Returns:
+        The error, chained to its cause unless the traceback of the cause shows a secret.
     """
     failure = SourceError(f"{what}: {exception_text(raised, settings)}; start again")
     shown = "".join(traceback.format_exception(raised))
@@ -108,9 +114,9 @@ def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -
 
 
 def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
-    """The error of a source whose client cannot be created or is refused at the start.
+    """The error of a source whose client cannot be created, or is refused at the start.
 
-    Raise it without a chain: ``failure`` may show a secret.
+    Raise the error ``from None``, because ``failure`` may show a secret.
     """
     error = failure.args[0] if failure.args else ""
     if not isinstance(error, KafkaError):
@@ -129,12 +135,14 @@ def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
 
 @dataclass(eq=False, repr=False)
 class ErrorLog:
-    """Logs the errors of a client. In an outage a client reports the same error many times a second.
+    """Logs the errors of a client, at most one line per error code in ``LOG_EVERY`` seconds.
+
+    In an outage a client reports the same error many times a second.
 
     Attributes:
         name: Name of the client's owner, for log lines.
         clock: Monotonic clock, in seconds.
-        user: The ``error_cb`` of the configuration, called for every error; None for none.
+        user: The ``error_cb`` of the configuration, called for every error; None = the user has no callback.
         settings: Configuration of the client. Its secrets are not shown.
         down: Whether the client has reported that it reaches no broker, and no broker has answered since.
     """
@@ -148,7 +156,7 @@ class ErrorLog:
     _skipped: dict[int, int] = field(default_factory=dict, init=False)
 
     def on_error(self, error: KafkaError) -> None:
-        """The client's ``error_cb``."""
+        """Log an error, and call the user's callback. This is the client's ``error_cb``."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
         self.on_message(error)
@@ -168,5 +176,5 @@ class ErrorLog:
         log.warning("%s: %s%s", self.name, client_message(error, self.settings), again)
 
     def answered(self) -> None:
-        """Note that a broker has answered."""
+        """Record that a broker has answered."""
         self.down = False

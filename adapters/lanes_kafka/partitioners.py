@@ -1,7 +1,7 @@
-"""Where producers put a key, and whether two kinds of producers write to one topic.
+"""The partition that a producer chooses for a key, and the detection of two kinds of producers on one topic.
 
-Java clients and kafka-python hash a key with murmur2. librdkafka and its bindings hash it with CRC-32 by default. If
-both write to a topic, one key lies in two partitions, and no consumer can keep its order.
+Java clients and kafka-python hash a key with murmur2. By default librdkafka and its bindings hash a key with CRC-32. If
+both kinds write to a topic, one key has messages in two partitions, and no consumer can keep the order of that key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNSEEN: Final = 12
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of the Java client: 32 bits, unsigned."""
+    """The hash of a key by the Java client, an unsigned number of 32 bits."""
     size = len(key)
     whole = size & ~3
     hashed = _SEED ^ size
@@ -54,23 +54,30 @@ def murmur2(key: bytes) -> int:
 
 
 def murmur2_partition(key: bytes, partitions: int) -> int:
-    """Where the Java client puts a key, and librdkafka with ``partitioner=murmur2``: 0 … ``partitions`` - 1.
+    """The partition of a key by the Java client, and by librdkafka with ``partitioner=murmur2``.
 
-    Raises ``ValueError`` for less than one partition.
+    Returns 0 … ``partitions`` - 1. Raises ``ValueError`` for less than one partition.
     """
     return (murmur2(key) & _POSITIVE) % _at_least_one(partitions)
 
 
 def crc32_partition(key: bytes, partitions: int) -> int:
-    """Where librdkafka puts a key by default (``partitioner=consistent``): 0 … ``partitions`` - 1.
+    """The partition of a key by librdkafka with its default, ``partitioner=consistent``.
 
-    Raises ``ValueError`` for less than one partition.
+    Returns 0 … ``partitions`` - 1. Raises ``ValueError`` for less than one partition.
     """
     return zlib.crc32(key) % _at_least_one(partitions)
 
 
 class _Example(NamedTuple):
-    """A key, shown by its hash alone; the partition it was found in; and the partitions of both kinds of producers."""
+    """A sampled key.
+
+    Attributes:
+        key: Hash of the key, for texts.
+        found: Partition of the record.
+        murmur2: Partition that murmur2 chooses.
+        crc32: Partition that CRC-32 chooses.
+    """
 
     key: str
     found: int
@@ -79,16 +86,25 @@ class _Example(NamedTuple):
 
 
 class Census:
-    """Counts, in a sample, by which partitioner the keys of one topic were placed.
+    """Counts the keys of one topic by the partitioner that chose their partition, in a sample of the records.
 
-    The sample holds the first records of each partition and then one in a thousand, by count, so that equal records
-    give an equal census. A key counts once. Not thread-safe.
+    The sample is the first 100 records of each partition, and every thousandth record after them. Equal records
+    therefore give an equal census. A key counts once. Not thread-safe.
+
+    Args:
+        partitions: Number of partitions of the topic, 1 or more.
+
+    Attributes:
+        partitions: Number of partitions of the topic.
+        murmur2: Number of keys in the partition that murmur2 chooses and CRC-32 does not.
+        crc32: Number of keys in the partition that CRC-32 chooses and murmur2 does not.
+        both: Number of keys in the partition that both choose.
+        neither: Number of keys in other partitions.
     """
 
     __slots__ = ("_examples", "_keys", "_next", "_seen", "both", "crc32", "murmur2", "neither", "partitions")
 
     def __init__(self, partitions: int) -> None:
-        """``partitions``: number of partitions of the topic, 1 or more."""
         self._seen: dict[int, int] = {}
         self._next: dict[int, int] = {}
         self._keys: set[tuple[int, int, int]] = set()
@@ -102,7 +118,7 @@ class Census:
         )
 
     def resize(self, partitions: int) -> None:
-        """Start again with another number of partitions, with which every key may move."""
+        """Start a new count after a change of the number of partitions, which may move every key."""
         self.partitions = _at_least_one(partitions)
         self.murmur2 = self.crc32 = self.both = self.neither = 0
         self._seen.clear()
@@ -111,10 +127,15 @@ class Census:
         self._examples.clear()
 
     def observe(self, partition: int, run: Sequence[T], key: Callable[[T], bytes | None]) -> None:
-        """Count a run of consecutive records; ``key`` is called for those of the sample alone.
+        """Count the keys of the sample in a run of consecutive records.
 
-        It returns the record's own key. Empty keys and None are skipped, because producers put those anywhere, and so
-        are keys above 1 KiB.
+        Empty and missing keys are skipped, because producers put records without a key anywhere. Keys above 1 KiB are
+        skipped because of their cost.
+
+        Args:
+            partition: Number of the partition.
+            run: Records of the partition, in order.
+            key: Returns the key of a record; called for the records of the sample alone.
         """
         seen = self._seen.get(partition, 0)
         after = seen + len(run)
@@ -151,8 +172,8 @@ class Census:
     def mixed(self) -> bool:
         """Whether both kinds of producers write to the topic.
 
-        Both were seen at least three times, and more often than chance explains: one in ``partitions`` of the keys that
-        a third partitioner placed fits either kind. Two partitions need 30 keys of each kind, eight need 9.
+        Each kind needs at least three keys, and more keys than chance explains. If a third partitioner placed the keys,
+        one in ``partitions`` of them fits a kind by chance. Two partitions need 30 keys of each kind, eight need 9.
         """
         if self.partitions == 1:
             return False
@@ -161,7 +182,7 @@ class Census:
         return min(self.murmur2, self.crc32) >= max(_CERTAIN, by_chance + _DEVIATIONS * math.sqrt(by_chance))
 
     def report(self, topic: str) -> str | None:
-        """A warning for the operator, or None unless ``mixed``. It names one key of each kind by its hash alone."""
+        """A warning for the operator if the topic is ``mixed``, else None. It shows keys by their hashes alone."""
         if not self.mixed:
             return None
         places = "; ".join(

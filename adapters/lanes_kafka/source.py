@@ -1,4 +1,4 @@
-"""A Kafka consumer as a source: the partitions of its group, each with one committed position."""
+"""A member of a Kafka consumer group as a source. The group commits one position for each partition."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ _WATCH_EVERY: Final = 1.0
 class KafkaSource:
     """Reads topics as a member of a Kafka consumer group.
 
-    A thread of its own owns the client. ``key`` and the callbacks of ``config``, such as ``stats_cb``, ``error_cb`` and
-    ``oauth_cb``, are called in that thread. Runs on asyncio and on trio.
+    A separate thread owns the client. It calls ``key`` and the callbacks of ``config``, such as ``stats_cb``,
+    ``error_cb`` and ``oauth_cb``. Runs on asyncio and on trio.
 
     Args:
-        config: The dictionary that a ``confluent_kafka.Consumer`` is made with. It names the group. It is passed
-            through, except that automatic commits are off, ``auto.offset.reset`` becomes ``error``, and unset fetch
-            settings get other defaults.
+        config: The dictionary of a ``confluent_kafka.Consumer``, which also names the group. ``lanes`` switches
+            automatic commits off, sets ``auto.offset.reset`` to ``error``, and gives unset fetch settings other
+            defaults. All other settings go to the client unchanged.
         topics: Names of the topics; patterns are not supported.
-        key: Where the partition key comes from: ``record_key``, or a function of the client's message.
-        start: Where a group without committed positions starts: ``"beginning"``, ``"next"`` or an aware ``datetime``.
-            Decided on the first run only. Default: as ``auto.offset.reset``, or ``"beginning"``.
-        out_of_range: Where to continue when the log no longer reaches the committed position: ``"earliest"``,
-            ``"latest"``, or ``"fail"`` to end the source. Default: as ``auto.offset.reset``, or ``"fail"``.
-        commit_metadata: Whether the next owner learns of messages completed above a position, by the metadata of the
-            commit. Without it a drain also runs the queued messages below the highest one that was started.
-        rebuilds: Number of times that a client that has failed for good is rebuilt, 0 or more. This helps, for example,
-            when another member has taken its ``group.instance.id``. The pauses grow from 1 s to 30 s. After 5 minutes
-            without a failure all attempts are available again.
-        client: A function that makes the consumer from the final dictionary, for a subclass of ``Consumer``.
+        key: A function from the client's message to its partition key. Default: the key of the record.
+        start: Position at which a group without committed positions starts: ``"beginning"``, ``"next"`` or an aware
+            ``datetime``. Decided on the first run only. Default: as ``auto.offset.reset``, or ``"beginning"``.
+        out_of_range: Position at which to continue when the log does not contain the committed position:
+            ``"earliest"``, ``"latest"``, or ``"fail"`` to end the source. Default: as ``auto.offset.reset``, or
+            ``"fail"``.
+        commit_metadata: Whether the metadata of a commit tells the next owner which messages above the position are
+            completed. If False, a drain also runs the queued messages below the highest started message.
+        rebuilds: Number of times that the source rebuilds a client after a permanent failure, 0 or more. A rebuild
+            helps, for example, after another member took the same ``group.instance.id``. The pauses before rebuilds
+            grow from 1 s to 30 s. After 5 minutes without a failure all rebuilds are available again.
+        client: A function that makes the consumer from the final dictionary, for example a subclass of ``Consumer``.
 
     Raises:
-        ConfigError: A setting or an argument contradicts the guarantees, or is not valid.
+        ConfigError: A setting or an argument is invalid, or contradicts a guarantee of ``lanes``.
     """
 
     def __init__(
@@ -97,7 +98,6 @@ class KafkaSource:
         self._failure: SourceError | None = None
         self._warned = False
         self._answers: set[Answer[None]] = set()
-        self._bridge: Bridge
         self._client_thread: ClientThread | None = None
         self._arrived = anyio.Event()
         self._ended = anyio.Event()
@@ -175,13 +175,13 @@ class KafkaSource:
             self._check_polling()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Commit; see ``lanes.source.Source.settle``. A commit without an answer within 10 s counts as failed.
+        """Commit positions; see ``lanes.source.Source.settle``. A commit without an answer within 10 s has failed.
 
         Args:
             settlements: At most one for each partition.
 
         Raises:
-            SourceError: Nothing is known to be committed; retryable unless the error is permanent.
+            SourceError: The broker did not confirm the commit; retryable unless the cause is permanent.
             ContractError: A settlement has no floor.
         """
         if any(each.floor is None for each in settlements):
@@ -200,20 +200,20 @@ class KafkaSource:
         """
 
     async def release(self, partition: Partition) -> None:
-        """Give a drained partition back, to the broker if it revoked it; otherwise it stays unread until ``aclose``.
+        """Give a drained partition back. If the group did not revoke it, it stays assigned and unread until ``aclose``.
 
         Args:
             partition: The assignment to hand back.
 
         Raises:
-            SourceError: A last commit of a gap after the position failed.
+            SourceError: The last commit, which skips a gap in the offsets after the position, has failed.
         """
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
         await self._command(Release(partition, self._answer(), committed if complete else None))
 
     def lag(self, partition: Partition) -> int | None:
-        """Distance in offsets from the committed position to the end; see ``lanes.source.Lagging.lag``.
+        """Distance in offsets from the committed position to the end of the log; see ``lanes.source.Lagging.lag``.
 
         Args:
             partition: An assignment.
@@ -226,7 +226,7 @@ class KafkaSource:
         return None if end is None or committed is None else max(0, end - committed)
 
     async def aclose(self) -> None:
-        """Leave the group, unless this is a static member, and end the thread. Idempotent."""
+        """Close the client and end its thread. A dynamic member leaves the group, a static member stays. Idempotent."""
         client_thread = self._client_thread
         if client_thread is None or not client_thread.thread.is_alive():
             return
@@ -245,8 +245,7 @@ class KafkaSource:
         self._arrived.set()
 
     def _on_failure(self, failure: SourceError) -> None:
-        if self._failure is None:
-            self._failure = failure
+        self._failure = self._failure or failure
         self._arrived.set()
 
     def _on_end(self) -> None:

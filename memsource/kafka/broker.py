@@ -1,19 +1,20 @@
-"""A Kafka broker as data, with one topic, one group and its clients. It behaves as a real one was measured to.
+"""A Kafka broker as data, with one topic, one group and its clients. Its behaviour follows measurements of a real one.
 
-- **A commit** is checked for its member only. The member need not own the partition, and the position may fall or lie
-  above the end of the log. Metadata is a ``str`` of at most 4,095 UTF-16 units plus the client's NUL. Larger metadata
-  leaves the old commit. A request with one bad partition commits the good ones, and fails as a whole.
-- **A loss is heard late.** A crashed or frozen process sends no heartbeats. After its session its partitions are
-  assigned to others, and it hears of that at its next poll. Without polls a classic client leaves at once. One of
-  protocol 848 keeps its partitions for another session, and its commits succeed.
-- **Heartbeats stop in close**, while its callback still drains.
-- **Pause outlives ownership**: a partition paused, revoked and assigned again is paused.
-- **A client prefetches**. It delivers prefetched messages also while the broker is down, or after their deletion.
-- **A topic that is deleted and created again** within a metadata refresh: a classic client reads on at the old offset.
+- **Commits.** The broker only checks that the client is a member. The member need not own the partition, and the
+  position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095 UTF-16 units plus the
+  client's NUL. With larger metadata the old commit stays. If one partition of a request fails, the broker commits the
+  other partitions, and the whole request reports the error.
+- **Late news of a loss.** A crashed or frozen process sends no heartbeats. At the end of its session, its partitions go
+  to other members, and the process learns of the loss at its next poll. A classic client without polls leaves the group
+  at once. A client of protocol 848 keeps its partitions for another session timeout, and its commits succeed.
+- **Close.** Heartbeats stop at the beginning of a close, while the last callback still drains.
+- **Pauses.** A pause outlives the ownership: a partition that is paused, revoked and assigned again is paused.
+- **Prefetch.** A client delivers prefetched messages even while the broker is down, or after their deletion.
+- **A topic that is deleted and created again** within a metadata refresh. A classic client reads on at the old offset.
   Protocol 848 revokes and assigns, and accepts a commit of the old position for the new topic.
-- **A sync commit has no timeout**: with the broker down it blocks (848), or fails after seconds (classic).
+- **Commits without a broker.** A synchronous commit blocks (848), or fails after seconds (classic).
 
-One thing differs: each partition is released when it is drained. A real client releases those of one callback together.
+The simulation releases each partition when it is drained. A real client releases all partitions of a callback together.
 
 No method blocks, and time is an argument: ``advance`` acts on due timers. Times are in seconds.
 """
@@ -40,11 +41,22 @@ _ALL: Final = 1 << 62
 
 
 class KafkaBroker(Watched, KeepsDeadLetters):
-    """A topic with some partitions, numbered from 0. ``KafkaPersonality`` adds the sources of its members.
+    """A Kafka broker with one topic and one group. ``KafkaPersonality`` adds the sources of the members.
 
-    ``hands_over``: whether sources also commit the positions completed above the floor. ``group`` is the coordinator's
-    view. Methods raise ``IndexError`` for an unknown partition, and ``LookupError`` for a member without a source. Not
-    thread-safe.
+    Not thread-safe. Methods raise ``IndexError`` for an unknown partition, and ``LookupError`` for a member without a
+    source.
+
+    Args:
+        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        topic: Name of the topic.
+        settings: Settings of the broker and its clients; None = the defaults of ``KafkaSettings``.
+        hands_over: Whether sources also commit the positions completed above the floor.
+
+    Attributes:
+        topic: Name of the topic.
+        settings: Settings of the broker and its clients.
+        hands_over: Whether sources also commit the positions completed above the floor.
+        coordinator: The coordinator of the group.
     """
 
     name: PersonalityName = "kafka"
@@ -86,7 +98,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> Record:
-        """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` without a topic."""
+        """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` for a deleted topic."""
         if not self.coordinator.exists:
             raise LookupError(f"topic {self.topic} was deleted: create_topic first")
         return self.group.publish(value, key=key, headers=headers, partition=partition)
@@ -121,37 +133,38 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return found
 
     def crash(self, member: str, now: float) -> None:
-        """End the newest process of this name. Its session ends by itself. Idempotent."""
+        """End the newest process of this name. Its session ends later, by its timeout. Idempotent."""
         self._at(now)
         self.coordinator.crash(self._client(member))
         self._changed()
 
     def freeze(self, member: str, until: float) -> None:
-        """Stop the newest process of this name until a time of its clock: no calls, no heartbeats."""
+        """Suspend the newest process of this name until a time of its clock. Calls and heartbeats stop."""
         client = self._client(member)
         self._at(client.clock())
         self.coordinator.freeze(client, until)
 
     def rebalance(self, now: float) -> bool:
-        """Plan again, as if a member had joined and left. Returns whether a partition was revoked."""
+        """Make a new plan, as if a member had joined and left. Return whether a partition is revoked."""
         self._at(now)
         return self.coordinator.rebalance()
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner, which continues until its next heartbeat; False = it is free.
+        """Take a partition from its owner; return False for a free partition.
 
-        Without another member it is assigned again after a session timeout.
+        The owner continues until its next heartbeat. Without another member, the partition is assigned again after a
+        session timeout.
         """
         self._at(now)
         return self.coordinator.lose(partition)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Return False: Kafka redelivers to a new owner only."""
+        """Return False, because Kafka redelivers messages to a new owner only."""
         self._at(now)
         return False
 
     def restart(self, now: float) -> bool:
-        """Return False: confirmed writes of a Kafka cluster are on several servers."""
+        """Return False, because a Kafka cluster stores confirmed writes on several servers."""
         self._at(now)
         return False
 
@@ -171,19 +184,19 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             self._changed()
 
     def next_at(self) -> float:
-        """The time of the next timer; infinity = there is none."""
+        """The time of the next timer; infinity without a timer."""
         return min(min(at for at, _ in self.coordinator.timers()), min(self._waits, default=NEVER))
 
     # --- further faults of a broker
 
     def stop_broker(self, now: float) -> None:
-        """Stop the broker: no fetch, no commit, no rebalance. Clients deliver prefetched messages. Idempotent."""
+        """Stop all fetches, commits and rebalances. Clients still deliver prefetched messages. Idempotent."""
         self._at(now)
         self.coordinator.stop()
         self._changed()
 
     def start_broker(self, now: float) -> None:
-        """Start the broker. All sessions restart. Idempotent."""
+        """Start the broker, and restart all sessions. Idempotent."""
         self._at(now)
         self.coordinator.start()
         self._changed()
@@ -198,7 +211,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         log.trim(before)
 
     def delete_topic(self, now: float) -> None:
-        """Delete the topic with its messages and commits. Raises ``LookupError`` if it is deleted."""
+        """Delete the topic with its messages and commits. Raises ``LookupError`` without a topic."""
         if not self.coordinator.exists:
             raise LookupError(f"topic {self.topic} was deleted already: create_topic first")
         self._at(now)
@@ -208,7 +221,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.coordinator.delete_topic()
 
     def create_topic(self, now: float) -> None:
-        """Create the topic again, empty. Idempotent."""
+        """Create the deleted topic again, without messages. Idempotent."""
         self._at(now)
         if not self.coordinator.exists:
             self.coordinator.create_topic()
@@ -217,11 +230,11 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def group(self) -> Group:
-        """The group as the coordinator knows it. The coordinator names its members."""
+        """The group as the coordinator sees it, with the coordinator's own names of the members."""
         return self.coordinator.group
 
     def owner(self, partition: int) -> str | None:
-        """The name of the owner of a partition, as the coordinator knows it; None = free."""
+        """The name of the owner of a partition, as the coordinator sees it; None = free."""
         owner = self.group.owner(partition)
         return next((client.name for client in self.coordinator.clients if client.id == owner), None)
 
@@ -239,11 +252,11 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def topic_id(self) -> str | None:
-        """The id of the topic; None = it is deleted."""
+        """The id of the topic; None while the topic is deleted."""
         return f"{self.topic}-{self._incarnation}" if self.coordinator.exists else None
 
     def introduce(self, client: Client) -> None:
-        """Add the client of a new process. Its name means this process from now on."""
+        """Add the client of a new process. The client's name then stands for this process."""
         self._clients[client.name] = client
 
     def join(self, client: Client, now: float) -> None:
@@ -254,7 +267,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.coordinator.join(client)
 
     def poll(self, client: Client, now: float) -> list[Callback | KafkaFailure]:
-        """Poll, and return the callbacks in order. An assigned partition begins at its commit."""
+        """Poll, and return the callbacks and errors in order. An assigned partition begins at its commit."""
         self._at(now)
         events = self.coordinator.poll(client)
         for event in events:
@@ -264,9 +277,10 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return events
 
     def fetch(self, client: Client, partition: int, messages: int, size: int) -> list[Record]:
-        """Deliver at most ``messages`` of the next ones. The one that reaches ``size`` bytes is the last.
+        """Deliver at most ``messages`` messages. The message that reaches ``size`` bytes is the last one.
 
-        A paused or revoked partition delivers none. Raises ``KeyError`` for one that the client does not own.
+        A paused or revoked partition delivers nothing. Raises ``KeyError`` for a partition that the client does not
+        own.
         """
         owned = client.partitions[partition]
         if owned.revoking or owned.silent or not client.running or messages <= 0 or size <= 0:
@@ -278,11 +292,11 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return owned.take(messages, size)
 
     def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
-        """Commit positions, for any owner and after any former commit.
+        """Commit positions. The broker checks neither the owner nor the former commit of a partition.
 
-        Raises ``KafkaFailure`` if a commit failed. ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD`` mean that all
-        failed. ``OFFSET_METADATA_TOO_LARGE`` means that all others succeeded. Raises the errors of ``Commit.units``
-        before it sends anything.
+        Raises ``KafkaFailure`` if a commit failed. With ``OFFSET_METADATA_TOO_LARGE`` the other partitions are
+        committed. With ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD`` nothing is committed. The errors of
+        ``Commit.units`` are raised before anything is sent.
         """
         self._at(now)
         if client.fatal is not None:
@@ -307,30 +321,30 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             )
 
     def release(self, client: Client, partition: int, now: float) -> None:
-        """Release a partition of a client. Only a revoked one is free then. Idempotent."""
+        """Release a partition of a client. Only a revoked partition is then free. Idempotent."""
         self._at(now)
         self.coordinator.release(client, partition)
 
     def begin_close(self, client: Client, now: float) -> list[Callback]:
-        """Begin the close of a client: heartbeats stop, and its last callback runs. Idempotent."""
+        """Begin the close of a client. Its heartbeats stop, and its last callback runs. Idempotent."""
         self._at(now)
         return self.coordinator.begin_close(client)
 
     def end_close(self, client: Client, now: float) -> None:
-        """End the close of a client: it leaves, unless it is a static member. Idempotent."""
+        """End the close of a client. A dynamic member leaves the group. Idempotent."""
         self._at(now)
         if not client.crashed:
             self.coordinator.end_close(client)
             self._changed()
 
     def polling(self, client: Client, now: float, *, on: bool) -> None:
-        """Note whether the client polls from now on."""
+        """Record whether the client polls from now on."""
         self._at(now)
         client.polling = on and not client.crashed
         client.last_poll = self.coordinator.now
 
     def wait_until(self, at: float) -> None:
-        """Call the watchers at a time."""
+        """Call the watchers at the time ``at``."""
         self._waits.append(at)
 
     # --- inside
@@ -369,7 +383,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             )
 
     def _fill(self, client: Client, partition: int, owned: ClientPartition, messages: int) -> None:
-        """Fetch until the client holds this number of messages."""
+        """Fetch until the client has ``messages`` prefetched messages."""
         log = self.group.topic.log(partition)
         if not self._reachable(partition, owned.fetched):
             self._reset(client, partition, owned)

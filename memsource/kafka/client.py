@@ -1,7 +1,7 @@
 """One Kafka client and its process as data: its partitions, its prefetched messages, and its notices.
 
-It does not know the broker: ``memsource.kafka.coordinator`` and ``memsource.kafka.broker`` change it. Times are in
-seconds.
+A client has no reference to its broker. ``memsource.kafka.coordinator`` and ``memsource.kafka.broker`` change the
+client. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ Code = Literal[
 
 
 class KafkaFailure(Exception):
-    """An error of a client, raised by a call or returned by a poll. ``code`` is Kafka's."""
+    """An error of a client, raised by a call or returned by a poll.
+
+    Args:
+        code: Kafka's name of the error.
+        text: The explanation.
+
+    Attributes:
+        code: Kafka's name of the error.
+    """
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -41,16 +49,26 @@ class KafkaFailure(Exception):
 
 
 class Commit(NamedTuple):
-    """The commit of a partition: ``offset`` is the next to read; ``metadata`` is the client's."""
+    """The commit of a partition.
+
+    Attributes:
+        offset: The next position to read, 0 or more.
+        metadata: The client's metadata.
+    """
 
     offset: int
     metadata: str = ""
 
     def units(self) -> int:
-        """UTF-16 units of the metadata as a client sends it, with its NUL.
+        """Count the UTF-16 units of the metadata as a client sends them.
 
-        Raises ``ValueError`` for an offset below 0 or a NUL in metadata, ``TypeError`` for metadata that is no ``str``,
-        and ``UnicodeEncodeError`` for a lone surrogate.
+        Returns:
+            The number of units, a NUL included.
+
+        Raises:
+            ValueError: The offset is below 0, or the metadata contains a NUL.
+            TypeError: The metadata is not a ``str``.
+            UnicodeEncodeError: The metadata contains a lone surrogate.
         """
         if self.offset < 0:
             raise ValueError(f"offset={self.offset}: a position to read next is 0 or more")
@@ -62,18 +80,30 @@ class Commit(NamedTuple):
 
 
 class Callback(NamedTuple):
-    """A rebalance callback. ``lost`` names no partition if all were being revoked."""
+    """A rebalance callback.
+
+    Attributes:
+        kind: Kind of the callback.
+        partitions: Numbers of the partitions. A ``lost`` leaves out partitions that are being revoked.
+    """
 
     kind: Literal["assign", "revoke", "lost"]
     partitions: tuple[int, ...]
 
 
 class ClientPartition:
-    """A partition that a client believes to own.
+    """A partition that a client considers its own.
 
-    ``position`` is the next to deliver, ``fetched`` the next to fetch; between them is the ``queue``. ``revoking``: it
-    is revoked. ``silent``: it has no position to read, and delivers nothing. ``partition``: the source's object; None
-    after it was taken.
+    Args:
+        position: The next position to deliver.
+
+    Attributes:
+        position: The next position to deliver.
+        fetched: The next position to fetch.
+        queue: The prefetched messages, between ``position`` and ``fetched``.
+        revoking: Whether the partition is being revoked.
+        silent: Whether the partition has no valid position, so that it delivers nothing.
+        partition: The source's object for the assignment; None before the assignment, and after the loss.
     """
 
     __slots__ = ("fetched", "partition", "position", "queue", "revoking", "silent")
@@ -85,12 +115,12 @@ class ClientPartition:
         self.partition: Partition | None = None
 
     def purge(self) -> None:
-        """Forget the prefetched messages. Idempotent."""
+        """Drop the prefetched messages. Idempotent."""
         self.queue.clear()
         self.fetched = self.position
 
     def take(self, messages: int, size: int) -> list[Record]:
-        """Take at most ``messages`` prefetched ones. The one that reaches ``size`` bytes is the last."""
+        """Take at most ``messages`` prefetched messages. The message that reaches ``size`` bytes is the last one."""
         run: list[Record] = []
         while self.queue and len(run) < messages and size > 0:
             record = self.queue.popleft()
@@ -113,21 +143,21 @@ class Client:
         instance: Id of a static member; None = dynamic.
         id: The coordinator's name of the member; empty before the first join.
         joined: Time of the last join.
-        partitions: The partitions that it believes to own, by number.
+        partitions: The partitions that the client considers its own, by number.
         paused: Paused partitions. They stay paused when the ownership ends.
         polling: Whether a poll waits.
         last_poll: Time of the last poll.
-        silent_since: Time of the last heartbeat; None = it sends heartbeats.
-        frozen_until: Time when its process runs again; None = it runs.
+        silent_since: Time of the last heartbeat; None = the client sends heartbeats.
+        frozen_until: Time at which a frozen process runs again; None = the process is not frozen.
         revoking_since: Time of the oldest revocation; None = nothing is revoked.
         hears_at: Time of the next heartbeat that brings a decision of the coordinator.
-        informed: Whether that heartbeat has come.
-        crashed: Whether its process has ended.
+        informed: Whether the heartbeat of ``hears_at`` has come.
+        crashed: Whether the process has ended.
         closing: Whether the close has begun.
         closed: Whether the close has ended.
-        exceeded: Whether it left or fell silent because it did not poll.
-        cut_off: Whether the broker was down for a session.
-        rejoining: Whether its next poll joins.
+        exceeded: Whether the client left the group or fell silent, because it did not poll.
+        cut_off: Whether the broker was down for a session timeout.
+        rejoining: Whether the next poll joins the group again.
         fatal: The error that ended the client for good.
         failures: Errors for the next polls.
         notices: Notices without a callback yet.
@@ -164,11 +194,11 @@ class Client:
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process of the client runs."""
         return not self.crashed and self.frozen_until is None
 
     def fail(self, failure: KafkaFailure) -> None:
-        """End the client for good: it owns nothing, without a callback."""
+        """End the client permanently. It loses its partitions without a callback."""
         self.fatal = failure
         self.failures.append(failure)
         self.partitions.clear()

@@ -1,8 +1,8 @@
 """The coordinator of a Kafka group as data: sessions, heartbeats, and the end of silent members.
 
-It adds time to ``Group``, which knows the owners. A client hears of a decision at its next heartbeat. A silent one is
-expelled at the end of its session, and one that does not poll falls silent. The rules of each protocol were measured on
-a real broker.
+The coordinator adds time to ``Group``, which holds the owners. A client learns of a decision at its next heartbeat. The
+coordinator expels a silent client at the end of its session. A client that does not poll falls silent. The rules of
+each protocol come from measurements of a real broker.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class KafkaSettings:
     Attributes:
         protocol: The rebalance protocol.
         session_timeout: Seconds without a heartbeat that end a session.
-        heartbeat_interval: Seconds between heartbeats, below ``session_timeout``; 0 = decisions are heard at once.
-        max_poll_interval: Maximum seconds between two polls, and for the release of partitions.
+        heartbeat_interval: Seconds between heartbeats, below ``session_timeout``; 0 = clients learn of decisions at
+            once.
+        max_poll_interval: Maximum seconds between two polls, and maximum seconds for the release of partitions.
         commit_timeout: Seconds after which a classic commit fails while the broker is down.
         metadata_limit: Maximum UTF-16 units of commit metadata, the client's NUL included.
-        offset_reset: Where to read without a valid position.
-        prefetch: Messages of a partition that a client prefetches.
+        offset_reset: Position to read without a valid commit.
+        prefetch: Number of messages of a partition that a client prefetches.
     """
 
     protocol: RebalanceProtocol = "cooperative"
@@ -61,10 +62,22 @@ class KafkaSettings:
 
 
 class Coordinator:
-    """The members of one group and their timers.
+    """The members of one group and their timers. No method blocks. Not thread-safe.
 
-    ``up``: whether the broker runs. ``exists``: whether the topic exists. ``now`` never falls. No method blocks. Not
-    thread-safe.
+    Args:
+        partitions: Number of partitions.
+        topic: Name of the topic.
+        settings: Settings of the broker and its clients.
+
+    Attributes:
+        settings: Settings of the broker and its clients.
+        group: Owners, members and messages.
+        classic: Whether the group uses the classic protocol.
+        clients: Clients that have joined.
+        taken: Assignments that were taken from members, with the names of the members.
+        now: Current time; it never falls.
+        up: Whether the broker runs.
+        exists: Whether the topic exists.
     """
 
     def __init__(self, partitions: int, topic: str, settings: KafkaSettings) -> None:
@@ -89,10 +102,10 @@ class Coordinator:
     # --- calls of clients
 
     def join(self, client: Client) -> None:
-        """Join a client, for the first time or again. A static member replaces the former one of its id.
+        """Add a client to the group. A static member replaces the former member of its id.
 
-        If that one has not left, the classic protocol ends the old one with ``_FATAL``. Protocol 848 ends the new one,
-        also after a crash of the old one, until its session is over.
+        If the former member has not left, the classic protocol ends the former member with ``_FATAL``. Protocol 848
+        ends the new member instead, until the session of a crashed former member is over.
         """
         former = next((each for each in self.clients if each is not client and self._same(each, client)), None)
         if former is not None and not self.classic and not former.closed:
@@ -118,7 +131,7 @@ class Coordinator:
             self.group.join(client.id)
 
     def poll(self, client: Client) -> list[Callback | KafkaFailure]:
-        """Return the next callback of a client. The partitions of an ``assign`` have no position yet."""
+        """Return the next callback or error of a client. The partitions of an ``assign`` have no position yet."""
         if not client.running or client.closing:
             return []
         client.last_poll = self.now
@@ -145,8 +158,8 @@ class Coordinator:
     def release(self, client: Client, partition: int) -> None:
         """Release a partition of a client. Idempotent.
 
-        Only a revoked one is free then. A client of Kafka cannot release another one, which stays its own until it
-        leaves.
+        A revoked partition is then free. A partition that is not revoked stays the client's until the client leaves,
+        because a Kafka client cannot give it back.
         """
         owned = client.partitions.pop(partition, None)
         if owned is None or not owned.revoking:
@@ -174,7 +187,7 @@ class Coordinator:
             self.group.leave(client.id)
 
     def knows(self, client: Client) -> bool:
-        """Whether the coordinator has the client as a member. The client itself may believe otherwise."""
+        """Whether the client is a member of the group. The client itself may not have heard of its removal."""
         return client.id in self.group.members
 
     # --- faults of clients and brokers
@@ -195,7 +208,7 @@ class Coordinator:
             self._fall_silent(client)
 
     def rebalance(self) -> bool:
-        """Plan again, as if a member had joined and left. Returns whether a partition was revoked."""
+        """Make a new plan, as if a member had joined and left. Return whether a partition is revoked."""
         self.group.join(_GHOST)
         self.group.leave(_GHOST)
         owned = [number for number in self.group.topic.partitions if self.group.owner(number) is not None]
@@ -205,7 +218,7 @@ class Coordinator:
         return self.group.rebalancing
 
     def lose(self, partition: int) -> bool:
-        """Take a partition from its owner, which hears of it at its next heartbeat; False = it is free."""
+        """Take a partition from its owner; return False for a free one. The owner learns of the loss by a heartbeat."""
         owner = self.group.owner(partition)
         if owner is None:
             return False
@@ -230,7 +243,7 @@ class Coordinator:
                 self._flush(client)
 
     def delete_topic(self) -> None:
-        """Delete the topic with its commits. Classic clients hear of it when they refresh their metadata."""
+        """Delete the topic with its commits. Classic clients learn of the deletion from their next metadata."""
         self.exists = False
         self.group.recreate()
         if self.classic:
@@ -239,7 +252,7 @@ class Coordinator:
             self.group.rebalance()
 
     def create_topic(self) -> None:
-        """Create the topic again. Classic clients that have not heard of the deletion never do."""
+        """Create the topic again. Classic clients that have not learned of the deletion yet never learn of it."""
         self.exists = True
         self._unnoticed_until = NEVER
         if any(self.group.owner(number) is None for number in self.group.topic.partitions):
@@ -248,7 +261,7 @@ class Coordinator:
     # --- time
 
     def timers(self) -> Iterator[tuple[float, Callable[[], None]]]:
-        """The timers: the time and the action of each. An action ends its own timer."""
+        """Yield the time and the action of each timer. Running an action removes its timer."""
         settings = self.settings
         yield self._retake_at, self._retake
         yield self._unnoticed_until, self._notice_deletion
@@ -316,7 +329,7 @@ class Coordinator:
         return plan(owners, members) if self.exists else [None] * len(owners)
 
     def _take(self, member: str, numbers: Iterable[int] | None = None) -> None:
-        """Note that partitions of a member, by default all, are taken from it."""
+        """Record in ``taken`` that partitions, by default all, are taken from a member."""
         for client in self.clients:
             if client.id == member:
                 for number in self.group.topic.partitions if numbers is None else numbers:
@@ -354,7 +367,7 @@ class Coordinator:
         return Callback("lost", lost)
 
     def _heard(self, client: Client) -> list[Callback | KafkaFailure]:
-        """The callbacks of the next notices, of one kind: the next callback runs after this one has returned."""
+        """The callbacks of the next notices of one kind. Notices of another kind wait for the next poll."""
         kind = client.notices[0].kind
         numbers = []
         while client.notices and client.notices[0].kind == kind:
@@ -380,13 +393,13 @@ class Coordinator:
         return [Callback("revoke", asked), *(self._deleted() if self.settings.protocol == "eager" else ())]
 
     def _deleted(self) -> list[KafkaFailure]:
-        """The error of a classic client about a deleted topic."""
+        """The error of a client about a deleted topic; no error while the topic exists."""
         if self.exists:
             return []
         return [KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.group.name} was deleted")]
 
     def _note(self) -> None:
-        """Schedule the heartbeats that bring new notices."""
+        """Schedule the heartbeats by which clients learn of new notices."""
         for client in self.clients:
             if client.informed or not self.knows(client):
                 continue
@@ -402,7 +415,7 @@ class Coordinator:
 
 
 def _current(notices: Sequence[Notice]) -> deque[Notice]:
-    """The notices without assignments that were lost again before their callback."""
+    """The notices, without assignments that were lost again before their callback."""
     kept: list[Notice] = []
     for notice in notices:
         assigned = Notice("assigned", notice.partition)

@@ -1,7 +1,7 @@
-"""A source over one client of a ``KafkaBroker``, in the role of the adapter for Kafka.
+"""A source over one client of a ``KafkaBroker``. It stands for the adapter for Kafka.
 
-It keeps the contract of ``lanes.source`` on asyncio and on trio. It never sleeps: ``broker.advance``, which the owner
-of the broker calls, wakes it.
+The source keeps the contract of ``lanes.source`` on asyncio and on trio. It never sleeps. The owner of the broker calls
+``broker.advance``, which wakes the source.
 """
 
 from __future__ import annotations
@@ -25,19 +25,31 @@ _OF_POLL_INTERVAL: Final = 0.8
 
 
 class KafkaMemberSource(CommittingSource):
-    """The source of a member of the broker's group. It joins with ``open`` and leaves with ``aclose``.
+    """The source of a member of the broker's group. ``open`` joins the group, and ``aclose`` leaves it.
 
-    ``batch``: maximum number of messages of one partition in a delivery. ``instance`` makes it a static member.
+    Commit metadata holds the positions completed above the floor, without the highest positions if the metadata would
+    be too large for the broker. After a loss, the source still commits the partition until it learns of the loss. After
+    a release or ``Lost`` it commits nothing more of the partition.
 
-    Commit metadata holds the positions completed above the floor. If it is too large for the broker, it loses the
-    highest ones, and ``degraded`` counts that. It commits a partition of another member until it hears of the loss.
-    After a release or ``Lost`` it commits nothing more of the partition.
+    A waiting ``receive`` polls all the time. Without a waiting ``receive`` the client does not poll. If a partition is
+    not released within the ``timeout`` of its ``Revoking``, the source releases it and reports it as lost.
 
-    A waiting ``receive`` polls all the time; without one the client does not poll. A partition that is not released
-    within the ``timeout`` of its ``Revoking`` is released all the same, and reported as lost.
+    Calls of a frozen process wait. After a crash they raise ``SourceError`` and change nothing. Methods outside the
+    contract do not block.
 
-    While its process is frozen its calls wait. After a crash they raise ``SourceError`` and change nothing. ``calls``
-    lists the calls so far. Methods outside the contract do not block.
+    Args:
+        broker: The broker.
+        member: Name of the member.
+        clock: Clock of the process, in seconds.
+        batch: Maximum number of messages of one partition in a delivery.
+        instance: Id of a static member; None = a dynamic member.
+
+    Attributes:
+        broker: The broker.
+        member: Name of the member.
+        client: The client of the process.
+        calls: The calls so far.
+        degraded: Number of commits whose metadata did not hold all completed positions.
     """
 
     def __init__(
@@ -80,8 +92,8 @@ class KafkaMemberSource(CommittingSource):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for events; see ``lanes.source.Source.receive``.
 
-        Raises a final ``SourceError`` in three cases. The client failed for good, a partition has no position to begin
-        at, or its topic was deleted and created again.
+        Raises ``SourceError`` if the client failed permanently, if a partition has no valid position, or if the topic
+        was deleted and created again.
         """
         client = self.client
         self.broker.polling(client, client.clock(), on=True)
@@ -93,9 +105,9 @@ class KafkaMemberSource(CommittingSource):
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Commit; see ``lanes.source.Source.settle``.
 
-        Raises ``ContractError`` for a settlement without a floor, and ``SourceError`` for a partition that was released
-        or lost, also during this call. While the broker is down it waits (848), or fails after ``commit_timeout``
-        (classic).
+        While the broker is down, a commit waits (848), or fails after ``commit_timeout`` (classic). Raises
+        ``ContractError`` for a settlement without a floor. Raises ``SourceError`` if the commit failed, or if a
+        partition was released or lost, also during the call.
         """
         async with self._meet(Call("settle", commits=tuple(settlements))):
             await self._reach()
@@ -106,7 +118,7 @@ class KafkaMemberSource(CommittingSource):
     async def release(self, partition: Partition) -> None:
         """Release a partition; see ``lanes.source.Source.release``.
 
-        Does not wait: a release that the broker cannot take now is sent as soon as it can. A partition that is not
+        Does not wait. If the broker is down, the release is sent when the broker is up again. A partition that is not
         revoked stays assigned until ``aclose``, and delivers nothing.
         """
         number = partition.id.number
@@ -117,7 +129,7 @@ class KafkaMemberSource(CommittingSource):
                 self.broker.release(self.client, number, self.client.clock())
 
     async def aclose(self) -> None:
-        """Leave the group; see ``lanes.source.Source.aclose``. Heartbeats stop as soon as it is called."""
+        """Leave the group; see ``lanes.source.Source.aclose``. Heartbeats stop at the beginning of the call."""
         self.calls.append(Call("aclose"))
         client = self.client
         if not client.crashed:
@@ -203,13 +215,13 @@ class KafkaMemberSource(CommittingSource):
                 yield Revoking(self._owned[number], timeout)
 
     def _given_up(self, number: int, reason: str) -> Lost:
-        """Release a partition without a call."""
+        """Release a partition without a call of ``release``, and return its ``Lost``."""
         lost = Lost(self._forget(number), reason)
         self.broker.release(self.client, number, self.client.clock())
         return lost
 
     def _same_topic(self, numbers: Sequence[int] | dict[int, Partition]) -> None:
-        """Fail for good if the positions of a partition mean other messages now."""
+        """End the source if the topic was recreated, because positions then mean other messages."""
         now = self.broker.topic_id
         for number in numbers:
             before = self._owned[number].incarnation
@@ -233,7 +245,7 @@ class KafkaMemberSource(CommittingSource):
         return self.broker.fetch(self.client, number, messages, size)
 
     def _pause(self, room: Room) -> None:
-        """Pause exactly the partitions of the room. A new partition may be paused from its former assignment."""
+        """Pause exactly the paused partitions of ``room``. A former assignment may have left a partition paused."""
         for number, partition in self._owned.items():
             if (partition in room.paused) != (number in self.client.paused):
                 if partition in room.paused:
@@ -244,7 +256,7 @@ class KafkaMemberSource(CommittingSource):
     # --- out
 
     async def _reach(self) -> None:
-        """Wait until process and broker run. Raises ``SourceError`` if the broker does not answer in time."""
+        """Wait until process and broker run. Raises ``SourceError`` when the broker is down for too long."""
         broker, client, deadline = self.broker, self.client, None
         while True:
             self._alive()
@@ -313,5 +325,5 @@ class KafkaPersonality(KafkaBroker):
     """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
 
     def source(self, member: str, clock: Clock = monotonic) -> KafkaMemberSource:
-        """A source for a new member, in a process of its own; see ``KafkaMemberSource`` for more of its settings."""
+        """A source for a new member in a process of its own; ``KafkaMemberSource`` has further settings."""
         return KafkaMemberSource(self, member, clock)

@@ -1,6 +1,6 @@
 """The commands ``lanes kafka …`` and ``lanes doctor kafka``.
 
-The caller shows a ``ConfigError`` that a command raises.
+The callers of the commands print their ``ConfigError``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,17 @@ kafka = command_group("Show where Kafka producers put a key.")
 
 
 def dead_letter_box(topic: str, server: str, config: Path | None, settings: list[str]) -> KafkaDeadLetterBox:
-    """Make the box of ``lanes dead-letters --topic``. ``server`` wins over the file's, a setting over both."""
+    """Make the box of ``lanes dead-letters --topic``.
+
+    Args:
+        topic: Name of the dead-letter topic.
+        server: Address of a broker, which overrides the address in the file; "" = no address.
+        config: File with the client's settings; None = no file.
+        settings: Texts ``name=value``, which override the file and ``server``.
+
+    Returns:
+        The box, which is not open yet.
+    """
     given = [f"bootstrap.servers={server}", *settings] if server else settings
     return KafkaDeadLetterBox(read_config(config, given), topic)
 

@@ -1,6 +1,6 @@
-"""A client's configuration from a file of Java properties, JSON or TOML.
+"""The configuration of a client from a file of Java properties, JSON or TOML.
 
-Errors never show a value, because it may be a password.
+Errors never show the value of a setting, because the value may be a password.
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from lanes.errors import ConfigError
 
 
 def read_config(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings of a file, overridden by ``settings``, which are texts ``name=value``.
+    """Read the settings of a file. Blocks.
 
-    The suffix of the file decides its format: ``.json``, ``.toml``, or else ``name=value`` lines. Nested tables of TOML
-    are joined by dots, so ``group.id = "g"`` needs no quotes. Blocks on the file. Raises ``ConfigError`` with the file
-    and the line.
+    The suffix of the file decides its format: ``.json``, ``.toml``, or else ``name=value`` lines. Names of nested TOML
+    tables are joined by dots, so ``group.id = "g"`` needs no quotes.
+
+    Args:
+        path: The file; None = no file.
+        settings: Texts ``name=value``, which override settings of the file.
+
+    Returns:
+        The settings by name.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line or text is not a setting.
     """
     config = {} if path is None else _of_file(path)
     for number, text in enumerate(settings, 1):

@@ -1,6 +1,6 @@
-"""Checks of a configuration against its broker, before a consumer starts with it.
+"""Checks of a configuration against its broker, before a consumer uses the configuration.
 
-All calls block, each with a deadline. Nothing joins the group, and nothing is written.
+All calls block, each until a deadline. The checks do not join the group, and write nothing.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 
 
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
-    """Check everything that a consumer of these topics needs. An unreachable broker ends the list.
+    """Check all that a consumer of these topics needs. If no broker answers, the list ends with that check.
 
-    Blocks for up to ``timeout`` seconds a question, and 10 s longer where a token is fetched. An error of the client
-    becomes a failed ``Check``.
+    Blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of the
+    client becomes a failed ``Check``.
     """
     try:
         # A client without a subscription checks every setting, and connects to no broker.
@@ -113,7 +113,7 @@ class _Doctor:
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
 
     def _transactions(self, topic: str, numbers: Sequence[int]) -> Check:
-        """The messages that open transactions hold back, between the last stable offset and the end."""
+        """Check for messages that open transactions hold back, between the last stable offset and the end."""
         what = f"transactions on {topic}"
         try:
             stable, ends = (
@@ -177,7 +177,7 @@ class _Doctor:
         return self._joinable(Check(what, True, detail), kind, found.partition_assignor, instances)
 
     def _is_of_another_kind(self) -> bool:
-        """Whether the broker lists the group, although it describes it as missing."""
+        """Whether the broker lists the group, although its description says that the group is missing."""
         with warnings.catch_warnings():
             # The replacement of this call lists consumer groups alone.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -203,7 +203,7 @@ class _Doctor:
         return found._replace(ok=ok, detail=f"{found.detail}; {fault}", remedy=remedy)
 
     def broker(self) -> list[Check]:
-        """Check the broker's settings for commit metadata, and for KIP-848 where the configuration asks for it."""
+        """Check the broker's settings for commit metadata, and for KIP-848 if the configuration uses it."""
         what = "commit metadata"
         try:
             found = broker_settings(self.admin, timeout=self.timeout)
@@ -226,7 +226,7 @@ class _Doctor:
         return time.monotonic() + self.timeout
 
     def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
-        """``absent``: a missing object is no failure."""
+        """The failed check of a question. ``absent``: a missing object is no failure."""
         error = failure.args[0]
         if not isinstance(error, KafkaError):
             return Check(what, False, str(failure), "correct the name")
@@ -268,7 +268,7 @@ def _supports_848(settings: Mapping[str, str]) -> Check:
 
 
 def _allowed(found: Any, operation: AclOperation) -> bool:
-    """Whether an operation is allowed; a broker that is too old to tell counts as allowing it."""
+    """Whether an operation is allowed. A broker that is too old to report permissions counts as allowing it."""
     return found.authorized_operations is None or operation in found.authorized_operations
 
 

@@ -1,17 +1,19 @@
-"""Commits of one client: checked against the ids of their topics, and sent without waiting for the answer.
+"""Commits of one client. They wait for a check of their topic ids, and are sent without waiting for the answer.
 
-The broker checks the membership of a client, but neither ownership nor direction. ``Commits`` therefore checks, right
-before it sends, that every partition is still owned. The engine guarantees that positions rise.
+For a commit, the broker checks that the client is a member. It checks neither that the client owns the partition nor
+that the position rises. Right before ``Commits`` sends, it therefore checks that every partition is still owned. The
+engine guarantees that positions rise.
 
-``TopicIdCheck`` holds a commit back until the broker has confirmed the ids of its topics. In a topic that was deleted
-and recreated, the same positions name other messages. The broker accepts commits of them, and no callback reports the
-change. A client that fetches after the new topic has grown past its position reads on there. So a commit is sent only
-when an id that was asked for after the commit was due shows the same topic. Without an answer nothing is committed:
-finished messages run again, where a commit could skip messages of the new topic.
+``TopicIdCheck`` holds a commit back until the broker has confirmed the ids of its topics. After a topic is deleted and
+created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback
+reports the change. Once the new topic has grown past the client's position, the client reads on in the new topic. A
+commit is therefore sent only after the broker shows the same topic id, in an answer to a question that is newer than
+the commit. Without an answer nothing is committed, and finished messages run again. A commit could skip messages of the
+new topic.
 
-Two gaps remain. The client itself may repeat a commit within about half a second, onto the new topic. That position is
-one of the old topic, and the source stops with an error after it. The answer comes from one broker, which may lag
-behind the others.
+Two gaps remain. Within about half a second, the client may send a commit again, and the new topic may receive it. The
+committed position is then a position of the old topic, and the source stops with an error. The second gap: the answer
+comes from one broker, which may know less than the others.
 """
 
 from __future__ import annotations
@@ -64,10 +66,10 @@ _PERMANENT: Final = NOT_ALLOWED | {KafkaError.INVALID_GROUP_ID, KafkaError.UNSUP
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
-    """UTF-16 units of commit metadata that the broker accepts beside the client's NUL, 0 to ``LIMIT``.
+    """Ask for the UTF-16 units of commit metadata that the broker accepts beside the client's NUL: 0 to ``LIMIT``.
 
-    It is ``LIMIT`` where the broker does not tell; the first commit finds out then. A limit too small to carry anything
-    is logged as a warning. Blocks for up to 5 seconds.
+    Without an answer the result is ``LIMIT``, and the first commit shows the real limit. If the limit is too small for
+    any completed message, a warning is logged and the result is 0. Blocks for up to 5 seconds.
     """
     try:
         allowed = metadata_limit(admin)
@@ -89,7 +91,7 @@ def metadata_room(admin: AdminClient, name: str) -> int:
 
 
 def can_carry(room: int) -> bool:
-    """Whether this much commit metadata can carry any completed messages."""
+    """Whether ``room`` UTF-16 units of commit metadata are enough for at least one completed message."""
     return bool(encode(0, [(1, 2)], room))
 
 
@@ -97,7 +99,12 @@ def can_carry(room: int) -> bool:
 class Commit:
     """Positions that are committed together, with one answer for all of them.
 
-    ``releases`` is a partition of which this is the last commit.
+    Attributes:
+        settlements: The positions, at most one for each partition.
+        answer: The answer to the event loop.
+        releases: A partition that is given back after this commit; None = no partition.
+        deadline: Time of the clock after which an unanswered commit has failed; 0 until it is queued or sent.
+        offsets: The positions in the client's own type, set when the commit is sent.
     """
 
     settlements: Sequence[Settlement]
@@ -107,7 +114,7 @@ class Commit:
     offsets: list[TopicPartition] = field(default_factory=list)
 
     def fail(self, text: str, *, retryable: bool = True) -> None:
-        """Answer with a ``SourceError``."""
+        """Answer with a ``SourceError`` of this text."""
         self.answer.fail(SourceError(text, retryable=retryable))
 
 
@@ -121,7 +128,7 @@ class Commits:
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         settings: Configuration of the client. Its secrets are not shown in errors.
-        limit: UTF-16 units of metadata that the broker accepts, as far as is known; 0 for none.
+        limit: UTF-16 units of metadata that the broker is known to accept; 0 = commits carry no metadata.
         unanswered: The newest commit without an answer of each partition.
     """
 
@@ -137,8 +144,11 @@ class Commits:
     def send(self, client: Consumer, commit: Commit, *, timeout: float | None = None) -> None:
         """Send a commit.
 
-        Inside a callback of the client no answers arrive. ``timeout`` is given there, and this blocks for at most so
-        many seconds until the broker has the commit.
+        Args:
+            client: The client.
+            commit: The commit.
+            timeout: Maximum seconds to block until the broker has the commit; None = do not block. A callback of the
+                client needs a timeout, because no answers arrive inside a callback.
         """
         if commit.answer.given_up:
             return
@@ -176,7 +186,7 @@ class Commits:
         return TopicPartition(*partition_id, floor, text)
 
     def on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
-        """The client's callback for the answer to a commit."""
+        """Process the answer to a commit. This is a callback of the client."""
         for offset in offsets:
             commit = self.unanswered.get(PartitionId(offset.topic, offset.partition))
             # The answer to an older commit with other positions is ignored: that one counts as failed.
@@ -186,19 +196,19 @@ class Commits:
                 self._answered(commit, _error_of(error, offsets))
 
     def recall(self) -> list[Commit]:
-        """Remove and return all unanswered commits, to send them again inside a callback, where no answers arrive."""
+        """Remove and return all unanswered commits."""
         commits = list(dict.fromkeys(self.unanswered.values()))
         self.unanswered.clear()
         return commits
 
     def expire(self, now: float) -> None:
-        """Fail the commits that were not answered in time."""
+        """Let the commits fail whose deadline has passed without an answer."""
         for commit in [each for each in self.unanswered.values() if each.deadline <= now]:
             self._forget(commit)
             commit.fail(f"{self.name}: a commit was not answered within {COMMIT_TIMEOUT:g} s")
 
     def abandon(self, reason: str) -> None:
-        """Fail all unanswered commits."""
+        """Let all unanswered commits fail, with ``reason`` in the error."""
         for commit in self.recall():
             commit.fail(f"{self.name}: a commit was not answered: {reason}")
 
@@ -233,10 +243,18 @@ class Commits:
 
 @dataclass(eq=False, repr=False)
 class TopicIdCheck:
-    """Sends commits after the ids of their topics were checked; used in the thread that owns the client.
+    """Sends commits after a check of their topic ids. Used in the thread that owns the client.
 
-    It is True while a commit waits for a topic id. Only one question to the broker is open at a time. The next question
-    covers all commits that became due meanwhile.
+    A check with waiting commits is True. Only one question to the broker is open at a time. The next question covers
+    all commits that are queued meanwhile.
+
+    Attributes:
+        topics: The broker's descriptions of the topics.
+        group: Assignments of the client.
+        commits: Sends a commit.
+        errors: Reports whether a broker is reachable.
+        clock: Monotonic clock, in seconds.
+        name: Name of the source, for errors.
     """
 
     topics: Topics
@@ -254,10 +272,14 @@ class TopicIdCheck:
         return bool(self._waiting)
 
     def commit(self, client: Consumer, commit: Commit, *, until: float | None) -> None:
-        """Queue a commit, which ``advance`` sends.
+        """Queue a commit, which ``advance`` sends. Inside a callback of the client, send it at once and wait.
 
-        Inside a callback of the client ``until`` is the time of the clock at which the callback has to end. The commit
-        is then sent at once, and this blocks for its answer, for at most 5 seconds.
+        The wait inside a callback takes at most 5 seconds.
+
+        Args:
+            client: The client.
+            commit: The commit.
+            until: Time of the clock at which the callback must end; None outside of callbacks.
         """
         if commit.answer.given_up or not all(self.group.owns(each.partition) for each in commit.settlements):
             # Sending refuses it without asking the broker.
@@ -271,10 +293,7 @@ class TopicIdCheck:
             self._send(client, commit)
 
     def advance(self, client: Consumer) -> None:
-        """Take in answers, send the commits that they allow, and fail those that have waited too long.
-
-        Does not block.
-        """
+        """Process answers, send the commits that they allow, and let overdue commits fail. Does not block."""
         self.commits.expire(self.clock())
         if self.topics.poll():
             self.errors.answered()
@@ -285,9 +304,9 @@ class TopicIdCheck:
             self._refuse(self._waiting.popleft()[1])
 
     def resend(self, client: Consumer, until: float) -> None:
-        """Send all unanswered commits again, inside a callback of the client that has to end at ``until``.
+        """Send all unanswered commits again, inside a callback of the client that must end at ``until``.
 
-        An error that this raises also answers the commits.
+        If the call raises an error, the commits fail with the same error.
         """
         recalled = self.recall()
         try:
@@ -300,12 +319,12 @@ class TopicIdCheck:
             raise
 
     def recall(self) -> list[Commit]:
-        """Remove and return all commits without an answer."""
+        """Remove and return all commits without an answer, sent or waiting."""
         waiting, self._waiting = self._waiting, deque()
         return [*self.commits.recall(), *(commit for _, commit in waiting)]
 
     def abandon(self, reason: str) -> None:
-        """Fail all commits without an answer."""
+        """Let all commits without an answer fail, with ``reason`` in the error."""
         waiting, self._waiting = self._waiting, deque()
         for _, commit in waiting:
             commit.fail(f"{self.name}: a commit was not sent: {reason}")
@@ -349,12 +368,12 @@ class TopicIdCheck:
 
 
 def _has_ids(commit: Commit) -> bool:
-    """Whether topic ids are known; a broker that is too old has none."""
+    """Whether a topic of the commit has an id. Old brokers have no topic ids."""
     return any(each.partition.incarnation for each in commit.settlements)
 
 
 def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
-    """Whether the broker stored the commit that was sent before. It answers a client in the order of the requests.
+    """Ask whether the broker stored the commit. It answers the requests of a client in order, so the commit is done.
 
     Blocks for at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
     """

@@ -1,7 +1,7 @@
 """The partitions that a client owns in its group, and the callbacks that assign and revoke them.
 
-Everything here runs in the thread that owns the client, most of it inside a call of ``consume`` or ``close``. No
-callback raises: an error becomes the failure of the source.
+All code of this module runs in the thread that owns the client, mostly inside a call of ``consume`` or ``close``. A
+callback raises no error. Instead the error ends the source.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ class Assignment:
     Args:
         partition: The assigned partition.
         position: The first position to deliver.
-        rebalance: The number of the callback that assigned it.
+        rebalance: Number of the callback that assigned the partition.
 
     Attributes:
-        position: The next position to deliver. Messages below it were delivered before.
+        partition: The assigned partition.
+        position: The next position to deliver.
         end: The position after the last message that was read.
-        paused: Whether the client was told to pause it.
-        drained: Whether its messages are dropped from now on.
-        returning: Whether the source is giving it back, in a call during which callbacks may come.
-        released: Whether it was given back, so that nothing more is committed.
-        rebalance: The number of the callback that assigned it.
+        paused: Whether the client is paused for the partition.
+        drained: Whether new messages of the partition are dropped.
+        returning: Whether the source is giving the partition back, in a call during which callbacks may come.
+        released: Whether the partition was given back, so that nothing more is committed.
+        rebalance: Number of the callback that assigned the partition.
     """
 
     __slots__ = ("drained", "end", "partition", "paused", "position", "rebalance", "released", "returning")
@@ -88,16 +89,16 @@ class Group:
         config: Configuration of the client.
         topics: Topics of the client, as the broker knows them.
         deliver: Takes events for the event loop.
-        serve: Performs commands of the loop while a callback waits. The callback must end at the time of the clock that
-            is passed.
+        serve: Performs commands of the loop while a callback waits. Its argument is the time of the clock at which the
+            callback must end.
         fail: Ends the source with an error.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         is_full: Returns True when there is no room for messages.
         hands_over: Whether commits carry metadata for the next owner of a partition.
-        owned: Assignments that were neither revoked nor lost.
-        closing: Set before the client is closed; nothing is assigned from then on.
-        rebalances: Number of callbacks that changed assignments.
+        owned: Assignments that were neither revoked nor lost, by partition.
+        closing: Whether the client is about to be closed, so that nothing is assigned any more.
+        rebalances: Number of callbacks so far that changed assignments.
     """
 
     config: ClientConfig
@@ -124,14 +125,14 @@ class Group:
         return assignment if assignment is not None and assignment.partition is partition else None
 
     def owns(self, partition: Partition) -> bool:
-        """Whether a partition may be committed: it is owned, and was not given back."""
+        """Whether a partition is owned and was not given back, so that its positions may be committed."""
         assignment = self.assignment(partition)
         return assignment is not None and not assignment.released
 
     # --- callbacks
 
     def on_assign(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Start these partitions. The client gets positions and pauses before it reads any of their messages."""
+        """Start these partitions. The client gets positions and pauses before it reads the first message."""
         self.rebalances += 1
         if self.closing:
             return
@@ -151,7 +152,7 @@ class Group:
             self.fail(self._fatal_error("assigning partitions failed", error))
 
     def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Ask for these partitions to be drained, and wait up to 0.8 of ``max.poll.interval.ms``."""
+        """Ask the loop to drain these partitions, and wait up to 0.8 of ``max.poll.interval.ms`` for their release."""
         self.rebalances += 1
         leaving = self._leaving(partitions)
         if self.closing:
@@ -173,7 +174,7 @@ class Group:
             self._forget(leaving)
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Give these partitions up without a commit: another member may own them already."""
+        """Give these partitions up without a commit, because another member may own them already."""
         self.rebalances += 1
         self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")
 
@@ -192,17 +193,29 @@ class Group:
             assignment.drained = assignment.released = True
 
     def lose_all(self, reason: str, *, presumed: bool = False) -> None:
-        """Give every partition up. ``presumed``: the client has not confirmed the loss, so ``reclaim`` may undo it."""
+        """Give every partition up.
+
+        Args:
+            reason: The reason, for the loop.
+            presumed: Whether the client has not confirmed the loss, so that ``reclaim`` may start a partition again.
+        """
         if presumed:
             now = self.clock()
             self._presumed_lost |= dict.fromkeys(self.owned, now)
         self._lose(list(self.owned.values()), reason)
 
     def reclaim(self, client: Consumer, *, at_once: bool = False) -> None:
-        """Start partitions again that were presumed lost and that the client still owns after ``_RECLAIM_AFTER``.
+        """Restart partitions that were presumed lost, if the client still owns them 5 seconds later.
 
-        It also repeats failed commits of start positions, and failed moves of positions out of range. May block for the
-        broker. Raises ``KafkaException`` when the broker does not answer.
+        The call also repeats failed commits of start positions, and failed moves of positions out of range. It may
+        block until the broker answers.
+
+        Args:
+            client: The client.
+            at_once: Whether to restart partitions without the wait of 5 seconds.
+
+        Raises:
+            KafkaException: The broker does not answer.
         """
         self._commit_starts(client, again=True)
         self._move_into_range(client, again=True)
@@ -216,9 +229,10 @@ class Group:
         self._start(client, [one for one in due if one in mine and one not in self.owned], known=True)
 
     def out_of_range(self, client: Consumer, partition_id: PartitionId, offset: int) -> None:
-        """Move a partition whose log does not reach ``offset`` into the log, or fail, as the configuration says.
+        """Continue inside the log where the log does not contain ``offset``, or end the source.
 
-        It delivers nothing until the broker has answered for the bounds of the log; ``reclaim`` asks again.
+        The setting ``out_of_range`` decides. The partition delivers nothing until the broker has reported the bounds of
+        its log. ``reclaim`` repeats the question.
         """
         assignment = self.owned.get(partition_id)
         if assignment is not None:
@@ -226,7 +240,7 @@ class Group:
             self._move_into_range(client)
 
     def check_topics(self) -> None:
-        """Fail when a topic was recreated, so that its offsets name other messages than before."""
+        """End the source when a topic was deleted or recreated, because its offsets then mean other messages."""
         for assignment in self.owned.values():
             name = assignment.partition.id.source
             change = self.topics.change(name, assignment.partition.incarnation)
@@ -244,7 +258,7 @@ class Group:
     # --- inside
 
     def _start(self, client: Consumer, ids: list[PartitionId], *, known: bool = False) -> None:
-        """``known``: the client has these partitions assigned, and seeks back to their start positions."""
+        """Start these partitions. ``known``: the client has them already, and seeks to their start positions."""
         if not ids:
             return
         # Take the ids before the positions: a topic recreated in between is then found by its id.
@@ -301,9 +315,9 @@ class Group:
         return assignment
 
     def _commit_starts(self, client: Consumer, *, again: bool = False) -> None:
-        """Commit the start positions of the group, which are decided once, however its first run ends.
+        """Commit the start positions of the group, so that a later run does not decide them again.
 
-        ``again``: only where nothing is committed by now, because a later commit may be above them.
+        ``again``: a repetition after a failure. It leaves out partitions with a commit, which may be above the start.
         """
         if not self._uncommitted_starts or (again and self.clock() < self._commit_starts_at):
             return
@@ -377,9 +391,13 @@ class Group:
     def apply_pauses(
         self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
     ) -> None:
-        """Pause the client for the partitions in ``to_pause`` and for released ones.
+        """Pause the client for some partitions and for all released partitions, and resume it for others.
 
-        With ``resume``, the others are resumed, except those in ``paused``, which stay as they are.
+        Args:
+            client: The client.
+            to_pause: Partitions to pause.
+            paused: Partitions that are not resumed.
+            resume: Whether to resume the client for all other partitions.
         """
         owned = self.owned.values()
         unpaused = [each for each in owned if not each.paused]

@@ -1,6 +1,6 @@
-"""Events from the messages that a client reads: a run for each partition, and the gaps between messages.
+"""Events from the messages of a client: runs of messages of a partition, and gaps between messages.
 
-Used in the thread that owns the client.
+The code runs in the thread that owns the client.
 """
 
 from __future__ import annotations
@@ -42,10 +42,16 @@ class Intake:
     average: float = field(default=1_024.0, init=False)
 
     def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
-        """Read at most ``count`` messages as runs; also return whether so many came that there may be more.
+        """Read messages, and serve the client's callbacks meanwhile.
 
-        The client's callbacks are served meanwhile. Blocks for up to ``timeout`` seconds for the first message, and not
-        for the others.
+        Blocks for up to ``timeout`` seconds for the first message, and not for further messages.
+
+        Args:
+            count: Maximum number of messages.
+            timeout: Maximum time to wait for the first message, in seconds.
+
+        Returns:
+            The messages as runs, and whether the client may have more messages.
         """
         # A call for a batch waits until the batch is complete, so ask for one message first.
         raws = self._consume(1, timeout)
@@ -57,9 +63,9 @@ class Intake:
         return events, len(raws) >= count
 
     def progress(self) -> list[Progressed]:
-        """Partitions that the client has read past their last message.
+        """Find gaps that the client has read: transaction markers, compacted or aborted messages.
 
-        The gap comes from transaction markers, compaction or aborted messages.
+        Returns the next position of each partition with such a gap after its last message.
         """
         owned = [each for each in self.group.owned.values() if not each.released]
         if not owned:
@@ -73,9 +79,9 @@ class Intake:
         return events
 
     def gap_after(self, partition: Partition, committed: int) -> int | None:
-        """The end of the gap after ``committed``; None where there is no gap, or a message follows.
+        """The end of the gap after the position ``committed``; None if a message follows, or if nothing follows.
 
-        Callable in callbacks too: the position includes no messages of the call around the callback until that returns.
+        Callable in callbacks too. Messages of the running ``consume`` do not count until that call returns.
         """
         assignment = self.group.assignment(partition)
         if assignment is None or assignment.end > committed:
@@ -84,11 +90,19 @@ class Intake:
         return found.offset if found.offset > committed else None
 
     def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
-        """Read on until it is known whether a message or a gap follows ``committed``, if the log continues there.
+        """Read on in a partition that is being given back, to find a gap after its last message.
 
-        A transaction marker may be read after the last message. A revoke that comes meanwhile takes the partition.
-        Returns the messages that were read of other partitions. Not callable in a callback. Blocks for at most
-        ``patience`` seconds, and reads at most ``_READ_PAST_LIMIT`` messages.
+        The client may read a transaction marker later than the last message. The call ends as soon as a message or a
+        gap after ``committed`` is known, or when the log ends at ``committed``. A revoke may take the partition
+        meanwhile. Not callable in a callback. Reads at most ``_READ_PAST_LIMIT`` messages.
+
+        Args:
+            partition: The assignment.
+            committed: Its committed position.
+            patience: Maximum time to block, in seconds.
+
+        Returns:
+            The messages of other partitions that were read.
         """
         assignment = self.group.assignment(partition)
         others: list[Delivered] = []
@@ -122,7 +136,7 @@ class Intake:
         return self._without_stale(raws, rebalances) if raws and self.group.rebalances != rebalances else raws
 
     def _without_stale(self, raws: list[Raw], rebalances: int) -> list[Raw]:
-        """Drop messages that may belong to a former assignment, of partitions that the same call assigned again."""
+        """Drop messages that may belong to a former assignment: the same call assigned their partition again."""
         again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:

@@ -1,4 +1,4 @@
-"""Warns once for each topic whose keys were placed by two kinds of producers."""
+"""A warning, once for each topic, when two kinds of producers chose the partitions of its keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("lanes.kafka")
 
 
 class KeyWatch:
-    """Keeps a census of each topic that is read, until it has warned of two kinds of producers. Not thread-safe."""
+    """Keeps a census of each topic until the warning of two kinds of producers is logged. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +24,12 @@ class KeyWatch:
         self._warned: set[str] = set()
 
     def observe(self, events: Sequence[Delivered], known: Mapping[str, Topic]) -> None:
-        """Count the keys of the sample. ``known``: the topics by name. Takes O(runs) and O(sampled records)."""
+        """Count the keys of the sample in these events. Takes O(runs) and O(sampled records).
+
+        Args:
+            events: Delivered messages.
+            known: Topics by name.
+        """
         for event in events:
             topic, number = event.partition.id
             census = self._censuses.get(topic)
@@ -35,7 +40,7 @@ class KeyWatch:
             census.observe(number, event.run, _key)
 
     def report(self, known: Mapping[str, Topic]) -> None:
-        """Log the findings, once for each topic. The census of a topic with more partitions now starts again."""
+        """Log each finding once. When a topic gets more partitions, its census starts again."""
         for topic, census in list(self._censuses.items()):
             report = census.report(topic)
             if report is not None:
@@ -47,7 +52,7 @@ class KeyWatch:
 
 
 def _key(message: Message) -> bytes | None:
-    """The record's own key, which may differ from the key of its lane."""
+    """The key of the record, which may differ from the key of its lane."""
     raw = message.raw
     assert isinstance(raw, Raw)
     key = raw.key()

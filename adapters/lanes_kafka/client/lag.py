@@ -1,4 +1,4 @@
-"""The end offsets of the partitions that a client owns; the lag is their distance from the committed positions."""
+"""The end offsets of the owned partitions. The lag is the distance from the committed position to the end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _End(NamedTuple):
     """One end offset.
 
     Attributes:
-        offset: The next offset to be written; ``OFFSET_INVALID`` while unknown.
-        ask_at: When the broker is asked, unless a fetch reports the end before.
+        offset: The next offset that a producer gets; ``OFFSET_INVALID`` while unknown.
+        ask_at: Time of the question to the broker, unless a fetch reports the end before that time.
     """
 
     offset: int
@@ -35,7 +35,7 @@ class _End(NamedTuple):
 
 
 class EndOffsets:
-    """The readable end of each partition: the offset after its last message, or that of an open transaction.
+    """The readable end of each partition: the offset after its last message, or the start of an open transaction.
 
     Used in the thread that owns the client, except for ``of``.
     """
@@ -52,9 +52,13 @@ class EndOffsets:
         return None if end is None or end.offset == OFFSET_INVALID else end.offset
 
     def refresh(self, client: Consumer, owned: Iterable[Assignment], *, ask: bool) -> None:
-        """Update the ends from the last fetches, and ask the broker for ends without news for ``ASK_AFTER`` seconds.
+        """Update the end offsets from the last fetches, and ask the broker for ends that are too old.
 
-        ``ask`` allows the question to the broker, which blocks for up to half a second.
+        Args:
+            client: The client.
+            owned: Assignments whose ends are updated.
+            ask: Whether to ask the broker for ends that no fetch has reported for ``ASK_AFTER`` seconds. The question
+                blocks for up to half a second.
         """
         now = self._clock()
         known: dict[Partition, _End] = {}
@@ -91,7 +95,7 @@ class EndOffsets:
 
 
 def cached_end(client: Consumer, assignment: Assignment) -> int:
-    """The end reported by the last fetch, or ``OFFSET_INVALID`` without one. Does not ask the broker."""
+    """The end that the last fetch reported, or ``OFFSET_INVALID`` before the first fetch. Does not ask the broker."""
     try:
         found = client.get_watermark_offsets(assignment.at(), cached=True)
     except KafkaException:

@@ -1,4 +1,4 @@
-"""The requests of the event loop to the thread that owns a client, and the mailbox they go through."""
+"""The requests of the event loop to the thread that owns a client, and the mailbox that queues them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lanes_kafka.client.commits import Commit
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """The messages that the event loop has room for.
+    """The room for messages on the event loop.
 
     Attributes:
-        number: Number of this demand; it rises.
-        messages: Messages that fit; 0 or less when full.
-        bytes: Bytes that fit; 0 or less when full.
-        paused: Partitions of which nothing is delivered.
-        rewind: For each partition whose messages the loop has dropped, the demand that dropped them and the position
-            to read from again.
-        client_paused: Those of ``paused`` that the client is to be paused for as well.
-        waiting: Messages that the loop has and that wait for room.
-        waiting_paused: Messages of paused partitions that the loop has.
-        received: Messages that the loop ever received.
+        number: Number of this demand, higher than the number of every earlier demand.
+        messages: Number of messages that fit; 0 or less without room.
+        bytes: Number of bytes that fit; 0 or less without room.
+        paused: Partitions whose messages are not delivered.
+        rewind: For each partition whose messages the loop has dropped, the number of the demand that dropped them and
+            the position to read again.
+        client_paused: Partitions for which the client is paused, a part of ``paused``.
+        waiting: Number of prefetched messages on the loop that wait for room.
+        waiting_paused: Number of prefetched messages on the loop whose partition is paused.
+        received: Number of messages that the loop has received since its start.
     """
 
     number: int
@@ -41,7 +41,13 @@ class Demand:
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Give a drained partition back. ``committed``: its position, or None where a message above it is completed."""
+    """The command to give a drained partition back.
+
+    Attributes:
+        partition: The assignment.
+        answer: The answer of the thread.
+        committed: The committed position; None where a message above it is completed.
+    """
 
     partition: Partition
     answer: Answer[None]
@@ -49,11 +55,11 @@ class Release:
 
 
 class Expire:
-    """Presume every partition lost: the client was not polled for too long."""
+    """The command to presume every partition lost, because the client was not polled in time."""
 
 
 class Close:
-    """Leave the group and end."""
+    """The command to leave the group and to end the thread."""
 
 
 Command = Commit | Release | Expire | Close | None
@@ -61,20 +67,24 @@ Command = Commit | Release | Expire | Close | None
 
 
 class Perform(Protocol):
-    """Performs one command.
+    """A function that performs one command.
 
-    Inside a callback of the client no answer of the broker arrives. ``until`` is then the time of the clock at which
-    the callback has to end; outside of callbacks it is None.
+    Args:
+        command: The command.
+        until: Time of the clock at which the running callback of the client must end; None outside of callbacks.
+            During a callback no answer of the broker arrives.
     """
 
     def __call__(self, command: Command, *, until: float | None) -> None: ...
 
 
 class Mailbox:
-    """A queue of commands for a thread; it is False while empty.
+    """A queue of commands for a thread; an empty mailbox is False.
 
-    ``perform`` is called in that thread, with one command at a time, in the order they were sent. Only ``put`` may be
-    called from other threads.
+    Only ``put`` may be called from other threads.
+
+    Args:
+        perform: Performs a command. It is called in the thread, for one command after the other, in their order.
     """
 
     def __init__(self, perform: Perform) -> None:
@@ -89,7 +99,7 @@ class Mailbox:
         self._commands.put(command)
 
     def serve(self) -> None:
-        """Perform all commands that are queued."""
+        """Perform all queued commands."""
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -98,7 +108,7 @@ class Mailbox:
             self._perform(command, until=None)
 
     def wait(self, seconds: float, *, until: float | None = None) -> bool:
-        """Wait for one command and perform it; return False when none came in time. ``until``: see ``Perform``."""
+        """Wait for one command and perform it; return False if no command came in time. ``until``: see ``Perform``."""
         try:
             command = self._commands.get(timeout=max(0.0, seconds))
         except Empty:

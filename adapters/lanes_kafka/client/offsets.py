@@ -1,7 +1,7 @@
-"""Where to read a partition from.
+"""The position at which reading a partition starts.
 
-This is the committed position, the start that the user asked for, or the rule for a log that does not reach the
-committed position.
+The start is the committed position, the user's ``start`` without a committed position, or the position that
+``out_of_range`` chooses where the log does not contain the committed position.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ANY_DISTANCE: Final = 1 << 63
 
 
 class StartPosition(NamedTuple):
-    """The position to start a partition from.
+    """The position at which reading a partition starts.
 
     Attributes:
         floor: The first position to read.
-        completed: Runs of positions above ``floor`` that are completed already.
-        uncommitted: Whether ``floor`` was decided here and is not committed yet.
+        completed: Runs of positions above ``floor`` that an earlier owner completed.
+        uncommitted: Whether ``floor`` is a new decision that must be committed.
     """
 
     floor: int
@@ -50,14 +50,29 @@ def start_positions(
     hands_over: bool,
     name: str,
 ) -> dict[PartitionId, StartPosition]:
-    """The position to start each partition from. ``sizes``: number of partitions of each topic.
+    """Ask for the position at which reading each partition starts.
 
-    Where a group has committed nothing for a topic, ``start`` is decided for all partitions of the topic, and not only
-    for ``ids``. A later partition without a position, beside others that have one, is therefore newer than the first
-    run, and is read from its beginning.
+    If the group has committed nothing for a topic, ``start`` decides the positions of all its partitions, and not only
+    of ``ids``. A partition that later has no position, beside partitions with a position, is therefore newer than the
+    first run. Such a partition is read from its beginning.
 
-    Blocks for the broker, up to ``QUERY_TIMEOUT`` a question. Raises ``KafkaException`` when the broker does not
-    answer, and ``SourceError`` for a position out of range when ``out_of_range`` is ``"fail"``.
+    Blocks for up to ``QUERY_TIMEOUT`` seconds a question.
+
+    Args:
+        client: The client to ask.
+        ids: Partitions to start.
+        start: Position of a topic without committed positions.
+        sizes: Number of partitions of each topic.
+        out_of_range: Rule for a log that does not contain the committed position.
+        hands_over: Whether the metadata of commits hold completed positions.
+        name: Name of the source, for errors and log lines.
+
+    Returns:
+        The start position of each partition in ``ids``, and of all partitions for which ``start`` decided.
+
+    Raises:
+        KafkaException: The broker does not answer.
+        SourceError: A position is out of range, and ``out_of_range`` is ``"fail"``.
     """
     topics = {one.source for one in ids} if start != "beginning" else set()
     others = [PartitionId(topic, number) for topic in sorted(topics) for number in range(sizes.get(topic, 0))]
@@ -91,9 +106,9 @@ def start_positions(
 def position_in_range(
     partition_id: PartitionId, offset: int, low: int, high: int, out_of_range: OutOfRange, name: str
 ) -> int:
-    """The position to continue at when the log from ``low`` to ``high`` does not reach ``offset``. It is logged.
+    """Choose the position to continue at when the log from ``low`` to ``high`` does not contain ``offset``.
 
-    Raises ``SourceError`` when ``out_of_range`` is ``"fail"``.
+    The choice is logged. Raises ``SourceError`` when ``out_of_range`` is ``"fail"``.
     """
     what = f"{partition_id}: offset {offset} is out of range, the log has {low} to {high}, " + (
         f"{low - offset} offsets were deleted before they were read" if offset < low else "it was truncated"
@@ -108,7 +123,7 @@ def position_in_range(
 
 
 def log_bounds(client: Consumer, ids: Sequence[PartitionId]) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
-    """The first offset of each log, and its readable end. Blocks for the broker."""
+    """Ask for the first offset of each log and for its readable end. Blocks until the broker answers."""
     return _offsets(client, ids, OFFSET_BEGINNING), _offsets(client, ids, OFFSET_END)
 
 

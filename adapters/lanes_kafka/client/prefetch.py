@@ -1,9 +1,9 @@
-"""Reading ahead of the room there is, so that partitions share it.
+"""Reading ahead: more messages than the loop has room for, so that all partitions share the room.
 
-The client has one queue, in which the messages fetched from a partition lie together: thousands of one partition, then
-of the next. Delivered in that order, one partition after the other would be handled alone, with as few concurrent
-handlers as it has keys. ``ReadAhead`` decides in the client's thread how much to read. ``Prefetched`` keeps the
-messages on the event loop until there is room, and shares it out.
+The client has one queue, which holds thousands of messages of one partition, then thousands of the next partition. In
+the order of the queue, handlers would work on a single partition at a time, and only as many handlers as the partition
+has keys. ``ReadAhead`` decides in the client's thread how many messages to read. ``Prefetched`` keeps the messages on
+the event loop, and divides the room among the partitions.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NEVER: Final = (0, 0)
 
 
 class ReadAhead:
-    """Messages that were read and not sent to the event loop yet, and how many more to read.
+    """Messages that are not sent to the event loop yet, and the number of messages to read next.
 
-    Used in the thread that owns the client.
+    Used in the thread that owns the client. Without messages the object is False.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,16 @@ class ReadAhead:
         return bool(self._gathered)
 
     def to_read(self, demand: Demand, group: Group, average: float) -> int:
-        """Number of messages of ``average`` bytes to read now from the partitions that the group owns; 0 or more."""
+        """Choose the number of messages to read now.
+
+        Args:
+            demand: The room on the event loop.
+            group: Assignments of the client.
+            average: Average size of a message, in bytes.
+
+        Returns:
+            The number of messages, 0 or more.
+        """
         others = len(group.owned) - len(demand.paused)
         if not others and demand.paused:
             return 0
@@ -84,14 +93,12 @@ class ReadAhead:
 
 
 class Prefetched:
-    """Events that arrived from the client's thread and are not delivered yet, in the order of arrival.
-
-    Used on the event loop.
+    """Events from the client's thread that are not delivered yet, in the order of arrival. Used on the event loop.
 
     Attributes:
-        messages: Number of messages it has.
-        received: Number of messages that were ever added.
-        client_paused: Partitions that the client is to be paused for.
+        messages: Number of prefetched messages.
+        received: Number of messages added since the start, dropped messages included.
+        client_paused: Partitions for which the client is paused.
     """
 
     def __init__(self) -> None:
@@ -103,11 +110,8 @@ class Prefetched:
         self._paused_at: dict[Partition, float] = {}
         self._is_taking = False
 
-    def __bool__(self) -> bool:
-        return bool(self._events)
-
     def add(self, events: Sequence[SourceEvent], number: int) -> None:
-        """Add events that were read for demand ``number``, except those read before their partition was rewound."""
+        """Add events that were read for demand ``number``, except those read before a rewind of their partition."""
         for event in events:
             if isinstance(event, Delivered):
                 self.received += len(event.run)
@@ -131,13 +135,13 @@ class Prefetched:
         self._events = kept
 
     def waiting(self, paused: frozenset[Partition]) -> int:
-        """Number of messages that wait for room alone, because their partition is not ``paused``."""
+        """Number of messages whose partition is not ``paused``, so that they only wait for room."""
         return self.messages - sum(
             len(event.run) for event in self._events if isinstance(event, Delivered) and event.partition in paused
         )
 
     def due(self) -> float:
-        """When ``rewind`` has something to do next, for the partitions paused at its last call; inf for never."""
+        """Time at which ``rewind`` must act next on the partitions that were paused at its last call; inf = never."""
         if not self._paused_at:
             return math.inf
         crowded = self._is_crowded()
@@ -152,12 +156,20 @@ class Prefetched:
         )
 
     def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
-        """Drop the messages of partitions that stay paused, and choose the partitions to pause the client for.
+        """Drop the messages of partitions that stay paused, and choose the partitions for which the client is paused.
 
-        A partition counts as soon as it was paused for ``REWIND_AFTER`` seconds, or when paused partitions use up the
-        read-ahead of the others. Returns for every partition that was ever rewound the demand that did so and the
-        position to read from again. All are returned each time because a demand may be replaced before the thread has
-        seen it.
+        A partition counts after a pause of ``REWIND_AFTER`` seconds, or as soon as paused partitions use up the
+        read-ahead of the other partitions.
+
+        Args:
+            room: The room on the event loop, with the paused partitions.
+            owned: All owned partitions.
+            number: Number of the next demand.
+            now: Time of the clock, in seconds.
+
+        Returns:
+            For every partition rewound so far, the demand of the rewind and the position to read again. Each call
+            returns all of them, because a newer demand may replace a demand before the thread has seen it.
         """
         self._paused_at = {partition: self._paused_at.get(partition, now) for partition in room.paused}
         self._is_taking = room.messages > 0
@@ -186,9 +198,9 @@ class Prefetched:
         return messages > READ_AHEAD // 2 or size > READ_AHEAD_BYTES // 2
 
     def take(self, room: Room) -> list[SourceEvent]:
-        """Remove and return the events that fit into ``room``.
+        """Remove and return the events that fit into ``room``, in order within each partition.
 
-        They keep the order within a partition. Partitions get equal shares of the room as far as each has messages.
+        Partitions get equal shares of the room. A partition with fewer messages leaves room to the others.
         """
         if not self._events:
             return []
@@ -219,7 +231,7 @@ class Prefetched:
         return taken
 
     def _shares(self, room: Room) -> dict[Partition, int]:
-        """Number of messages of each partition that fit; the others share the part that one does not need."""
+        """Number of messages of each partition that fit. The room that a partition does not need goes to the others."""
         available: dict[Partition, int] = {}
         for event in self._events:
             if isinstance(event, Delivered) and event.partition not in room.paused:

@@ -33,9 +33,9 @@ def record_key(raw: Raw) -> PartitionKey | None:
 
 
 def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tuple[list[Message], int]:
-    """A run of messages of one partition, and its size in bytes, which counts keys, values and headers.
+    """Make messages from the records of one partition; also return their size: bytes of keys, values and headers.
 
-    A record whose key function fails has no key and is ``broken``. Takes O(records).
+    If the key function fails for a record, its message has no key and is ``broken``. Takes O(records).
     """
     run: list[Message] = []
     total = 0
@@ -77,13 +77,12 @@ def _keyed(partition: Partition, raw: Raw, size: int, key: KeyFunction) -> Messa
         )
         broken.__cause__ = error
     message = Message(partition, offset_of(raw), lane, size, raw, None)
-    if broken is not None:
-        message.broken = broken
+    message.broken = broken
     return message
 
 
 class _Reader:
-    """Reads the client's messages; see ``lanes.core.types.Reader``."""
+    """The reader of the client's messages; see ``lanes.core.types.Reader``."""
 
     def value(self, raw: object) -> bytes:
         assert isinstance(raw, Raw)

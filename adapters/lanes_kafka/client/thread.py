@@ -1,8 +1,8 @@
-"""The thread that owns a client and makes every call on it; a call from another thread could wait for seconds.
+"""The thread that owns a client and makes all its calls, because a call from another thread could wait for seconds.
 
-The event loop sends demands and commands, and gets events and answers back. Neither side waits for the other inside a
-call of the client, except in a revoke, whose purpose that is. The thread serves demands and commands between two calls
-of ``consume``, each of which waits for at most ``POLL`` seconds.
+The event loop sends demands and commands, and receives events and answers. Loop and thread do not wait for each other
+inside a call of the client, except in a revoke, which waits for the drain. The thread serves demands and commands
+between two calls of ``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds.
 """
 
 from __future__ import annotations
@@ -91,16 +91,18 @@ class ClientThread:
         make: Makes a client from its configuration.
         key: Returns the key of a message.
         bridge: Bridge to the event loop.
-        deliver_on_loop: Called on the event loop with events in order and the number of the demand they were read for.
+        deliver_on_loop: Called on the event loop with events in order, and with the number of their demand.
         failed: Called on the event loop when the thread cannot continue.
         ended: Called on the event loop when the thread ends.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         hands_over: Whether commits carry metadata for the next owner of a partition.
         rebuilds: Number of rebuilds, 0 or more, without a period of health between them.
-        polled: When the client was polled last, in seconds of the clock.
+        polled: Time of the last poll of the client, in seconds of the clock.
         partitions: Number of partitions of all topics together, at the start.
-        limit: UTF-16 units of commit metadata that the broker accepts, as far as is known.
+        limit: UTF-16 units of commit metadata that the broker is known to accept.
+        end_offsets: End offsets of the owned partitions.
+        errors: Log of the client's errors.
     """
 
     config: ClientConfig
@@ -139,7 +141,11 @@ class ClientThread:
     # --- from the event loop
 
     def start(self, answer: Answer[None]) -> None:
-        """Create the client and join the group; ``answer`` gets the outcome. Does not block."""
+        """Start the thread, which creates the client and joins the group. Does not block.
+
+        Args:
+            answer: Receives the outcome.
+        """
         self._opened = answer
         self.thread.start()
 
@@ -290,7 +296,7 @@ class ClientThread:
     # --- commands
 
     def _serve_callback(self, until: float) -> None:
-        """Serve commands of the loop for a moment, inside a callback of the client that has to end at ``until``."""
+        """Serve commands of the loop for half a second, inside a callback of the client that must end at ``until``."""
         self._topic_id_check.resend(self._client, until)
         self._mailbox.wait(min(until - self.clock(), _HOUSEKEEPING_EVERY), until=until)
         self._check_loop()
@@ -335,7 +341,7 @@ class ClientThread:
         self._group.lose_all(reason, presumed=True)
 
     def _fail(self, failure: SourceError) -> None:
-        """Report a failure to the loop. Until the loop closes the client, it is polled and nothing is read."""
+        """Report a failure to the loop. Until the loop closes the client, the thread polls it and reads no messages."""
         if self._failure is None:
             self._failure = failure
             self.bridge.post(lambda: self.failed(failure))
@@ -363,7 +369,7 @@ class ClientThread:
             self.errors.on_message(error)
 
     def _fatal(self, error: KafkaError) -> None:
-        """Handle an error after which the client cannot continue; no callback reports it."""
+        """Handle a permanent failure of the client, which the client reports in no callback."""
         what = f"the client has failed for good: {client_message(error, self.config.client)}"
         if self.config.instance is not None:
             what += f"; only one member may have group.instance.id={self.config.instance!r}, give each its own"
@@ -378,7 +384,7 @@ class ClientThread:
             log.error("%s: %s; the client is rebuilt in %g s", self.name, what, self._rebuild_in)
 
     def _rebuild(self, pause: float) -> None:
-        """Rebuild the client after a pause. Commands are served meanwhile, so that a stop ends the pause."""
+        """Rebuild the client after ``pause`` seconds. A stop ends the pause, because commands are served meanwhile."""
         self._rebuild_in = None
         self._close()
         self.limit = self._commits.limit
@@ -412,7 +418,7 @@ class ClientThread:
                 self._fail(fatal_error(f"{self.name}: partitions not assigned again", failure, self.config.client))
 
     def _deliver(self, events: Sequence[SourceEvent]) -> None:
-        """Send the gathered messages to the loop, and these events after them."""
+        """Send the gathered messages to the loop, followed by ``events``."""
         number, events = self._applied.number, [*self._read_ahead.take(), *events]
         if events:
             self.bridge.post(lambda: self.deliver_on_loop(events, number))
@@ -434,13 +440,20 @@ class ClientThread:
 
 
 def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static: bool) -> None:
-    """Serve the pending callbacks of a client whose ``group`` is closing, so that ``close`` finds none to call.
+    """Serve the pending callbacks of a client before ``close``, which could hang in such a callback.
 
-    While it closes, librdkafka may end the group before it has served a queued rebalance. The callback's request to the
-    group, an assignment by default, is then never answered. The call waits for ever while the binding holds
-    the interpreter's lock (librdkafka's issue 4884). A ``static`` member keeps its partitions: giving them back
-    would leave the group, which ``close`` avoids for it. Blocks for at most 2 s. Errors are ignored, because ``close``
-    meets them again.
+    While librdkafka closes a client, it may end the group before it has served a queued rebalance. The callback's
+    request to the group, an assignment by default, then gets no answer. The callback waits for ever and holds the
+    interpreter's lock (librdkafka's issue 4884).
+
+    Blocks for at most 2 s. Errors are ignored, because ``close`` meets the same errors again.
+
+    Args:
+        client: The client to close.
+        group: Its assignments, with ``closing`` set.
+        clock: Monotonic clock, in seconds.
+        static: Whether the client is a static member. It then keeps its partitions, because giving them back would
+            leave the group.
     """
     until = clock() + _LAST_CALLBACKS
     try:
@@ -461,11 +474,14 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
 
 
 class Rebuilds:
-    """Decides whether and when a client that has failed permanently is rebuilt.
+    """Decides whether and when a client is rebuilt after a permanent failure.
 
-    ``attempts`` is the number of rebuilds, 0 or more, without a period of health between them. The pauses grow
-    exponentially, as supervisors do it. They have no jitter: only clients of one name meet here, and one of two that
-    take the name from each other has to give up.
+    The pauses grow exponentially and have no jitter. If two clients take one ``group.instance.id`` from each other, one
+    client must give up.
+
+    Args:
+        attempts: Number of rebuilds, 0 or more, without a period of health between them.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, attempts: int, clock: Clock) -> None:
@@ -475,11 +491,11 @@ class Rebuilds:
         self._healthy_since = clock()
 
     def built(self) -> None:
-        """Note that a client was built."""
+        """Record that a client was built."""
         self._healthy_since = self._clock()
 
     def next_pause(self) -> float | None:
-        """Take an attempt after a failure. Returns the pause before it in seconds, or None when no attempt is left."""
+        """Use one rebuild after a failure. Returns the pause before it in seconds, or None if none is left."""
         now = self._clock()
         if now - self._healthy_since >= HEALTHY_AFTER:
             self._left, self._pause = self._attempts, FIRST_PAUSE

@@ -1,4 +1,4 @@
-"""The ids of the topics that are read; a topic that was deleted and recreated has other messages at its offsets."""
+"""The ids of the source's topics. A topic that was deleted and created again has other messages at its offsets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Topic(NamedTuple):
     """One topic.
 
     Attributes:
-        id: The topic id; "" where the broker is too old to have ids.
+        id: The topic id; "" if the broker is too old for topic ids.
         partitions: Number of partitions.
     """
 
@@ -44,15 +44,15 @@ class Topic(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Topics:
-    """The newest answer of the broker about some topics, asked for without blocking; used by one thread.
+    """The broker's newest description of some topics. Used by one thread. Questions do not block, except in ``wait``.
 
     Attributes:
         names: Names of the topics.
         admin: The client to ask; None after ``close``.
         clock: Monotonic clock, in seconds.
         wake: Called from a thread of the client when ``poll`` may find an answer. Default: do nothing.
-        known: The newest answer; topics that do not exist are missing from it.
-        answered: The number of the question that ``known`` answers.
+        known: The topics of the newest answer by name, without topics that do not exist.
+        answered: Number of the question that ``known`` answers.
     """
 
     names: Sequence[str]
@@ -69,9 +69,9 @@ class Topics:
         self._next = self._given_up_at = 0.0
 
     def poll(self) -> bool:
-        """Take in an answer that has arrived, and ask again when it is due; return whether there was an answer.
+        """Process an answer that has arrived, and ask the next question when it is due. Does not block.
 
-        Does not block. A question that fails is asked again.
+        Returns whether an answer was processed. A failed question is repeated.
         """
         answered = False
         if self._is_asked():
@@ -83,9 +83,9 @@ class Topics:
         return answered
 
     def ask(self) -> int:
-        """Ask now, or as soon as the open question has ended; return the number of the question. Does not block.
+        """Ask now, or as soon as the open question has ended; return the number of the new question. Does not block.
 
-        Its answer, or a later one, is newer than this call. The open question may have been answered before it.
+        The answer to the new question is newer than this call. The answer to the open question may be older.
         """
         if not self._is_asked():
             self._begin()
@@ -94,7 +94,7 @@ class Topics:
         return self._wanted
 
     def wait(self, timeout: float) -> bool:
-        """Ask, and block for the answer up to ``timeout`` seconds; return whether it came."""
+        """Ask, and block for up to ``timeout`` seconds; return whether the answer came in time."""
         number, deadline = self.ask(), time.monotonic() + timeout
         while self._asked:
             assert self.admin is not None, "no question is open after close"
@@ -107,10 +107,10 @@ class Topics:
         return False
 
     def appears(self, topic: str, timeout: float) -> bool:
-        """Whether a topic is known, or becomes known within a second.
+        """Whether a topic is known with its id, or becomes known within a second.
 
-        Some brokers learn of a new topic later than others. The same applies to its id, where other topics have one.
-        Blocks; each answer may take ``timeout`` seconds.
+        Some brokers learn of a new topic, or of its id, later than others. A missing id is accepted if no topic has an
+        id. Blocks; each answer may take ``timeout`` seconds.
         """
         deadline = self.clock() + _APPEARS_WITHIN
         while self._lacks(topic) and self.clock() < deadline:
@@ -119,10 +119,16 @@ class Topics:
         return topic in self.known
 
     def check(self, timeout: float, settings: Mapping[str, Any], name: str) -> None:
-        """Check that all topics exist, for the source ``name`` whose clients are made with ``settings``.
+        """Check that all topics exist. Blocks.
 
-        Blocks; each answer may take ``timeout`` seconds. Raises ``ConfigError`` for a missing topic, ``SourceError``
-        without a broker or a permission.
+        Args:
+            timeout: Maximum time for each answer, in seconds.
+            settings: Configuration of the source's clients. Its secrets are not shown.
+            name: Name of the source, for errors.
+
+        Raises:
+            ConfigError: A topic does not exist.
+            SourceError: No broker answers, or a permission is missing.
         """
         if not self.wait(timeout):
             raise unanswered_topics(settings, self.names, name)
@@ -134,7 +140,7 @@ class Topics:
                 )
 
     def change(self, topic: str, incarnation: str) -> str | None:
-        """How a topic that had the id ``incarnation`` has changed; None when no change is known."""
+        """The change of a topic that had the id ``incarnation``, as a text; None without a known change."""
         now = self.known.get(topic)
         if now is None:
             return "deleted"
@@ -154,7 +160,7 @@ class Topics:
         return topic not in self.known or (not self.id_of(topic) and any(each.id for each in self.known.values()))
 
     def _is_asked(self) -> bool:
-        """Whether a question is open. The answer to a question that was given up is ignored."""
+        """Whether a question is open. An unanswered question is given up after 10 s, and a late answer is ignored."""
         if self.clock() >= self._given_up_at and not self._is_done():
             self._asked = {}
         return bool(self._asked)
@@ -200,7 +206,7 @@ class Topics:
         return whole
 
     def _may_come_back(self, name: str) -> bool:
-        """Whether a known topic has been unknown for too short a time to count as deleted."""
+        """Whether a topic was known until a moment ago, so that it does not count as deleted yet."""
         now = self.clock()
         return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER
 

@@ -1,4 +1,4 @@
-"""Dead letters in a Kafka topic: written, read back, disposed of.
+"""Dead letters in a Kafka topic: code that writes, reads and disposes of them.
 
 Reading order: ``wire``, ``producer``, ``writer``, ``log_reader``, ``box``.
 """

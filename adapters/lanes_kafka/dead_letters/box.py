@@ -1,8 +1,8 @@
-"""The dead letters of a topic, for the operator: listed, found, republished and disposed of.
+"""The dead letters of a topic, for the operator, who lists, finds, republishes and disposes of them.
 
-A topic cannot delete a single record. Disposing of a dead letter therefore writes another record, a *disposition*, to
-the same partition, so that the dead letter expires first. In a compacted topic the key of a dead letter is its id. A
-disposition has that key in every topic, and replaces the dead letter there.
+A topic cannot delete a single record. The box therefore disposes of a dead letter by another record, a *disposition*,
+in the same partition, so that the dead letter expires first. The key of every disposition is the id of its dead letter.
+In a compacted topic the id is also the key of the dead letter, so the disposition replaces the dead letter.
 """
 
 from __future__ import annotations
@@ -44,11 +44,19 @@ _Wanted = Callable[[], bool]
 
 
 class KafkaDeadLetterBox:
-    """The dead letters that ``KafkaDeadLetters`` wrote to ``topic``; see ``lanes.dead_letters.box.DeadLetterBox``.
+    """The dead letters that ``KafkaDeadLetters`` wrote to a topic; see ``lanes.dead_letters.box.DeadLetterBox``.
 
-    ``config`` is the dictionary that a ``confluent_kafka`` client is made from. Reading needs Read on the topic and no
-    permission for a group; disposing needs Write on the topic. Each call reads on from the end of the last one. The ids
-    and positions of all dead letters are kept in memory, about 300 bytes each. Runs on asyncio and on trio.
+    Reading needs the permission Read on the topic, and no permission for a group. Disposing needs Write on the topic.
+    Each call reads the records that were written since the last call. The box keeps the ids and positions of all dead
+    letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
+
+    Args:
+        config: The dictionary of a ``confluent_kafka`` client.
+        topic: Name of the dead-letter topic.
+
+    Attributes:
+        remembers: Whether ``find`` distinguishes a disposed dead letter from an unknown id.
+        other_messages: Number of messages in the topic that are neither dead letters nor dispositions.
     """
 
     remembers = True
@@ -68,7 +76,12 @@ class KafkaDeadLetterBox:
         return f"<KafkaDeadLetterBox {self._topic}: {len(self._seen)} dead letters seen>"
 
     async def open(self) -> None:
-        """Connect, and check that the topic exists. Raises ``ConfigError`` or ``SourceError``."""
+        """Connect, and check that the topic exists.
+
+        Raises:
+            ConfigError: The topic does not exist, or the client refuses its settings.
+            SourceError: No broker answers (retryable), or the login or a permission is refused.
+        """
         self._producer.open()
         try:
             await self._producer.call(self._open)
@@ -107,7 +120,7 @@ class KafkaDeadLetterBox:
         self._disposed.setdefault(dead_letter_id, how)
 
     async def publish(self, stored: StoredDeadLetter) -> str:
-        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. It goes to the partition it came from."""
+        """Publish to the partition of the original message; see ``lanes.dead_letters.box.DeadLetterBox.publish``."""
         one = stored.dead_letter
         # Any producer may have written the name, and the client cuts it at a NUL.
         facts = None
@@ -195,7 +208,7 @@ class KafkaDeadLetterBox:
 
 
 def message_at(topic: str, raw: Raw) -> Message:
-    """A message from a record of the topic, with the record's key."""
+    """The message of ``lanes`` for a record of the topic. Its key is the key of the record."""
     number, offset = position_of(raw)
     return Message(Partition(PartitionId(topic, number), READER), offset, raw.key(), 0, raw, None)
 
@@ -209,9 +222,9 @@ def position_of(raw: Raw) -> _Position:
 
 
 def _passes(positions: Sequence[_Position]) -> list[dict[int, Range]]:
-    """Ranges that cover these rising positions, at most one a partition in each pass.
+    """Ranges that cover these rising positions: passes with at most one range for each partition.
 
-    A gap between two dead letters far apart is therefore not read.
+    Two dead letters far apart are in different passes, so the gap between them is not read.
     """
     ranges: dict[int, list[Range]] = {}
     for number, offset in positions:

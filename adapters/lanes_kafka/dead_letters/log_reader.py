@@ -1,4 +1,4 @@
-"""Reads ranges of a topic by a consumer that joins no group. Blocks."""
+"""Blocking reads of offset ranges of a topic, by a consumer that joins no group."""
 
 from __future__ import annotations
 
@@ -33,17 +33,29 @@ _OURS: Final[Mapping[str, Any]] = {
 
 
 class Range(NamedTuple):
-    """A range of offsets: the first one, and the one after the last."""
+    """A range of offsets.
+
+    Attributes:
+        begin: First offset.
+        end: Offset after the last one.
+    """
 
     begin: int
     end: int
 
 
 class LogReader:
-    """Reads ``topic`` by a client made from ``settings``. All calls must come from one thread."""
+    """Reads a topic. All calls must come from one thread.
+
+    Args:
+        settings: Configuration of the client. Its secrets are not shown.
+        topic: Name of the topic.
+
+    Raises:
+        ConfigError: The client refuses its settings.
+    """
 
     def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
-        """Raises ``ConfigError`` for settings that the client refuses."""
         self._settings = settings
         self._topic = topic
         try:
@@ -56,7 +68,7 @@ class LogReader:
         self._consumer.close()
 
     def ranges(self) -> dict[int, Range]:
-        """The offsets that each partition holds. Raises ``SourceError``."""
+        """Ask for the range of offsets in each partition. Raises ``SourceError`` without an answer."""
         try:
             found = self._consumer.list_topics(self._topic, timeout=SILENCE).topics[self._topic]
             if found.error is not None:
@@ -68,9 +80,9 @@ class LogReader:
             raise self._failure(failure.args[0]) from None
 
     def read(self, ranges: Mapping[int, Range], wanted: Callable[[], bool]) -> Iterator[Message]:
-        """The records in these ranges, in the order of each partition, until ``wanted`` returns False.
+        """Yield the records in these ranges, in the order of each partition, until ``wanted`` returns False.
 
-        Raises ``SourceError``.
+        Raises ``SourceError`` when the broker does not answer, or refuses the read.
         """
         ends = {number: end for number, (begin, end) in ranges.items() if begin < end}
         if not ends:

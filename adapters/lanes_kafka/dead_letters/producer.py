@@ -1,6 +1,6 @@
-"""A producer whose records are awaited on the event loop until they are confirmed or have failed.
+"""A producer for an event loop: a send waits until the broker confirms the record, or the record has failed.
 
-One thread serves the client.
+A separate thread serves the client.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _T = TypeVar("_T")
 
 
 def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a safe producer, made from the dictionary of a consumer. Pure.
+    """Make the settings of a safe producer from the dictionary of a consumer. Pure.
 
-    Settings of consumers alone are left out. Raises ``ConfigError`` for settings that make writes unsafe, without a
-    broker, and for anything but a dictionary.
+    Settings that only consumers have are left out. Raises ``ConfigError`` if a setting makes writes unsafe, if no
+    broker is named, or if ``config`` is not a dictionary.
     """
     whole = UserSettings(config)
     check_addresses(whole)
@@ -88,9 +88,13 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 
 class ConfirmedProducer:
-    """One producer, made from ``settings``, and the thread that serves it. ``name`` is for log lines.
+    """One producer and its thread.
 
-    ``open`` comes first and ``aclose`` last. All calls come from one event loop, of asyncio or trio.
+    ``open`` is the first call and ``aclose`` the last one. All calls must come from one event loop, of asyncio or trio.
+
+    Args:
+        settings: Configuration of the client. Its secrets are not shown.
+        name: Name of the producer, for errors and log lines.
     """
 
     def __init__(self, settings: Mapping[str, Any], name: str) -> None:
@@ -101,15 +105,13 @@ class ConfirmedProducer:
         self._producer: Producer | None = None
         self._fatal = KafkaError(KafkaError._STATE, "the client failed")
         self._thread: threading.Thread | None = None
-        self._bridge: Bridge
-        self._ended: Answer[None]
 
     def open(self) -> None:
         """Start the thread. Does not block. Idempotent."""
         if self._thread is not None:
             return
         self._bridge = Bridge()
-        self._ended = Answer(self._bridge)
+        self._ended: Answer[None] = Answer(self._bridge)
         # A daemon thread, so that a loop that ended without aclose does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="lanes-kafka-producer", daemon=True)
         self._thread.start()
@@ -123,10 +125,16 @@ class ConfirmedProducer:
             await self.call(lambda wanted: self._connect())
 
     async def call(self, function: Callable[[Callable[[], bool]], _T]) -> _T:
-        """Call a blocking function in the thread. A cancelled call drops its result.
+        """Call a blocking function in the thread. A cancelled call drops the result.
 
-        The function gets another function, which returns whether the result is still wanted. Raises ``SourceError``
-        before ``open`` and after ``aclose``.
+        Args:
+            function: The function. Its argument is a function that returns whether the call was not cancelled.
+
+        Returns:
+            The result of the function.
+
+        Raises:
+            SourceError: The producer is not open, or a callback of the settings ended the function.
         """
         self._check_open()
         outcome: Answer[_T] = Answer(self._bridge)
@@ -150,8 +158,8 @@ class ConfirmedProducer:
     async def send(self, topic: str, record: Record, partition: int = _ANY_PARTITION) -> tuple[int, int]:
         """Write a record and wait for its confirmation; return its partition and offset.
 
-        It creates the client first where there is none, for example after a fatal error. Raises ``KafkaException`` for
-        a record that is not confirmed; it may still be in the log. A cancelled wait does not cancel the write.
+        Without a client, for example after a fatal error, the call creates one first. A cancelled call may still write
+        the record. Raises ``KafkaException`` for an unconfirmed record, which may be in the log all the same.
         """
         self._check_open()
         await self.connect()
@@ -189,7 +197,7 @@ class ConfirmedProducer:
     async def aclose(self, timeout: float = FLUSH_TIMEOUT) -> None:
         """Wait up to ``timeout`` seconds for unconfirmed records, then end client and thread. Idempotent.
 
-        Records that are not confirmed by then fail.
+        Records without a confirmation have then failed.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -217,7 +225,7 @@ class ConfirmedProducer:
         self._ended.give(None)
 
     def _next(self) -> Callable[[], None] | None:
-        """The next job, or None to end. Serves the client until there is one."""
+        """Serve the client until a job arrives, and return the job; None ends the thread."""
         while True:
             busy = self._serve()
             try:
@@ -226,7 +234,7 @@ class ConfirmedProducer:
                 continue
 
     def _serve(self) -> bool:
-        """Serve the callbacks of the client; return whether records are unconfirmed, which it waits for."""
+        """Serve the callbacks of the client; return whether it has unconfirmed records."""
         producer = self._producer
         if producer is None:
             return False
@@ -251,7 +259,7 @@ class ConfirmedProducer:
             _finish(self._producer, timeout)
 
     def _fail(self, failed: Producer, error: KafkaError) -> None:
-        """Drop a producer that has failed for good. The next record creates another one."""
+        """Drop a producer after a permanent failure. The next record creates another producer."""
         if self._producer is failed:
             log.warning("%s: the client has failed for good and is rebuilt (%s)", self._name, error.name())
             self._fatal, self._producer = error, None
@@ -259,7 +267,7 @@ class ConfirmedProducer:
 
 
 def _finish(producer: Producer, timeout: float) -> None:
-    """Wait up to ``timeout`` seconds for unconfirmed records, then let the others fail."""
+    """Wait up to ``timeout`` seconds for confirmations, then let the unconfirmed records fail."""
     if producer.flush(timeout):
         producer.purge()
         producer.flush(_POLL)

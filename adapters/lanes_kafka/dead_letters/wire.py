@@ -1,4 +1,4 @@
-"""The format of dead letters in a topic: the records that are written, and the dead letters that are read back."""
+"""The format of dead letters in a topic: records from dead letters, and dead letters from records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _OVERHEAD_OF_HEADER: Final = 10
 
 
 class Record(NamedTuple):
-    """A record to produce; ``value`` is None for a tombstone."""
+    """A record to produce.
+
+    Attributes:
+        key: Key of the record; None for a record without a key.
+        value: Value of the record; None for a tombstone.
+        headers: Headers, in order.
+    """
 
     key: bytes | None
     value: bytes | None
@@ -33,7 +39,7 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """An upper bound of the bytes that it takes in the log, uncompressed."""
+        """An upper bound of the size of the record in the log, in bytes without compression."""
         size = _OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
             size += _OVERHEAD_OF_HEADER + len(name.encode()) + len(value or b"")
@@ -41,17 +47,25 @@ class Record(NamedTuple):
 
 
 def dead_letter_record(dead_letter: DeadLetter, *, by_id: bool = False, limit: int | None = None) -> Record:
-    """The record of a dead letter, cut to at most ``limit`` bytes as far as that is possible.
+    """Make the record of a dead letter.
 
-    Its key is the key of the original record, or the key of the lane where there was none. In a compacted topic records
-    of one key replace each other. With ``by_id`` the key is therefore the id, and the record is never a tombstone.
+    The key of the record is the key of the original record, or else the key of the lane.
+
+    Args:
+        dead_letter: The dead letter.
+        by_id: Whether the topic is compacted, where records of one key replace each other. The key is then the id of
+            the dead letter, and the record is never a tombstone.
+        limit: Maximum size in bytes to which the record is cut as far as possible; None = the record is whole.
+
+    Returns:
+        The record to produce.
     """
     dead_letter, whole = cut_to_fit(dead_letter, limit, lambda cut, whole: _record(cut, by_id, whole).size)
     return _record(dead_letter, by_id, whole)
 
 
 def disposition_record(dead_letter_id: str, how: Disposition, wall_time: float) -> Record:
-    """The record that disposes of a dead letter. In a compacted topic it replaces the dead letter."""
+    """Make the record that disposes of a dead letter. In a compacted topic the record replaces the dead letter."""
     headers: Headers = [
         (DISPOSITION, how.encode()),
         (ID, dead_letter_id.encode()),
@@ -63,9 +77,10 @@ def disposition_record(dead_letter_id: str, how: Disposition, wall_time: float) 
 def read_dead_letter(message: Message) -> DeadLetter:
     """Read the dead letter that ``KafkaDeadLetters`` wrote, from a message of its topic.
 
-    Use it as ``decode=read_dead_letter`` of a consumer whose source reads that topic. It neither blocks nor changes the
-    message. The record equals the one that was written, unless it did not fit. Then it has no original headers, its
-    value may be cut, and the header ``Lanes-Truncated`` of the message holds the original length.
+    Use the function as ``decode=read_dead_letter`` of a consumer whose source reads the dead-letter topic. The function
+    neither blocks nor changes the message. A dead letter that was too large for the topic has no original headers, and
+    its value may be cut. The header ``Lanes-Truncated`` of the message then holds the original length. Every other dead
+    letter equals the written one.
 
     Args:
         message: Message of the dead-letter topic.
@@ -81,7 +96,7 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
 
 def read_whole(message: Message) -> ReadDeadLetter:
-    """Read a dead letter like ``read_dead_letter``, with the original length of a value that was cut."""
+    """Read a dead letter like ``read_dead_letter``, and also return the original length of a truncated value."""
     parts = WIRE.parts(message)
     if DISPOSITION in parts.fields:
         raise WIRE.refusal(message, f"has the header {DISPOSITION}, so it disposes of a dead letter")
@@ -93,13 +108,13 @@ def read_whole(message: Message) -> ReadDeadLetter:
 
 
 def read_disposition(message: Message) -> tuple[str, Disposition] | None:
-    """Read which dead letter a message of the dead-letter topic disposes of. It neither blocks nor changes the message.
+    """Read the disposition in a message of the dead-letter topic. Neither blocks nor changes the message.
 
     Args:
         message: Message of the dead-letter topic.
 
     Returns:
-        The id of the dead letter and ``"replayed"`` or ``"dropped"``; None for a message that disposes of none.
+        The id of the dead letter, and ``"replayed"`` or ``"dropped"``; None for a message without a disposition.
 
     Raises:
         MessageError: The headers of a disposition have values that ``lanes`` does not write.

@@ -1,4 +1,4 @@
-"""Dead letters written to a Kafka topic, each confirmed by the broker before its message settles."""
+"""The writer of dead letters to a Kafka topic. The broker confirms a dead letter before its message is settled."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class KafkaDeadLetters:
 
     - ``Lanes-Id``, ``Lanes-Source``, ``Lanes-Partition``, ``Lanes-Position``, ``Lanes-Subject``, ``Lanes-Attempts``,
       ``Lanes-Error``, ``Lanes-Epoch``, and ``Lanes-Error-Text`` (percent-encoded).
-    - ``Lanes-Time`` and ``Lanes-Timestamp``: when it was given up and when it was published, in seconds since the
-      epoch.
-    - ``Lanes-Tombstone`` and ``Lanes-Null-Headers``, where the message had no value, or headers without one.
-    - ``Lanes-Key`` and ``Lanes-Record-Key`` (percent-encoded), where the key of the record does not tell them.
+    - ``Lanes-Time`` and ``Lanes-Timestamp``: the times at which the dead letter was made and the message was published,
+      in seconds since the epoch.
+    - ``Lanes-Tombstone`` and ``Lanes-Null-Headers``, for a message without a value, or with headers without a value.
+    - ``Lanes-Key`` and ``Lanes-Record-Key`` (percent-encoded), unless the key of the record shows both.
     - ``Lanes-Origin-<name>`` (percent-encoded) for an original header that starts with ``Lanes-``, or whose name the
       client cannot send.
 
-    A dead letter that is too large for the topic loses its original headers, then the end of its value. The header
-    ``Lanes-Truncated`` holds the original length. In a compacted topic the key of the record is the id, because dead
-    letters of one key would replace each other.
+    A dead letter that is too large for the topic loses its original headers first, and then the end of its value. The
+    header ``Lanes-Truncated`` holds the original length of the value. In a compacted topic the key of the record is the
+    id of the dead letter, because dead letters of one key would replace each other.
 
     Args:
-        config: The dictionary that a ``confluent_kafka`` client is made from, usually that of the consumer. Settings of
-            consumers alone are left out.
+        config: The dictionary of a ``confluent_kafka`` client, usually the dictionary of the consumer. Settings that
+            only consumers have are left out.
         topic: Name of the dead-letter topic.
 
     Raises:
@@ -94,15 +94,15 @@ class KafkaDeadLetters:
         self._limit = found.max_message_bytes or _USUAL_LIMIT
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter and wait for its confirmation, up to 10 seconds; one that is too large is cut.
+        """Write a dead letter, cut to the limit of the topic, and wait for its confirmation for up to 10 seconds.
 
-        A repeated call writes it again with the same id. A cancelled call may still have written it.
+        A repeated call writes another record with the same id. A cancelled call may still write the dead letter.
 
         Args:
             dead_letter: The dead letter.
 
         Raises:
-            SourceError: The write is not confirmed (retryable), or it can never be.
+            SourceError: The broker does not confirm the write (retryable), or refuses it permanently.
         """
         if self._topic in (dead_letter.source, dead_letter.subject):
             raise SourceError(
@@ -126,7 +126,7 @@ class KafkaDeadLetters:
                     raise self._failure(error) from None
 
     def _smaller(self, record: Record, limit: int | None) -> int:
-        """The next limit to try after a record that was too large."""
+        """The next size limit to try after the broker refused a record as too large."""
         if limit is not None and record.size > limit:
             raise SourceError(
                 f"dead letter refused by {self._topic}: its key and reason alone have {record.size} bytes; raise "
@@ -147,12 +147,12 @@ class KafkaDeadLetters:
 
 
 def is_topic(name: str) -> bool:
-    """Whether this is a valid topic name."""
+    """Whether ``name`` is a valid topic name."""
     return _TOPIC.fullmatch(name) is not None
 
 
 def topic_name(topic: object) -> str:
-    """The name of a dead-letter topic; raises ``ConfigError`` for an invalid one."""
+    """Return the name of a dead-letter topic, or raise ``ConfigError`` for an invalid name."""
     if not isinstance(topic, str) or not is_topic(topic):
         raise ConfigError(f"dead-letter topic {topic!r}: must be letters, digits, '.', '_' and '-', 249 at most")
     return topic
