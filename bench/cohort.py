@@ -80,7 +80,7 @@ async def _figures(url: str, effort: Effort) -> list[Figure]:
 
 
 async def _in_turns(figure: Callable[[], Awaitable[float]], baseline: Callable[[], Awaitable[float]], n: int) -> Pair:
-    """Return the medians of ``n`` measurements of both."""
+    """Return the medians of ``n`` measurements of the figure and of the baseline."""
     measured: list[Pair] = []
     for _ in range(n):
         gc.collect()
@@ -112,9 +112,9 @@ async def _speeds(url: str, client: Client, effort: Effort) -> Pair:
 
 
 async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
-    """Return messages a second.
+    """Return messages a second, from the assignment of all partitions on.
 
-    Messages in flight at the assignment have arrived before it, with and without a cohort.
+    With and without a cohort, some messages arrive before that assignment and are in flight.
     """
     handled = assigned = 0
     begin = end = 0.0
@@ -145,7 +145,7 @@ async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
 
 
 async def _moves(url: str, client: Client, count: int, repeats: int) -> Pair:
-    """Return the seconds of a move, and those of one consumer alone."""
+    """Return the seconds of a move, and of the same measurement for one consumer."""
     stream = DividedStream(url, f"move-{count}", 2 * count)
     await stream.create(client)
     with holding(stream, "holder") as holder:
@@ -236,7 +236,7 @@ def _owned(consumer: lanes.Consumer) -> set[int]:
 
 
 async def _idle(url: str, client: Client, effort: Effort) -> Pair:
-    """Return the percentage of a core of a member, and that of one consumer."""
+    """Return the CPU use of a member and of one consumer, in percent of a core."""
     seconds = max(1.0, IDLE_SECONDS * effort.scale)
     stream = DividedStream(url, "idle", PARTITIONS)
     await stream.create(client)

@@ -1,8 +1,8 @@
-"""Streams that a cohort divides, and processes beside the measuring one.
+"""Streams that a cohort divides, and the processes that a benchmark of a cohort starts.
 
-`python -m bench.cohort_members hold URL STREAM MEMBER LEASE` runs a member. It prints the number of its partitions
-after each change. For each line that it reads it prints the CPU time it has used so far, in seconds. With the lease 0
-it is one consumer of the whole stream, on a durable of its own.
+`python -m bench.cohort_members hold URL STREAM MEMBER LEASE` runs a member. The process prints the number of its
+partitions after each change. For each input line, it prints the CPU time of the process so far, in seconds. With the
+lease 0 the process is one consumer of the whole stream, on a durable of its own.
 
 `python -m bench.cohort_members feed URL STREAM COUNT KEYS PER_SECOND` publishes at a steady rate. The payload begins
 with the time of publishing: 8 bytes, nanoseconds of the monotonic clock, which all processes of a machine share.
@@ -207,7 +207,7 @@ def hold(url: str, name: str, member: str, lease: str) -> None:
 
 
 def feed(url: str, name: str, count: str, keys: str, per_second: str) -> None:
-    """Publish at a steady rate; a late sleep is made up by several messages at once."""
+    """Publish at a steady rate. After a sleep that took too long, several messages follow at once."""
 
     async def publish() -> None:
         client = Client()

@@ -1,7 +1,7 @@
-"""Panels as SVG, by matplotlib. Nothing is read, measured or chosen here.
+"""Panels as SVG, by matplotlib. The module draws, and reads, measures and chooses nothing.
 
 The same panels give the same bytes. The background is transparent, and every colour stands out on white and on black,
-so a picture is readable on a light and on a dark page. Text stays text.
+so a picture is readable on a light and on a dark page. Text in the SVG is text, not outlines.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def gid(title: str, label: str) -> str:
 
 
 def _styles(panels: Sequence[Lines]) -> dict[str, dict[str, Any]]:
-    """Return the style of each line; a label has the same style in all panels."""
+    """Return the style of each line. Lines with the same label have the same style in all panels."""
     styles: dict[str, dict[str, Any]] = {}
     colours, markers, dashes = itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(DASHES)
     for line in itertools.chain.from_iterable(panel.lines for panel in panels):

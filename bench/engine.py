@@ -147,7 +147,7 @@ def in_engine(case: Case, effort: Effort) -> float:
 
 
 def _stick(engine: Engine, messages: Sequence[Message]) -> None:
-    """Deliver these messages; the first one is never finished."""
+    """Deliver these messages, and finish all of them except the first one."""
     messages[0].key = messages[0].lane = b"stuck"
     engine.receive(messages[0].partition, list(messages), SIZE * len(messages), 0.0)
     assert engine.take() is messages[0]
@@ -180,7 +180,7 @@ def drive(engine: Engine, runs: Sequence[list[Message]], ahead: int = 1, settle_
 
 
 def in_dict_and_queue(case: Case, effort: Effort) -> float:
-    """Return microseconds of CPU a message of the same messages in the bare loop."""
+    """Return microseconds of CPU a message of the bare loop over the same messages."""
     count = effort.messages(case.count)
     runs = runs_of(messages_of(new_partition(), count, case.keys, case.traffic), case.batch)
     ahead = max(1, effort.messages(case.in_flight) // case.batch) if case.in_flight else 1

@@ -94,7 +94,7 @@ def interleaved(runs: Sequence[Run], repeats: int) -> list[float]:
 
 
 def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
-    """Return ``count`` measurements of each, in turns."""
+    """Return ``count`` measurements of each run. The runs take turns."""
     measured = []
     for _ in range(count):
         gc.collect()
@@ -105,7 +105,7 @@ def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
 
 
 def middle(measured: Sequence[Pair]) -> Pair:
-    """Return the pair with the median ratio; of an even number, the upper one."""
+    """Return the pair with the median ratio. An even number of pairs has two, and the higher ratio counts."""
     return sorted(measured, key=lambda pair: pair[0] / pair[1])[len(measured) // 2]
 
 

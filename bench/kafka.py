@@ -68,7 +68,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def _polled(backlog: Backlog) -> float:
-    """Run the loop of the client's own documentation: one ``poll`` a message, and defaults elsewhere."""
+    """Run the loop of the client's documentation, with one ``poll`` a message and the default settings."""
     client = Client(backlog.config())
     clocked = Clocked(backlog.count)
     client.subscribe([backlog.topic])

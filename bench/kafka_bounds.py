@@ -205,7 +205,7 @@ def peak() -> float:
 
 
 def _held(backlog: Backlog) -> Pair:
-    """Return the additional memory of a message in bytes, and the size of its own parts."""
+    """Return the additional memory of a message, and the size of its key, value and headers, in bytes."""
     few, many = (alone(hold, backlog, count) for count in (HELD_FEW, HELD_MANY))
     own = (many[1] - few[1]) / (HELD_MANY - HELD_FEW)
     return 2**20 * (many[0] - few[0]) / (HELD_MANY - HELD_FEW) - own, own

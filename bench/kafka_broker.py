@@ -1,4 +1,4 @@
-"""A Kafka broker of the benchmark's own, topics with a backlog, and the parts of both sides of a comparison."""
+"""A Kafka broker for the benchmarks, topics with a backlog, and runs by `lanes` and by a plain loop."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Backlog:
     count: int
 
     def config(self, **settings: Any) -> dict[str, Any]:
-        """Return the settings of a client that reads all of it in a group of its own; ``_`` stands for a dot."""
+        """Return the settings of a client that reads the whole topic in a new group; ``_`` stands for a dot."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
         group = f"group-{next(_groups)}"
         return {"bootstrap.servers": self.url, "group.id": group, "auto.offset.reset": "earliest"} | given
 
     def source(self, **settings: Any) -> KafkaSource:
-        """Return it as a source of ``lanes``."""
+        """Return a source of ``lanes`` that reads the topic."""
         return KafkaSource(self.config(**settings), topics=self.topic)
 
 
 @contextmanager
 def broker(properties: Mapping[str, str | int] | None = None) -> Iterator[str]:
-    """Start a fresh broker and yield its address; it has had a group, so the next one forms at once."""
+    """Start a new broker and yield its address. A first group has formed already, so the next group forms at once."""
     server = KafkaServer(properties=properties, arguments=["-Xmx1g"])
     server.prepare()
     with server:
@@ -137,7 +137,7 @@ def fill(
 
 
 class Clocked:
-    """Counter of handled messages, from the first to the last; ``done`` is called after the last one."""
+    """A counter of handled messages, with the times of the first and the last one. The last one calls ``done``."""
 
     def __init__(self, count: int, done: Callable[[], object] = lambda: None) -> None:
         self._left = count
@@ -147,7 +147,7 @@ class Clocked:
         self._done = done
 
     def handled(self) -> None:
-        """Count one more."""
+        """Count one message."""
         if self._left == self._count:
             self._first = time.perf_counter()
         self._left -= 1

@@ -91,7 +91,7 @@ class _Noting(Client):
 
 
 def _pauses(backlog: Backlog, effort: Effort) -> float:
-    """Return milliseconds, p99."""
+    """Return the 99th percentile of the delay, in milliseconds."""
     times = asyncio.run(_ask_for_pauses(backlog, max(2, effort.messages(PAUSES * effort.repeats))))
     return 1e3 * quantiles(times, n=100, method="inclusive")[-1]
 
@@ -132,7 +132,7 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
 
 
 async def _recoveries(url: str, protocol: str, settings: dict[str, Any], repeats: int) -> dict[str, list[float]]:
-    """Return seconds, by the way of leaving."""
+    """Return the seconds until each recovery, by the way of leaving."""
     topic = f"recovery-{protocol.lower()}"
     create(url, topic)
     backlog = Backlog(url, topic, 0)
@@ -181,7 +181,7 @@ def _started(topic: str, config: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def member(topic: str, config: str) -> None:
-    """Be the member that leaves."""
+    """Run the member that leaves."""
     seen: set[int] = set()
 
     async def handler(message: Message) -> None:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Values over some ticks of its panel's axis; the other lines are compared with a ``reference``."""
+    """A line of a panel.
+
+    Attributes:
+        label: Name of the line.
+        values: Value at each tick of the panel's axis; ticks may be missing.
+        reference: Whether the other lines of the panel are compared with this line.
+    """
 
     label: str
     values: Mapping[str, float]
@@ -17,7 +23,16 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Lines over evenly spaced ``ticks``; ``zone`` names the part below 1, on a logarithmic axis."""
+    """A panel of lines, with a logarithmic axis of values.
+
+    Attributes:
+        title: Title of the panel.
+        across: Label of the horizontal axis.
+        up: Label of the vertical axis.
+        ticks: Ticks of the horizontal axis, evenly spaced.
+        lines: The lines.
+        zone: Name of the area below 1; None = no area is shaded.
+    """
 
     title: str
     across: str
@@ -29,7 +44,14 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A value above 0, the text beside it, and its goal."""
+    """A bar of a panel.
+
+    Attributes:
+        label: Name of the bar.
+        value: Length of the bar, more than 0.
+        text: Text beside the bar.
+        goal: Goal of the value; None = no goal.
+    """
 
     label: str
     value: float
@@ -39,7 +61,15 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Bars from left to right, one below the other; ``zone`` names the part below 1."""
+    """A panel of horizontal bars, one below the other.
+
+    Attributes:
+        title: Title of the panel.
+        across: Label of the horizontal axis.
+        bars: The bars, from top to bottom.
+        logarithmic: Whether the axis is logarithmic.
+        zone: Name of the area below 1; None = no area is shaded.
+    """
 
     title: str
     across: str

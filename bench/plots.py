@@ -1,7 +1,7 @@
 """Draw the figures of `bench/out` as `docs/plots/<plot>.svg`: `python -m bench plots [PLOT...]`.
 
-Nothing is measured here. A plot with a missing figure is an error that names the file and the case to run, and then no
-file is written. The exit status is 0 when every plot is drawn, 1 when figures are missing, and 2 for an unknown plot.
+The command measures nothing. If a figure of a plot is missing, the error names its file and the case to run, and no
+plot is written. The exit status is 0 when every plot is drawn, 1 when figures are missing, and 2 for an unknown plot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MissingFigureError(Exception):
 
 
 class Measured:
-    """The figures that cases have written to a folder; each file is read once, when it is needed."""
+    """The figures that cases have written to a folder. Each file is read once, at its first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -178,7 +178,7 @@ HANDOVER: Final = {
 
 
 def _ratios(title: str, rows: dict[str, tuple[str, str]]) -> Callable[[Measured], Panels]:
-    """Rates beside those of something else; below 1 is the loss zone."""
+    """Bars of rates, as ratios to a baseline. A ratio below 1 is in the loss zone."""
 
     def panels(measured: Measured) -> Panels:
         bars = []
@@ -230,7 +230,7 @@ DRAWN: Final[dict[str, Callable[[Measured], Panels]]] = {
 
 
 def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int:
-    """Draw these plots, or all plots without a name, and return the exit status."""
+    """Draw the named plots, or all plots if none is named, and return the exit status."""
     unknown = [name for name in names if name not in DRAWN]
     if unknown:
         print(f"bench: unknown plot {unknown[0]!r}: known are {', '.join(DRAWN)}", file=sys.stderr)

@@ -71,7 +71,7 @@ Run = Callable[[PostgresServer, Sequence[Message], Positions | None], float]
 
 
 def _measured(server: PostgresServer, run: Run, count: int, *, fenced: bool) -> float:
-    """Return messages a second; most of their keys have a row already."""
+    """Return messages a second. Most keys of the messages have a row already."""
     messages = messages_of(new_partition(), count + KEYS, KEYS)
     positions = Positions("bench") if fenced else None
     with Connection.connect(server.url, autocommit=True) as connection:

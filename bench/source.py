@@ -33,7 +33,7 @@ class NoReader:
 
 
 def new_partition(floor: int | None = None) -> Partition:
-    """Return a partition that no engine has seen; with a ``floor``, one whose source commits."""
+    """Return a new partition. A ``floor`` makes it a partition of a source that commits."""
     return Partition(PartitionId("bench", 0), NoReader(), floor=floor)
 
 
@@ -49,7 +49,7 @@ def messages_of(partition: Partition, count: int, keys: int, traffic: Traffic = 
 def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
     """Return the key numbers of ``count`` messages.
 
-    ``zipf`` draws the n-th key n**-1.1 times as often as the first. ``turns`` takes one key after the other, so that
+    ``zipf`` draws the n-th key n**-1.1 times as often as the first key. ``turns`` takes one key after the other, so
     all keys have equal work and can be busy to the end.
     """
     if traffic == "turns":

@@ -90,7 +90,7 @@ def _replayed(
 
 
 def _tasks(settings: Settings | None) -> int | None:
-    """Return one task a core, so that all of them start with empty lanes; without settings, Spark's usual number."""
+    """Return one task a core, so that all tasks start with empty lanes; without settings None, the default."""
     return None if settings is None else CORES
 
 
@@ -125,7 +125,7 @@ def _arranged(spark: SparkSession, table: ParquetTable, tasks: int | None) -> Da
 
 
 def _bare(batches: Iterator[Any]) -> Iterator[Any]:
-    """Do the least work of a task."""
+    """Await the handler for each row, as the least work of a task."""
     import pyarrow as pa  # type: ignore[import-untyped]
 
     async def loop() -> int:
@@ -140,7 +140,7 @@ def _bare(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _bare_tasks(batches: Iterator[Any]) -> Iterator[Any]:
-    """Run tasks that each take the next row."""
+    """Run asyncio tasks, each of which takes the next row."""
     import pyarrow as pa
 
     async def task(rows: Iterator[Row]) -> int:

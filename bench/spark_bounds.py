@@ -78,7 +78,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def _memory(spark: SparkSession, folder: Path, count: int) -> tuple[int, int]:
-    """Return the KiB at the end and after the first fifth, of the worker with the hot key."""
+    """Return the memory of the worker with the hot key, at the end and after the first fifth, in KiB."""
     peaks = folder / "peaks"
     peaks.mkdir()
     table = write_table(folder / "hot", count, keys=HOT_KEYS, size=HOT_SIZE, hot=HOT)

@@ -1,6 +1,6 @@
-"""Random attacks: a target has an invariant, the first line of its module, and a generator of hostile input.
+"""Random attacks on targets. A target is an invariant and a generator of hostile input.
 
-`python -m fuzz` runs them for a while; see `fuzz.__main__`.
+The invariant is the first line of the target's module. `python -m fuzz` runs the attacks; see `fuzz.__main__`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Attack the targets, each for its share of N seconds (60): `python -m fuzz [--seconds N] [TARGET...]`.
 
-Half of its share a target is attacked with random examples. In the other half a coverage-guided fuzzer attacks it, if
-one is installed. The last output is a table of target, random examples, inputs of the fuzzer, seconds and failures. The
-exit status is 1 when an example broke an invariant, which is printed, and 2 for a wrong argument.
+In the first half of its share, a target gets random examples. In the second half a coverage-guided fuzzer attacks it,
+if the fuzzer is installed. The last output is a table of target, random examples, inputs of the fuzzer, seconds and
+failures. The exit status is 1 after an example that broke an invariant, and 2 for a wrong argument. The example is
+printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A written dead letter is read unchanged; with any headers, reading gives a dead letter or MessageError."""
+"""A dead letter is read as it was written, and reading any other headers gives a dead letter or MessageError."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def message_of(value: bytes, headers: Headers) -> Message:
 
 
 def on_the_wire(dead_letter: DeadLetter) -> Headers:
-    """Return its headers as they come back."""
+    """Return the headers of a message, in the form in which a client returns them."""
     return [(name, value.encode()) for name, value in dead_letter_headers(dead_letter).items()]
 
 

@@ -1,6 +1,6 @@
 """The engine agrees with a naive model in any order of its calls.
 
-The state machine of ``tests.core.test_engine_machine``, with far longer runs.
+The target is the state machine of ``tests.core.test_engine_machine``, with far longer runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A target under a coverage-guided fuzzer: atheris makes the bytes, and Hypothesis makes examples of them.
+"""A target under a coverage-guided fuzzer: atheris makes the bytes, and Hypothesis makes examples from the bytes.
 
-It needs atheris, which has no wheels for some platforms. ``python -m fuzz.guided TARGET SECONDS`` is the fuzzer's own
-process, because it never returns. Hypothesis's database keeps its findings, so a random run of the same target starts
-with them. ``.cache/fuzz`` keeps the inputs that reached new code.
+The fuzzer needs the package atheris, which has no wheels for some platforms. ``python -m fuzz.guided TARGET SECONDS``
+runs the fuzzer in a process of its own, because the fuzzer never returns. Hypothesis's database keeps the failing
+examples, so a random run of the same target tries them first. ``.cache/fuzz`` keeps the inputs that reached new code.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def available() -> bool:
 
 
 def attack(name: str, seconds: float) -> tuple[int, str]:
-    """Return the number of inputs, and the fuzzer's output about one that broke the invariant, or an empty text.
+    """Attack a target for ``seconds``. Blocks.
 
-    Blocks for ``seconds``.
+    Returns the number of inputs, and the fuzzer's output about an input that broke the invariant. The output is empty
+    if the invariant held.
     """
     command = [sys.executable, "-m", "fuzz.guided", name, str(max(1, round(seconds)))]
     done = subprocess.run(command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", check=False)
@@ -68,10 +69,7 @@ def main(name: str, seconds: str) -> None:
 
 
 def _corpus(name: str) -> Path:
-    """Return the folder of the fuzzer's inputs, with seeds in it.
-
-    An input of a few bytes is too short for an example.
-    """
+    """Return the folder of the fuzzer's inputs, with seeds, because few bytes are too short for an example."""
     corpus = CACHE / name
     corpus.mkdir(parents=True, exist_ok=True)
     for number in range(SEEDS):

@@ -1,4 +1,4 @@
-"""For any bytes, reading a history raises only HistoryError, and a history that was read gets a verdict."""
+"""Reading any bytes as a history raises no error but HistoryError, and every readable history gets a verdict."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ VALUES = st.recursive(
 
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
-    """Return one line: a real one, one with other values in it, a part of one, or any text."""
+    """Return a line: a real line, a real line with other values, a part of a line, or any text."""
     line = draw(st.sampled_from(real_lines()))
     how = draw(st.sampled_from(["real", "real", "changed", "changed", "renumbered", "cut", "flipped", "bytes"]))
     if how == "changed":

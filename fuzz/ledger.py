@@ -1,4 +1,4 @@
-"""A ledger agrees with one that keeps every position in a set; a bounded one forgets and never invents."""
+"""A ledger agrees with a set of all positions, and a bounded ledger may forget positions but never invents one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NaiveLedger:
 
 
 class Step(NamedTuple):
-    """Admit positions above the highest, the first of a step far above it; then settle some held ones."""
+    """Admit positions, the first of a step far above the highest one; then settle some of the held positions."""
 
     gap: int
     admit: int
@@ -55,7 +55,7 @@ STEPS = st.lists(
 
 
 def check(steps: list[Step]) -> None:
-    """Run both ledgers beside the naive one, through all steps."""
+    """Run both ledgers and the naive ledger through all steps, and compare them."""
     naive, ledger, few = NaiveLedger(), AckLedger(), AckLedger()
     few._runs_limit, few._loose_limit = FEW_RUNS, 4
     partition = new_partition()

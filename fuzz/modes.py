@@ -1,6 +1,6 @@
 """The engine agrees with a naive model in every order, poison policy and kind of source, batches included.
 
-The state machine of ``tests.core.test_engine_modes_machine``, with longer runs.
+The target is the state machine of ``tests.core.test_engine_modes_machine``, with longer runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ledger of a source that commits agrees with dicts and sets of every delivery.
 
-The property of ``tests.core.test_offset_ledger``, with longer runs.
+The target is the property of ``tests.core.test_offset_ledger``, with longer runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Any text decodes to nothing or to the one set that it encodes, within the bounds of an offset map."""
+"""Any text decodes to nothing or to exactly the set that it encodes, within the bounds of an offset map."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODIES = st.binary(max_size=40) | st.lists(
 
 @st.composite
 def changed(draw: st.DrawFn) -> tuple[str, int, Runs]:
-    """Return a real text with some of it replaced, removed or repeated; its floor, and its runs."""
+    """Return a real text with a part replaced, removed or repeated, and the floor and the runs of the real text."""
     floor, runs = draw(MAPS)
     text = encode(floor, runs, draw(st.sampled_from([LIMIT, LIMIT, 12, 20, 40])))
     for _ in range(draw(st.integers(1, 3))):
@@ -33,7 +33,7 @@ def changed(draw: st.DrawFn) -> tuple[str, int, Runs]:
 
 
 def check_changed(text: str, floor: int, runs: Runs) -> None:
-    """Decode a changed text; it never completes a position that the original did not."""
+    """Check that a changed text completes no position that the original text does not complete."""
     for start, end in decode(text, floor, OFFSETS_END) or []:
         assert any(first <= start < end <= last for first, last in merged(runs))
 
@@ -81,7 +81,7 @@ def numbers(body: bytes) -> list[int]:
 
 
 def check_hostile(text: str, floor: int) -> None:
-    """Decode a text that any client may have written; the set, if any, is the one in the text."""
+    """Decode a text that any client may have written, and compare a decoded set with the set in the text."""
     runs = decode(text, floor, OFFSETS_END)
     if runs:
         assert data_of(text)[:3] == b"Lm\x01"

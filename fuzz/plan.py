@@ -1,4 +1,4 @@
-"""A plan stays within its budget, and a failing plan shrinks to a failing one that needs every part."""
+"""A plan stays within its budget, and a failing plan shrinks to a failing plan without a superfluous part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_drawn(budget: FaultBudget, personality: PersonalityName, boundaries: i
 
 
 def check_said(at: object, kind: object, target: object, amount: object) -> None:
-    """Make a plan of any fault and schedule: it is refused, or it has a token."""
+    """Check that a plan of any fault and schedule is refused or has a token."""
     makes: tuple[Callable[[], Plan], ...] = (
         lambda: Plan("jetstream", faults=(Fault(at, kind, target, amount),)),  # type: ignore[arg-type]
         lambda: Plan(schedule=Schedule(((at, target), (amount, at)), (at, target))),  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def check_shrunk(plan: Plan, chance: int) -> None:
 
 
 def check_traffic(wanted: Traffic, seed: int, partitions: int, fewer: int) -> None:
-    """Check the messages of a seed: each key has one partition, and fewer messages are the beginning of more."""
+    """Check the messages of a seed. A key has one partition, and a shorter list is the beginning of a longer one."""
     items = wanted.items(seed, partitions)
     assert replace(wanted, n=min(fewer, wanted.n)).items(seed, partitions) == items[:fewer]
     homes = {(item.key, item.partition) for item in items if item.key is not None}

@@ -1,4 +1,4 @@
-"""Any record and any commit metadata is read as it is written, or refused."""
+"""Every record and all commit metadata are either read as they were written, or refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Pairs = Sequence[tuple[str, bytes | None]]
 
 
 class Answer(NamedTuple):
-    """A partition as the client names it in an answer."""
+    """A partition in the form in which the client reports it."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
 
 class Committed:
-    """A client that knows the committed position and the log."""
+    """A client with a committed position and the bounds of a log."""
 
     def __init__(self, offset: int, metadata: str | None, low: int, high: int) -> None:
         self._answer = Answer(*PARTITION, offset, metadata)
@@ -58,7 +58,7 @@ class Committed:
 
 
 def begun(offset: int, metadata: str | None, low: int, high: int, *, hands_over: bool) -> StartPosition:
-    """Return where a member begins that finds this commit."""
+    """Return the position at which a member with this commit begins."""
     client = cast(Any, Committed(offset, metadata, low, high))
     asked = start_positions(
         client, [PARTITION], start="beginning", sizes={}, out_of_range="fail", hands_over=hands_over, name="kafka g"
@@ -67,7 +67,7 @@ def begun(offset: int, metadata: str | None, low: int, high: int, *, hands_over:
 
 
 def check_committed(metadata: str | None, offset: int, low: int, high: int, hands_over: bool) -> Runs:
-    """Check the position against the commit and the completed set against the metadata; return the set."""
+    """Compare the position with the commit, and the completed set with the metadata; return the set."""
     try:
         found = begun(offset, metadata, low, high, hands_over=hands_over)
     except SourceError:
@@ -86,7 +86,7 @@ def check_committed(metadata: str | None, offset: int, low: int, high: int, hand
 
 
 def pairs_of(raw: Raw) -> Pairs:
-    """Return the headers of a record, an empty list if it has none."""
+    """Return the headers of a record as a list, which is empty for a record without headers."""
     return cast(Pairs, raw.headers() or [])
 
 
@@ -107,7 +107,7 @@ KEYS: Final[tuple[Callable[[Raw], Any], ...]] = (
 
 
 def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
-    """Check that each record is one message, with a key, without one, or broken, and that none affects another."""
+    """Check that each record makes one message with a key, without a key, or broken, independently of the others."""
     partition = Partition(PARTITION, READER)
     found, size = messages(partition, raws, key)
     assert [message.position for message in found] == [raw.offset() for raw in raws]
@@ -159,7 +159,7 @@ def again(dead_letter: DeadLetter) -> DeadLetter:
 
 
 def made(key: bytes | None, value: bytes | None, headers: Pairs | None, stamp: tuple[int, int] = (1, 5)) -> Raw:
-    """Return a message as the client hands it out."""
+    """Return a message in the form in which the client delivers it."""
     content = cast(Any, {"headers": None if headers is None else list(headers), "timestamp": stamp})
     return Raw(topic=PARTITION.source, partition=PARTITION.number, offset=7, key=key, value=value, **content)
 

@@ -1,4 +1,4 @@
-"""A reply subject gives its numbers or SourceError; a key function gives a key or LookupError."""
+"""A reply subject gives its numbers or SourceError, and a key function gives a key or LookupError."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_reply(names: tuple[str, str], numbers: tuple[int, int, int, int, int],
 
 
 def check_hostile(reply: str) -> None:
-    """Read a reply subject that any client may make."""
+    """Read a reply subject that any client may have made."""
     try:
         found = sequences(reply)
     except SourceError:

@@ -1,4 +1,4 @@
-"""Running a target for a time: batches of random examples until the time is over or one fails."""
+"""The attack on one target: batches of random examples until the time is over or an example fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EFFORT: Final = settings(
 
 
 class Properties(Protocol):
-    """Makes the tests of a target."""
+    """A function that makes the tests of a target."""
 
     def __call__(self, effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
         """Return Hypothesis tests under ``effort``; each calls ``tick`` for every example."""
@@ -27,7 +27,14 @@ class Properties(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A target of attacks; ``batch`` is the number of examples that take about a second."""
+    """A target of attacks.
+
+    Attributes:
+        name: Name of the target.
+        invariant: The statement that every example must keep.
+        properties: Makes the tests.
+        batch: Number of examples that take about a second.
+    """
 
     name: str
     invariant: str
@@ -39,8 +46,12 @@ class Target:
 class Result:
     """The result of an attack on a target.
 
-    ``failure`` is the exception of a falsifying example, with the example. ``guided`` counts inputs of the
-    coverage-guided fuzzer, which are not among ``examples``.
+    Attributes:
+        name: Name of the target.
+        examples: Number of random examples.
+        seconds: Duration of the attack.
+        failure: Exception of an example that broke the invariant, with the example; None = the invariant held.
+        guided: Number of inputs of the coverage-guided fuzzer, not counted in ``examples``.
     """
 
     name: str
@@ -53,7 +64,7 @@ class Result:
 def run(target: Target, seconds: float, *, batch: int | None = None) -> Result:
     """Attack for ``seconds``, with at least one batch, and stop at the first failure.
 
-    Making a failure small takes minutes.
+    After a failure, the search for a smaller failing example takes minutes.
     """
     examples = 0
 

@@ -1,6 +1,6 @@
-"""A token is the plan of which it was made, and any other text is a plan's or is refused as TokenRefused, soon.
+"""A token gives the plan that it was made from, and any other text gives a plan or TokenRefused within a short time.
 
-The text of a plan may be deflated in many ways, but there is one text for it.
+A plan has a single text, but many compressed forms of that text decode to it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMES = st.sampled_from(["lanes", "python", "personality", "seed", "limit", "fau
 
 
 def check_made(plan: Plan) -> None:
-    """Check a token that was made."""
+    """Check a token that was made from a plan."""
     token = encode(plan)
     assert decode(token) == plan
     assert token.isascii() and token.isprintable() and len(token) < 2_000
@@ -55,7 +55,7 @@ def check_hostile(token: str) -> None:
 
 @st.composite
 def changed(draw: st.DrawFn) -> str:
-    """Return a real token with some of it replaced, removed or repeated, in the token itself or in its text."""
+    """Return a real token with a part replaced, removed or repeated, in the token or in its decoded text."""
     token = encode(draw(PLANS))
     inside = draw(st.booleans())
     text = text_of(token) if inside else token
