@@ -1,4 +1,4 @@
-"""The form of a case for a checker: a history that keeps its promise, and one that breaks it."""
+"""A case for a checker: a history that keeps the promise, and a history that breaks the promise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOSES = {"settles": "cumulative", "hands_over": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """``keeps`` and ``breaks``: the rows of one process, or of several, each from a time of its own on.
+    """``keeps`` and ``breaks``: the rows of one or several processes, each with its own start time.
 
     ``witness``: the end of the first witness's text. ``asks``: what the checker has to know from the ``begin`` row.
     """
@@ -43,7 +43,7 @@ class Case:
         return self._segments(self.keeps, self.then, said=said)
 
     def broken(self, *, said: bool = True) -> list[Rows]:
-        """The segments of the one that breaks it."""
+        """The segments of the history that breaks the promise."""
         then = self.then if self.then_breaks is None else self.then_breaks
         return self._segments(self.breaks, then, said=said)
 

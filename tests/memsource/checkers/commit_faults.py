@@ -10,7 +10,7 @@ from tests.memsource.checkers.rows import Fields, Rows, renumbered
 
 
 def commits(rows: Rows, assigned: Fields) -> list[int]:
-    """The indices of the commits of an assignment, those that were sent."""
+    """The indices of the sent commits of an assignment."""
     return [
         index
         for index, row in enumerate(rows)
@@ -40,7 +40,7 @@ def _any(rows: Rows, *events: str) -> bool:
 
 
 def handled_once(segments: list[Rows], handling: Handling) -> bool:
-    """Whether it is the last message of its key, and no other member handles it."""
+    """Whether the message is the last of its key, and no other member handles the message."""
     for other in handlings(segments):
         same = other.lane == handling.lane
         if same and other.first is not handling.first and other.position >= handling.position:
@@ -101,7 +101,7 @@ def completed_that_never_was(segments: list[Rows]) -> list[Rows] | None:
 
 
 def _only_ends_elsewhere(segments: list[Rows], skipped: Handling) -> bool:
-    """Whether no message of its key follows: the order is another fault."""
+    """Whether no later message has the same key: a broken order is a different fault."""
     return all(
         other.lane != skipped.lane or other.position <= skipped.position or skipped.lane[1] is None
         for other in handlings(segments)
@@ -153,9 +153,9 @@ COMMIT_FAULTS: dict[Fault, set[str]] = {
     committed_while_it_runs: {"NoCommitPastUnfinished", "NoSettleBeforeEnd"},
     # A failed message below a commit is lost, and was settled too early.
     committed_on_a_failure: {"AtLeastOnce", "NoCommitPastUnfinished", "NoSettleBeforeEnd"},
-    # It was given up before, so ``DeadLetterBeforeSettle`` judges it.
+    # The message is given up, so ``DeadLetterBeforeSettle`` judges it.
     committed_past_a_parking_message: {"DeadLetterBeforeSettle", "NoCommitPastUnfinished"},
-    # Only its producer has a row of it.
+    # Only the producer's row names the message.
     a_message_skipped_and_committed_past: {"AtLeastOnce"},
     completed_that_never_was: {"AtLeastOnce"},
     a_floor_that_falls: {"CommitsRise"},

@@ -1,4 +1,4 @@
-"""Tiny members of a ``Group`` that keep every promise, commit floors, and write their history by ``lanes.History``.
+"""Small members of a ``Group`` that keep every promise, commit floors, and write a history with ``lanes.History``.
 
 Everything random comes from one ``Random``, so that Hypothesis can shrink a run. Time is a number.
 """
@@ -19,7 +19,7 @@ from tests.memsource.checkers.world import KEYS, RULES
 
 
 class Assignment:
-    """One partition at one member, as long as it believes to own it."""
+    """One partition at one member, for as long as the member believes that it owns the partition."""
 
     def __init__(self, group: Group, number: int, assignment: int) -> None:
         floor, completed = group.committed(number)
@@ -39,7 +39,7 @@ class Assignment:
         self.finished.append(message.position)
 
     def snapshot(self) -> tuple[int, list[tuple[int, int]]]:
-        """The floor, and what is completed above it."""
+        """The floor, and the completed set above it."""
         floor = min(self.unfinished, default=self.read)
         runs = [(position, position + 1) for position in self.finished if position >= floor]
         above = [(max(start, self.read), end) for start, end in self.partition.completed if end > self.read]
@@ -47,7 +47,7 @@ class Assignment:
 
 
 class Member(Handling):
-    """One process: it crashes, or stops in order."""
+    """One process, which crashes or stops in order."""
 
     def __init__(self, world: CommitWorld, name: str) -> None:
         super().__init__(world.directory, name, world.random, world.tick, replace(RULES, settles="cumulative"))
@@ -97,7 +97,7 @@ class Member(Handling):
     def end(self) -> None:
         self.end_zombies()
         for assignment in self.assignments.values():
-            # A few take their time, so that others above them finish first.
+            # A few messages are slow, so messages above them finish first.
             self.end_some(assignment, lambda position: 0.1 if position % 5 == 3 else 0.6)
 
     def commit(self) -> None:
@@ -204,7 +204,7 @@ class CommitWorld:
             member.stop()
         elif trouble == "lose" and owned:
             self.group.lose(member.name, owned[0])
-            # These members hear at once: an act of a member that cannot know is not its fault.
+            # These members learn of a loss at once: a member that cannot know of the loss is not at fault.
             member.poll()
         elif trouble == "revoke" and owned:
             self.group.revoke(owned[0])

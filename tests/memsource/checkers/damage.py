@@ -17,12 +17,12 @@ def lose_rows(segments: list[Rows], damage: int) -> None:
         rows = random.choice([rows for rows in segments if len(rows) > 1])
         first = random.randrange(len(rows) - 1)
         last = min(len(rows) - 1, first + random.choice([1, 1, 2, 5, 20]))
-        # Without its rest a segment would look like a crash, which is a prefix and no gap.
+        # A segment without its end would look like a crash, which is no gap.
         rows[first:last] = [] if random.random() < 0.7 else [{"no": "row"}] * (last - first)
 
 
 def assert_the_last_may_crash(segments: list[Rows], data: st.DataObject) -> None:
-    """A crash of the process that wrote last: what is not settled is left at the broker, the rest still holds."""
+    """A crash of the process that wrote last: unsettled messages stay at the broker, and other verdicts still hold."""
     segments.sort(key=lambda rows: rows[-1]["mono"])
     alone = [rows for rows in segments if rows[0]["mono"] > segments[-2][-1]["mono"]]
     if not alone:

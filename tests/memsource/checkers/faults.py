@@ -30,13 +30,13 @@ class Handling:
 
     @property
     def plain(self) -> bool:
-        """Delivered, run once, ended well, settled, and nothing else."""
+        """The message was delivered, ran once, succeeded and was settled, and has no other row."""
         shape = [self.rows[index]["event"] for index in self.indices]
         return shape == ["delivered", "started", "ended", "ack"] and self.rows[self.at("ended")[0]]["result"] == "ok"
 
     @property
     def retried(self) -> bool:
-        """Ran again after a failure, ended well and was settled."""
+        """The message failed, ran again, succeeded and was settled."""
         ends = self.at("ended")
         well = len(ends) == 2 and self.rows[ends[1]]["result"] == "ok"
         return well and len(self.at("retry")) == 1 and len(self.at("ack")) == 1 and not self.at("redelivered")
@@ -58,7 +58,7 @@ def handlings(segments: list[Rows]) -> Iterator[Handling]:
 
 
 def alone(segments: list[Rows], handling: Handling) -> bool:
-    """Whether nothing of the key comes after it, and no other segment or assignment handles it."""
+    """Whether the message is the last of its key, and no other segment or assignment handles the message."""
     for other in handlings(segments):
         same = other.lane == handling.lane
         if same and other.position > handling.position and handling.lane[1] is not None:
@@ -70,7 +70,7 @@ def alone(segments: list[Rows], handling: Handling) -> bool:
 
 
 def moved(segments: list[Rows], segment: int, source: int, target: int) -> list[Rows]:
-    """The row at ``source`` as if it had been written in front of that at ``target``."""
+    """The rows with the row at ``source`` moved before the row at ``target``."""
     rows = segments[segment]
     row = rows[source]
     neighbour = rows[target - 1]
@@ -112,7 +112,7 @@ def a_held_message_overtaken(segments: list[Rows]) -> list[Rows] | None:
             together = later.rows is held.rows and later.lane == held.lane
             behind = together and later.plain and later.position > held.position
             if behind and later.at("delivered")[0] < held.at("retry")[0]:
-                # Started and ended while the other one is held.
+                # The message starts and ends while the other message is held.
                 target = held.at("retry")[0] + 1
                 segments = moved(segments, held.segment, later.at("started")[0], target)
                 return moved(segments, held.segment, later.at("ended")[0], target + 1)
@@ -261,7 +261,7 @@ FAULTS: dict[Fault, set[str]] = {
     one_of_a_key_skipped: {"PerKeyOrder"},
     a_second_attempt_before_the_first_ended: {"NoOverlap"},
     handed_over_while_it_runs: {"NoOverlap"},
-    # The later one starts before the former one has ended, so it is out of order as well.
+    # The later message starts before the earlier one has ended, so the order is broken too.
     two_of_a_key_at_once: {"NoOverlap", "PerKeyOrder"},
     settled_again_without_having_been_handled: {"AtLeastOnce"},
     # A message that is settled on a failure is lost, and was settled too early.

@@ -1,4 +1,4 @@
-"""The handling of messages by the members of both worlds. Each world adds its own settlements."""
+"""The handlers of the members in both worlds. Each world adds its own settlements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lanes.history.rules import Rules
 
 
 class Held(Protocol):
-    """One partition at one member: what was delivered and has not finished, and what of it runs or is being parked."""
+    """One partition at one member: its unfinished messages, running messages, and unconfirmed dead letters."""
 
     partition: Partition
     unfinished: dict[int, Message]
@@ -21,11 +21,11 @@ class Held(Protocol):
     parking: dict[int, Message]
 
     def finish(self, message: Message) -> None:
-        """It is done with."""
+        """The message has ended."""
 
 
 class Handling:
-    """Handlers that start, end, fail, and outlive their assignment; and the history of one process."""
+    """Handlers that start, end, fail and outlive their assignment, and the history of one process."""
 
     def __init__(self, directory: Path, name: str, random: Random, tick: Callable[[], float], rules: Rules) -> None:
         self.random = random
@@ -44,7 +44,7 @@ class Handling:
         self.latest_assignment = 0
 
     def start_heads(self, held: Held, messages: Iterable[Message]) -> None:
-        """Start some of these: those before which nothing of their lane is left."""
+        """Start some of these messages; each must be the first unfinished message of its lane."""
         busy = {(m.partition.id, m.key) for m in self.zombies}
         for message in messages:
             lane = (message.partition.id, message.key)
@@ -65,7 +65,7 @@ class Handling:
                 self.history.zombie(message, self.tick())
 
     def end_some(self, held: Held, chance: Callable[[int], float]) -> None:
-        """End what runs, each by the chance that its position has, and confirm some dead letters."""
+        """End running handlers with the outcome that each position draws, and confirm some dead letters."""
         for position, message in list(held.running.items()):
             if self.random.random() < chance(position):
                 del held.running[position]
@@ -91,7 +91,7 @@ class Handling:
             held.parking[message.position] = message
 
     def drain(self, held: Held) -> None:
-        """In order: what runs may end, the rest is abandoned."""
+        """Drain in order: running handlers may end, and the other messages are abandoned."""
         self.history.revoking(held.partition, self.tick())
         abandoned = [m for p, m in held.unfinished.items() if p not in held.running]
         self.history.abandoned(abandoned, self.tick())
@@ -103,13 +103,13 @@ class Handling:
         self.history.drained(held.partition, self.tick())
 
     def outlive(self, held: Held) -> None:
-        """It is lost: what runs of it runs on."""
+        """Lose the partition; its running handlers continue."""
         self.zombies += held.running.values()
         self.history.lost(held.partition, self.tick())
         self.history.flush()
 
     def die(self) -> None:
-        """As ``kill -9``: what was not flushed is gone, and the last line may be torn."""
+        """Crash like ``kill -9``: unflushed rows are lost, and the last line may be torn."""
         assert self.history.path is not None
         survived = self.history.path.read_bytes()
         self.history.close("failed", self.tick())

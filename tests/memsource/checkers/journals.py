@@ -1,4 +1,4 @@
-"""Journals for tests: written by what writes them live, and read back as plain rows."""
+"""Journals for tests: written by the product's writer, and read back as plain rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def message(position: int, key: bytes | None = b"k") -> Message:
 
 
 def opened(directory: Path, *, history: History | None = None, **options: Any) -> tuple[Journal, Recorder]:
-    """A journal, and what records into it, opened."""
+    """An open journal and its recorder."""
     journal = Journal(directory, **({"member": "m-1"} if history is None else {}) | options)
     recording = recorder(history, journal)
     assert recording is not None
@@ -38,7 +38,7 @@ def opened(directory: Path, *, history: History | None = None, **options: Any) -
 
 
 def handled(recording: Recorder, position: int) -> None:
-    """A message on its plain way: four rows."""
+    """The four rows of a message that succeeds at its first attempt."""
     one = message(position)
     recording.delivered([one], 2.0)
     recording.started(one, 2.0)
@@ -47,30 +47,30 @@ def handled(recording: Recorder, position: int) -> None:
 
 
 def ended(journal: Journal, recording: Recorder) -> None:
-    """The run ends, and everything is written."""
+    """End the run, and write all rows."""
     recording.close("drained", 9.0)
     assert journal.join(WAIT)
 
 
 def files(directory: Path) -> list[Path]:
-    """Those that are whole."""
+    """The complete files of a directory."""
     return sorted(directory.glob("*.parquet"))
 
 
 def rows(directory: Path) -> list[dict[str, Any]]:
-    """The rows of the one run in a directory."""
+    """The rows of the only run in a directory."""
     (run,) = open_journals(files(directory))
     return [json.loads(line.text) for line in lines_of(run)]
 
 
 def table(path: Path) -> Any:
-    """A file as a table, by nothing but Arrow itself."""
+    """A file as a table, read by Arrow alone."""
     return import_module("pyarrow.parquet").read_table(path)
 
 
 @contextmanager
 def held_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A disk that takes nothing of a journal until this is set, or the block ends."""
+    """A disk that blocks every write of a journal until the event is set or the block ends."""
     opens = threading.Event()
     write = JournalWriter._write
 
@@ -84,5 +84,5 @@ def held_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def reach(condition: Callable[[], object]) -> None:
-    """Wait for what the thread of a journal is to do."""
+    """Wait until the thread of a journal has made the condition true."""
     wait_until(lambda: bool(condition()), "the journal's thread", seconds=WAIT)

@@ -24,7 +24,7 @@ class Made:
         return self._of(seed)[0]
 
     def segments_of(self, seed: int) -> list[Rows]:
-        """The rows of a world's segments, the caller's to change."""
+        """A copy of the rows of a world's segments."""
         return copy.deepcopy(self._of(seed)[1])
 
     def _make(self, seed: int) -> tuple[bytes, list[Rows]]:

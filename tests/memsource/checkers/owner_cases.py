@@ -1,4 +1,4 @@
-"""Histories of who owns a partition, and what it does with it: kept promises and broken ones."""
+"""Cases of the checkers of ownership, drains and leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories written by hand: rows as dictionaries, segments as lists of them, and back to what a reader makes."""
+"""Histories written by hand: rows as dictionaries, segments as lists of rows, and both parsed by the reader."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PROMISES: tuple[MakeChecker, ...] = (
     CommitsRise,
     NoCommitAfterRevoke,
 )
-"""Those that judge any excerpt of a history; the others want to know how it came about."""
+"""The checkers that judge any part of a history; the other checkers need the history from its begin."""
 
 RULES = {
     "order": "key",
@@ -106,7 +106,7 @@ def owned(event: str, **more: Any) -> Fields:
 
 
 def handled(position: int, key: str | None = "k", **more: Any) -> Rows:
-    """A message on its plain way."""
+    """The rows of a message that succeeds at its first attempt."""
     return [
         delivered(position, key, **more),
         started(position, key, **more),
@@ -116,7 +116,7 @@ def handled(position: int, key: str | None = "k", **more: Any) -> Rows:
 
 
 def assigned(floor: int | None = 0, **more: Any) -> Fields:
-    """Where the source commits, unless ``floor`` is None."""
+    """The row of an assignment; with a ``floor`` its source commits."""
     return owned("assigned", incarnation="", **({} if floor is None else {"floor": floor}), **more)
 
 
@@ -133,7 +133,7 @@ def ran(position: int, key: str | None = "k", **more: Any) -> Rows:
 
 
 def at(mono: float, *rows: Fields | Sequence[Fields]) -> Rows:
-    """These rows at that time."""
+    """The rows with this time."""
     flat: Rows = []
     for row in rows:
         flat += [row] if isinstance(row, dict) else row
@@ -153,7 +153,7 @@ def segment(
 ) -> Rows:
     """A whole segment: numbered, a millisecond between rows, ``wall`` = ``wall`` + ``mono``.
 
-    ``rules``: those that are not as usual; None = its begin row says none.
+    ``rules``: the settings that differ from ``RULES``; None = the begin row has no settings.
     """
     head = {
         "event": "begin",
@@ -200,7 +200,7 @@ def parsed(*segments: Rows) -> list[Segment]:
 
 
 def verdicts(*segments: Rows) -> dict[str, Verdict]:
-    """Those of the promises, by name."""
+    """The verdicts of the promises, by name."""
     return {verdict.name: verdict for verdict in check(parsed(*segments), PROMISES)}
 
 

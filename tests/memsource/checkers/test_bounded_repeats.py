@@ -1,4 +1,4 @@
-"""The repeats after a crash, a loss and a handover of a partition under a lease are bounded"""
+"""The repeats after a crash, a loss and a handover of a partition under a lease are bounded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER: Rows = [assigned(None), owned("leased", deadline=210.0)]
 
 
 def runs(count: int) -> Rows:
-    """So many messages from position 0 on."""
+    """The rows of ``count`` messages from position 0."""
     return [row for position in range(count) for row in ran(position)]
 
 
@@ -41,7 +41,7 @@ def test_a_crash_repeats_unwritten_messages(ending: Rows, written_every: int | N
     kept = judged(rows, again=bound, written_every=written_every)
     assert (kept.status, kept.checked, kept.note) == ("passed", 1, f"at most {bound} repeated of one assignment")
     broken = judged(rows, again=bound + 2, written_every=written_every)
-    # Once for each assignment, however many there are.
+    # Each assignment counts once.
     assert (broken.status, broken.violations) == ("violated", 1)
     assert broken.witnesses[0].startswith(f"S/0 position {bound} ")
     assert broken.witnesses[0].endswith(

@@ -1,4 +1,4 @@
-"""Verdicts about sources that commit floors, in the cases that are easy to get wrong"""
+"""The checkers judge sources that commit floors correctly at gaps, crashes, retries and handovers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestAtLeastOnce:
         verdict = verdicts(producer, segment(one, sent(4), start=200.0))["AtLeastOnce"]
         assert (verdict.status, verdict.violations) == ("violated", 1)
         assert "S/0 position 2 key none, m-1 pid 1 row 9: settled, and never handled" in verdict.witnesses[0]
-        # Positions below its beginning belong to an earlier owner, those from the floor on to a later one.
+        # Positions below the begin belong to an earlier owner, positions from the floor on to a later owner.
         for begun, floor in ((3, 4), (1, 2)):
             run = segment(assigned(begun), handled(1, "a"), handled(3, "b"), sent(floor), start=200.0)
             assert verdicts(producer, run)["AtLeastOnce"].status == "unproven"

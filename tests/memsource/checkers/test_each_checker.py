@@ -1,4 +1,4 @@
-"""Each checker on a history that keeps its promise, on one that breaks it, and on one that proves neither"""
+"""Each checker passes a history that keeps its promise, convicts a broken one, and proves nothing without the rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_history_without_its_settings_proves_nothing(case: Case) -> None:
     kept, broken = judged(case.make, *case.kept(said=False)), judged(case.make, *case.broken(said=False))
     assert kept.status != "violated"
     reason = f"segments whose begin row does not say {case.asks}"
-    # It may convict where the setting does not matter.
+    # A checker may convict if the setting does not matter.
     assert any(one.endswith(reason) for verdict in (kept, broken) for one in verdict.reasons)
 
 
@@ -128,7 +128,7 @@ def test_a_process_that_lost_a_partition_is_not_its_owner() -> None:
 
 def test_processes_that_share_a_partition_are_no_rivals() -> None:
     first: list[Part] = [assigned(), at(103.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
-    # None: a history that is older than this rule does not have it.
+    # None: a history from before this setting does not have the setting.
     for sharing in (None, {"exclusive": True}, {"exclusive": False}):
         for other in ({}, {"exclusive": False}):
             second = segment(assigned(), start=100.5, pid=2, end=None, rules=other)
@@ -170,7 +170,7 @@ def test_a_drain_without_time_to_start_a_message_leaves_the_prefix_open() -> Non
     assert status(long, at(112.0, left)) == "violated"
     assert status(long, at(120.0, left)) == "passed"
     assert status(short, at(115.0, left)) == "passed"
-    # The drain was hastened.
+    # The drain was shortened.
     assert status(long, at(111.0, owned("hastened", timeout=1.0)), at(112.0, left)) == "passed"
 
 

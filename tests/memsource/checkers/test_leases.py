@@ -1,4 +1,4 @@
-"""Handlers of a key at two members whose partitions are under leases"""
+"""After the deadline of a lease a second member may handle the key, and the first member must not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lost(deadline: float) -> Fields:
 
 
 def judged(first: Rows, second: Rows = ()) -> Verdict:  # type: ignore[assignment]
-    """The same partition at m-1 from 100 s on, and at m-2 from 101 s on."""
+    """One partition, owned by m-1 from 100 s and by m-2 from 101 s."""
     segments = [segment([assigned(None), *first], end=None)]
     if second:
         segments.append(segment([assigned(None), *second], member="m-2", pid=2, start=101.0, end=None))
@@ -117,7 +117,7 @@ def test_the_history_says_until_when_a_start_was_leased(tmp_path: Path) -> None:
 
 
 def written(directory: Path, deadline: float, now: float) -> Verdict:
-    """A run and its acknowledgement at ``now`` under a lease, as a process writes them down."""
+    """The rows of a handler call and its acknowledgement at ``now``, under a lease."""
     history = Recorder(directory, member="m-1")
     partition = Partition(PartitionId("S", 0), RecordReader(), deadline=deadline, fencing_token=9)
     partition.assignment = 1

@@ -1,4 +1,4 @@
-"""Verdicts about single messages, in the cases that are easy to get wrong"""
+"""The checkers judge single messages correctly at gaps, crashes, retries, redeliveries and unsynchronized clocks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TestPerKeyOrder:
         again = [started(1), ended(1), ack(1)]
         verdict = verdicts(segment(handled(1), handled(2), late, again, handled(3)))["PerKeyOrder"]
         assert (verdict.status, verdict.note) == ("passed", "1 late repeats")
-        # It is in its lane again, so nothing of the key overtakes it now.
+        # The message is in its lane again, so no message of the key overtakes it.
         overtaken = segment(handled(1), handled(2), late, handled(3), again)
         assert violated(overtaken) == {"PerKeyOrder"}
 
@@ -108,7 +108,7 @@ class TestPerKeyOrder:
     def test_a_produced_message_that_was_passed_over(self) -> None:
         producer = segment(produced(1), produced(2), member="producer")
         assert violated(producer, segment(handled(2), start=200.0)) == {"PerKeyOrder"}
-        # A producer may note it later than it is handled.
+        # A producer may record a message after the message is handled.
         late = segment(produced(2), produced(1), member="producer", start=300.0)
         assert not violated(segment(handled(1), handled(2)), late)
 
@@ -301,9 +301,9 @@ class TestSettlement:
     def test_an_archived_message_is_not_finished(self) -> None:
         archived = [delivered(1), *failed(1), message("dlq_sent", 1), message("archived", 1)]
         assert violated(segment(archived, ack(1))) == {"AtLeastOnce", "NoSettleBeforeEnd"}
-        # It was unblocked, and is done.
+        # The message was unblocked and has ended.
         assert not violated(segment(archived, handled(1), ack(1)))
-        # It was parked: its dead letter is confirmed once more.
+        # The message was parked: its dead letter is confirmed once more.
         assert not violated(segment(archived, DEAD_LETTER, ack(1)))
 
     def test_a_gap_may_hide_the_confirmation(self) -> None:

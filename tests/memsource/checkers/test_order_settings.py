@@ -1,4 +1,4 @@
-"""The settings of a run decide how its order and its overlaps are judged"""
+"""The settings of a run decide how its order and its overlaps are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkers on whole runs with commits: they pass legal runs, convict planted faults, and claim nothing in gaps"""
+"""Checkers on whole runs with commits: they pass legal runs, convict planted faults, and claim nothing in gaps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = range(120)
 
 @pytest.mark.long
 @given(st.integers(0, 2**32))
-@example(200680)  # Two owners at the same moment, and the one had lost it.
+@example(200680)  # Two owners at the same moment, one of which had lost the partition.
 def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
     verdicts = check(read_bytes(history_of(seed)))
     assert [verdict for verdict in verdicts if verdict.status != "passed"] == []

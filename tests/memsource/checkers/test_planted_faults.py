@@ -1,4 +1,4 @@
-"""Checkers on whole runs with acks: they pass legal runs, convict planted faults, and claim nothing in gaps"""
+"""Checkers on whole runs with acks: they pass legal runs, convict planted faults, and claim nothing in gaps."""
 
 from __future__ import annotations
 

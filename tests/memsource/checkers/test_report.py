@@ -1,4 +1,4 @@
-"""The figures and the text of ``lanes check``"""
+"""``lanes check`` prints counts, verdicts, witnesses and gaps, with an exit status for each verdict."""
 
 from __future__ import annotations
 

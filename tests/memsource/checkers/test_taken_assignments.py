@@ -1,4 +1,4 @@
-"""An assignment that the broker took from a member is excused, and no other"""
+"""An assignment that the broker took from a member excuses its late handlers and commits; no other assignment does."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ RUNS = [delivered(1), started(1), at(102.0, ended(1))]
 
 
 def two(first: Rows, second: Rows) -> list[Rows]:
-    """The same partition at m-1 and, half a second later, at m-2, in assignment 1 of each."""
+    """One partition at m-1 and half a second later at m-2, in assignment 1 of each member."""
     later = segment(second, rules=COMMITS, member="m-2", pid=2, start=100.5, end=None)
     return [segment(first, rules=COMMITS, end=None), later]
 
 
 def flat(*parts: Fields | Sequence[Any]) -> Rows:
-    """Rows, and rows of rows, one after the other."""
+    """Rows and lists of rows, flattened."""
     return [row for part in parts for row in ([part] if isinstance(part, dict) else flat(*part))]
 
 
 BREAKS: dict[MakeChecker, list[Rows]] = {
     NoOverlap: two(flat(assigned(), RUNS), flat(assigned(), RUNS)),
     ExclusiveOwner: two(flat(assigned(), at(101.0, ran(0)), at(101.1, *HANDED_OVER)), flat(assigned())),
-    # m-2 goes back to where it was committed, and m-1 on from where it was.
+    # m-2 begins at the last commit, and m-1 continues at its own position.
     OrderAcrossAssignments: two(
         flat(assigned(), [delivered(n) for n in (0, 1, 2)], ran(0), ran(1), at(101.0, ran(2))),
         flat(assigned(), [delivered(n) for n in (0, 1, 2)], at(100.6, ran(0)), at(101.5, ran(1))),
     ),
-    # m-2 had begun to repeat it before m-1 handed it over as if it had been its own.
+    # m-2 begins to repeat the message before m-1 hands the message over.
     NoDuplicateCleanly: two(
         flat(
             assigned(),

@@ -1,4 +1,4 @@
-"""A tiny broker and tiny members that keep every promise, and write their history by ``lanes.History``.
+"""A small broker and small members that keep every promise, and write a history with ``lanes.History``.
 
 Everything random comes from one ``Random``, so that Hypothesis can shrink a run. Time is a number.
 """
@@ -17,7 +17,7 @@ from tests.memsource.checkers.handling import Handling
 RULES = Rules(
     order="key",
     keyless="any",
-    lanes=1,  # The next lane is drawn by lot here, and a history does not tell the turn of folded lanes.
+    lanes=1,  # This world draws the next lane at random, and a history does not record the turn of folded lanes.
     batch=0,
     timeout=0,
     poison="skip",
@@ -36,7 +36,7 @@ KEYS = (b"hot", b"hot", b"hot", b"warm", b"warm", b"cold", b'\x00\xff\n"{', None
 
 
 class Broker:
-    """One partition: who owns it, what was acknowledged, what was delivered so far."""
+    """One partition: its owner, its acknowledged positions, its delivered positions."""
 
     def __init__(self, number: int, keys: list[bytes | None]) -> None:
         self.id = PartitionId("S", number)
@@ -51,7 +51,7 @@ class Broker:
 
 
 class Assignment:
-    """One partition at one member, as long as it owns it."""
+    """One partition at one member, for as long as the member owns the partition."""
 
     def __init__(self, broker: Broker, assignment: int) -> None:
         self.broker = broker
@@ -78,7 +78,7 @@ class Assignment:
 
 
 class Member(Handling):
-    """One process: it crashes, or stops in order."""
+    """One process, which crashes or stops in order."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world.directory, name, world.random, world.tick, RULES)
@@ -127,7 +127,7 @@ class Member(Handling):
             self._repeat(assignment)
 
     def _repeat(self, assignment: Assignment) -> None:
-        """The broker delivers again what another assignment had settled, because it forgot that."""
+        """Deliver messages again that another assignment settled, because the broker forgot the settlements."""
         broker = assignment.broker
         known = assignment.unfinished.keys() | assignment.finished.keys() | assignment.settled.keys()
         forgotten = [p for p in sorted(broker.acked - known) if known and p < max(known)]
@@ -140,7 +140,7 @@ class Member(Handling):
 
     def start(self) -> None:
         for assignment in self.assignments:
-            # A started message is the head of its lane, also when a lower one came late.
+            # A started message is the head of its lane, even if a lower message arrives late.
             by_turn = sorted(assignment.unfinished.values(), key=lambda m: (not assignment.begun(m), m.position))
             self.start_heads(assignment, by_turn)
 
@@ -182,7 +182,7 @@ class Member(Handling):
 
     def crash(self) -> None:
         if self.random.random() < 0.5:
-            # The history has the settlement, but it was never sent.
+            # The history has the settlement, but the settlement was never sent.
             self.settle(reaches_broker=False)
         elif self.random.random() < 0.5:
             self.history.flush()
@@ -234,7 +234,7 @@ class World:
             self.members.append(Member(self, f"m-{self._born}"))
         for broker in self.brokers:
             if broker.owner is None:
-                # Prefer a member that does not still run it, or two members run the same message.
+                # Prefer a member that does not run the message, or two members would run the same message.
                 others = [m for m in self.members if all(z.partition.id != broker.id for z in m.zombies)]
                 self.random.choice(others or self.members).assign(broker)
 

@@ -158,4 +158,4 @@ class PlaceHarness:
         self._place.away = False
 
     async def hang_up(self, dead_letters: DeadLetters) -> None:
-        """There is no client."""
+        """Do nothing: there is no client."""

@@ -1,4 +1,4 @@
-"""A broker that is away for a while."""
+"""A broker that is down for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.components import KafkaServer, NatsServer
 
 @contextlib.asynccontextmanager
 async def killed(server: KafkaServer | NatsServer | None) -> AsyncIterator[None]:
-    """Killed inside the context, and started again after it."""
+    """The broker is killed inside the context, and started again after the context."""
     assert server is not None, "the harness was made without one to kill"
     await run_sync(server.kill)
     yield

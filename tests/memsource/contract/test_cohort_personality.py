@@ -30,7 +30,7 @@ from memsource.jetstream.pull_consumer import ConsumerSettings
 
 EVERYTHING: Final[tuple[Ability, ...]] = ("ack wait", "revoke", "lose", "finish")
 LEASE: Final = 10_000.0
-"""Longer than all that elapses while a source is there: what comes of its lease that runs out is not for every one."""
+"""Seconds; longer than any check runs, because not every check allows the end of a lease."""
 
 
 class CohortHarness:
@@ -58,7 +58,7 @@ class CohortHarness:
 
     def source(self) -> Source:
         if self._sources:
-            # The former one has left its leases to run out.
+            # The former member's leases expire.
             self.now += 2 * LEASE
             self.broker.advance(self.now)
         self._sources += 1
@@ -75,11 +75,11 @@ class CohortHarness:
         self.broker.advance(self.now)
 
     async def revoke(self, partition: Partition) -> None:
-        """Another member comes, and the plan gives it the partition."""
+        """Let another member join, and give the partition to that member in the plan."""
         bucket, key = self.broker.bucket, member_key("another")
         asked, quiet = -1, 0
         while quiet < 10:
-            # Not in the middle of a look: it would plan without who is coming.
+            # Not during a read of the bucket: the plan would not include the new member.
             quiet = quiet + 1 if asked == self._newest.link.reads else 0
             asked = self._newest.link.reads
             await anyio.lowlevel.checkpoint()
@@ -87,7 +87,7 @@ class CohortHarness:
         plan = decode(PlanRecord, PLAN_KEY, entry.value or b"")
         owners = tuple("another" if n == partition.id.number else owner for n, owner in enumerate(plan.owners))
         count = owners.count("another")
-        # So much that nothing else moves, and nothing back.
+        # A weight this large moves no other partition, and none back.
         beat = encode(Heartbeat(nonce="x", weight=count, target=None, session=0))
         if count == len(owners):
             bucket.write(drain_key(self._newest.member), encode(DrainRequest(since=0)), self.now, revision=0)
@@ -96,7 +96,7 @@ class CohortHarness:
         bucket.write(PLAN_KEY, value, self.now, revision=entry.revision)
 
     async def lose(self, partition: Partition) -> None:
-        """No durable takes an acknowledgement."""
+        """Report to the member that its durable is gone."""
         self._newest.membership.gone(partition.id.number, "its durable is gone")
 
     async def finish(self) -> None:
@@ -108,7 +108,7 @@ CASES: Final = [
     pytest.param(check, retention, id=f"{check.__name__.removeprefix('check_')}-{retention}")
     for retention in RETENTIONS
     for check in checks(EVERYTHING)
-    # But for a work queue the server remembers no single message: the last test says what a crash repeats there.
+    # Except on a work queue, the server keeps no single message: the last test shows the repeats after a crash.
     if retention == "workqueue" or check.__name__ != "check_unsettled_comes_back"
 ]
 
@@ -118,7 +118,7 @@ CASES: Final = [
 @pytest.mark.parametrize(("check", "retention"), CASES)
 async def test_the_cohort_personality_keeps_the_contract(check: Check, partitions: int, retention: Retention) -> None:
     if check.__name__ == "check_start_is_cancel_safe":
-        # It throws away what it is told meanwhile, and a member of a cohort is told of each partition by itself.
+        # The check drops the events of cancelled calls, and a member of a cohort gets one event for each partition.
         partitions = 1
     await check(CohortHarness(partitions, retention))
 

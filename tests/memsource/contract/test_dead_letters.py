@@ -123,7 +123,7 @@ async def test_the_simplest_place_keeps_the_contract(check: DeadLetterCheck) -> 
 
 class _Buffers(Writer):
     def store(self, dead_letter: DeadLetter) -> None:
-        """It stores nothing yet."""
+        """Store nothing."""
 
 
 class _WithoutKey(Writer):
@@ -178,7 +178,7 @@ class _Breaks(Writer):
 
 class _Anywhere(Writer):
     async def open(self) -> None:
-        """The place is not checked."""
+        """Do not check the place."""
 
 
 WRONG_WRITERS: Final[Mapping[type[Writer], str]] = {
@@ -207,7 +207,7 @@ class _Sorts(Box):
 
 
 class _FirstCopyAlone(Box):
-    """It remembers the first copy of each dead letter only."""
+    """A box that remembers only the first copy of each dead letter."""
 
     def __init__(self, place: Place, name: str = "dead") -> None:
         super().__init__(place, name)

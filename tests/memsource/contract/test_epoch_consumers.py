@@ -20,7 +20,7 @@ RETENTIONS: Final[tuple[Retention, ...]] = get_args(Retention)
 
 
 class MemoryHarness:
-    """A stream whose clock stands still. ``wrap`` makes of each client another one."""
+    """A stream whose clock stands still. ``wrap`` replaces each client."""
 
     def __init__(
         self, retention: Retention, wrap: Callable[[MemoryEpochConsumers], EpochConsumers] | None = None
@@ -63,11 +63,11 @@ async def test_the_durables_in_memory_keep_the_contract(check: EpochCheck, reten
     await check(harness)
 
 
-# --- durables that do not
+# --- durables that break the contract
 
 
 class _Wrong:
-    """Passes everything on; its descendants do one thing wrong."""
+    """Durables that delegate every call; each subclass breaks one promise."""
 
     def __init__(self, inner: MemoryEpochConsumers) -> None:
         self.inner = inner
@@ -98,7 +98,7 @@ class _InSeconds(_Wrong):
 
 
 class _ByName(_Wrong):
-    """In the order of what they are called: 10 comes before 9."""
+    """In the order of their names as text: 10 comes before 9."""
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         found, clock = await self.inner.found(partition)
@@ -132,7 +132,7 @@ class _OfOnePartition(_Wrong):
 
 
 class _Overwrites(_Wrong):
-    """As the client of the broker does by itself."""
+    """Durables whose ``create`` replaces an existing consumer, as the broker's client does."""
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
         await self.inner.delete(partition, epoch, sub)
@@ -162,7 +162,7 @@ class _DeletesAll(_Wrong):
 
 
 class _SendsAgain(_Wrong):
-    """Nothing is lost on its way, for it sends again what was not answered."""
+    """Durables that repeat a call with an unknown result."""
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
         try:

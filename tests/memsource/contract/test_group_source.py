@@ -25,7 +25,7 @@ ROOM: Final = Room(100, 1 << 20)
 class GroupHarness:
     """A group with one member at a time."""
 
-    # Every event comes within a few turns of the loop.
+    # Every event arrives within a few turns of the loop.
     patience = 0.005
     ack_wait = 0.0
 
@@ -46,7 +46,7 @@ class GroupHarness:
     async def publish(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
             record = self.group.publish(sample.value, key=sample.key, headers=sample.headers)
-            # Positions have gaps, at the end too, so that nothing may count on +1.
+            # Positions have gaps, at the end too, so no check may expect consecutive positions.
             self.group.skip(record.position % 3, partition=record.partition)
 
     def source(self) -> Source:
@@ -158,7 +158,7 @@ class IgnoresPaused(Broken):
 
 
 class TellsNothing(Broken):
-    """Takes ownership away silently and goes on delivering."""
+    """A source that takes ownership away silently and continues to deliver."""
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         while True:
@@ -223,7 +223,7 @@ async def only(source: GroupSource, room: Room = ROOM) -> SourceEvent:
 
 
 async def opened(group: Group, member: str, *, hands_over: bool = True) -> tuple[GroupSource, Partition]:
-    """A source that has been given a partition."""
+    """A source with an assigned partition."""
     source = GroupSource(group, member, hands_over=hands_over)
     await source.open()
     event = await only(source)
@@ -243,7 +243,7 @@ async def test_gaps_at_the_end_are_progress() -> None:
     assert positions(second) == [1]
     assert second[1:] == [Progressed(partition, 5)]
     group.skip(4)
-    # Only ownership is told without room.
+    # Without room a source reports only changes of ownership.
     await cut_short(source.receive, Room(0, 0))
     assert await source.receive(ROOM) == [Progressed(partition, 9)]
     await source.settle([Settlement(partition, [], 9)])
@@ -277,7 +277,7 @@ async def test_a_commit_may_take_its_time() -> None:
     source.block("settle")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(source.settle, [Settlement(partition, [], 1)])
-        # Meanwhile everything else goes on.
+        # Other calls continue during the commit.
         assert positions(await source.receive(ROOM)) == [0]
         assert group.committed(0).offset == 0
         source.unblock("settle")
@@ -297,7 +297,7 @@ async def test_a_former_owner_continues_until_it_hears_of_the_loss() -> None:
     while not isinstance(event, Assigned):
         event = await only(new)
     await new.settle([Settlement(event.partition, [], 4)])
-    # A commit of the past is accepted, as Kafka does.
+    # The broker accepts a lower commit, as Kafka does.
     await old.settle([Settlement(lost, [], 1)])
     assert group.committed(0).offset == 1
     assert isinstance(await only(old), Lost)

@@ -29,7 +29,7 @@ server would rightly deliver again."""
 
 
 class JetStreamHarness:
-    """A stream of its own with one durable, on the session's server."""
+    """A separate stream with one durable, on the session's server."""
 
     can: Collection[Ability] = ABILITIES
     patience = 0.3
@@ -56,7 +56,7 @@ class JetStreamHarness:
         return (await self._context.consumer_info(self._name, "contract")).num_ack_pending or 0
 
     async def elapse(self, seconds: float) -> None:
-        # The server's own clock: time can only be waited for.
+        # The server has its own clock, so a test can only wait.
         await anyio.sleep(seconds)
 
     async def revoke(self, partition: Partition) -> None:
@@ -104,7 +104,7 @@ async def test_a_source_recovers_from_a_server_frozen_longer_than_a_flush(fresh_
             await connection.flush(timeout=1)
         assert caught.value.retryable
         server.resume()
-        # The late answer to that flush must not be the last thing the client reads.
+        # The late answer to the first flush must not be the last data that the client reads.
         assert "type" in await connection.api("INFO")
         await connection.flush()
     finally:

@@ -29,7 +29,7 @@ server would rightly deliver again."""
 
 
 class CohortHarness:
-    """A stream of one cohort partition, on the session's server; each source is a member of its own."""
+    """A stream of one cohort partition, on the session's server; each source is a separate member."""
 
     can: Collection[Ability] = ABILITIES
     patience = 0.3
@@ -50,7 +50,7 @@ class CohortHarness:
 
     async def create(self) -> None:
         transform = {"src": f"{self._name}.*", "dest": f"{self._name}.{{{{partition(1,1)}}}}.{{{{wildcard(1)}}}}"}
-        # Of what was acknowledged before a crash the server itself remembers every message here.
+        # With a work queue the server remembers each message that was acknowledged before a crash.
         config: dict[str, Any] = {"name": self._name, "subjects": [f"{self._name}.*"], "subject_transform": transform}
         config["retention"] = "workqueue"
         await self.api(f"STREAM.CREATE.{self._name}", config)
@@ -82,11 +82,11 @@ class CohortHarness:
         return sum(info["num_ack_pending"] for info in infos)
 
     async def elapse(self, seconds: float) -> None:
-        # The server's own clock: time can only be waited for.
+        # The server has its own clock, so a test can only wait.
         await anyio.sleep(seconds)
 
     async def revoke(self, partition: Partition) -> None:
-        """Another member lives, and this one is to be drained: it plans so itself."""
+        """Start a second member, and drain the first one by its own plan."""
         await self._write(drain_key(self._newest), DrainRequest(since=0))
         await self._write(member_key("another"), Heartbeat(nonce="x", weight=1, target=None, session=0))
 

@@ -38,7 +38,7 @@ MOCK: Final[tuple[Ability, ...]] = ("commits", "hands over")
 
 
 class KafkaHarness:
-    """A topic of its own with a group of its own. ``mock``: the broker is one."""
+    """A separate topic with a separate group. ``mock``: the broker is a mock."""
 
     patience = 0.3
     ack_wait = 0.0
@@ -84,7 +84,7 @@ class KafkaHarness:
             self._admin.delete_topics([self._topic])[self._topic].result(20)
 
     async def publish(self, samples: Sequence[Sample]) -> None:
-        # By key, as any producer does: with one partition the order is that of the samples.
+        # The partition follows from the key, as with any producer; in one partition the samples keep their order.
         for sample in samples:
             self._producer.produce(self._topic, sample.value, key=sample.key, headers=list(sample.headers))
         left = await anyio.to_thread.run_sync(self._producer.flush, 20)
@@ -114,7 +114,7 @@ class KafkaHarness:
         raise NotImplementedError("a broker of positions waits for no acknowledgement")
 
     async def revoke(self, partition: Partition) -> None:
-        """A member joins: under the eager protocol that revokes everything for a moment."""
+        """Let a member join; the eager protocol revokes all partitions for a moment."""
         self._start(self._join_and_leave)
 
     def _start(self, peer: Callable[[], None]) -> None:
@@ -133,7 +133,7 @@ class KafkaHarness:
             peer.close()
 
     async def lose(self, partition: Partition) -> None:
-        """A rival waits in the group, removes the member, and has its partition from then on."""
+        """Let a waiting rival remove the member and own its partition afterwards."""
         self._start(self._join_and_stay)
         await anyio.to_thread.run_sync(self._remove_the_other)
 

@@ -22,10 +22,10 @@ PROTOCOLS: Final = get_args(RebalanceProtocol)
 
 
 class KafkaHarness:
-    """A broker with one member at a time, and a clock that goes only where the broker's timers are."""
+    """A broker with one member at a time, and a clock that jumps from timer to timer of the broker."""
 
     can: Collection[Ability] = ABILITIES
-    # Every event comes within a few turns of the loop.
+    # Every event arrives within a few turns of the loop.
     patience = 0.01
     ack_wait = 0.0
 
@@ -45,7 +45,7 @@ class KafkaHarness:
         while True:
             await anyio.lowlevel.checkpoint()
             at = self.broker.next_at()
-            # Heartbeats go on; for deadlines there is no time between two calls of a check.
+            # Heartbeats continue, and no deadline passes between two calls of a check.
             if at <= self.now + self.broker.settings.heartbeat_interval:
                 self.now = max(self.now, at)
                 self.broker.advance(self.now)
@@ -53,7 +53,7 @@ class KafkaHarness:
     async def publish(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
             record = self.broker.publish(sample.value, key=sample.key, headers=sample.headers)
-            # Positions have gaps, at the end too, so that nothing may count on +1.
+            # Positions have gaps, at the end too, so no check may expect consecutive positions.
             self.broker.skip(record.position % 3, partition=record.partition)
 
     def source(self) -> Source:
@@ -71,7 +71,7 @@ class KafkaHarness:
         self.broker.group.revoke(partition.id.number)
 
     async def lose(self, partition: Partition) -> None:
-        # Of the group itself, so that it is not given back later.
+        # Taken from the group itself, so the partition does not return later.
         self.broker.group.lose(self._newest.client.id, partition.id.number)
 
     async def finish(self) -> None:

@@ -16,7 +16,7 @@ from memsource.jetstream.link import Link, LinkFault
 
 
 class MemoryHarness:
-    """A bucket whose clock moves by ``elapse`` alone. ``wrap`` makes of each client another one."""
+    """A bucket whose clock moves only by ``elapse``. ``wrap`` replaces each client."""
 
     def __init__(self, bucket: Bucket, wrap: Callable[[MemoryLeaseStore], LeaseStore] | None = None) -> None:
         self.now = 0.0
@@ -57,7 +57,7 @@ async def test_the_lease_store_in_memory_keeps_the_contract(check: LeaseCheck, b
     await check(harness)
 
 
-# --- stores that do not
+# --- stores that break the contract
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Ask:
 
 
 class _Wrong:
-    """A store that passes everything on; its descendants do one thing wrong."""
+    """A store that delegates every call; each subclass breaks one promise."""
 
     def __init__(self, inner: MemoryLeaseStore) -> None:
         self.inner = inner
@@ -119,7 +119,7 @@ class _RoundsDown(_Wrong):
 
 
 class _SendsAgain(_Wrong):
-    """Nothing is lost on its way, for it sends again what was not answered."""
+    """A store that repeats a write with an unknown result, so no fault reaches the caller."""
 
     async def asked(self, key: str, ask: _Ask) -> _Ask:
         self.inner.link.faults.clear()

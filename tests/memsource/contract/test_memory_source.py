@@ -23,7 +23,7 @@ class MemoryHarness:
     """A broker in memory whose clock moves only by ``elapse``."""
 
     can: Collection[Ability] = EVERYTHING
-    # Every event comes within a few turns of the loop.
+    # Every event arrives within a few turns of the loop.
     patience = 0.005
     ack_wait = 3.0
 
@@ -36,7 +36,7 @@ class MemoryHarness:
     async def publish(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
             record = self.broker.publish(sample.value, key=sample.key, headers=sample.headers)
-            # Positions have gaps, so that nothing may count on +1.
+            # Positions have gaps, so no check may expect consecutive positions.
             self.broker.skip(record.position % 3, partition=record.partition)
 
     def source(self) -> Source:

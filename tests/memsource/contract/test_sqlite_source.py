@@ -22,12 +22,12 @@ from tests.fakes.support import until
 
 ABILITIES: Final[tuple[Ability, ...]] = ("ack wait", "finish")
 
-# Each repeats its moment dozens of times, on a file: seconds.
+# Each check repeats dozens of times on a file, which takes seconds.
 SLOW: Final = ("check_receive_is_cancel_safe", "check_start_is_cancel_safe")
 
 
 class SqliteHarness:
-    """A file of its own, and sources whose clock moves only by ``elapse``."""
+    """A separate file, and sources whose clock moves only by ``elapse``."""
 
     can: Collection[Ability] = ABILITIES
     patience = 0.05
@@ -47,7 +47,7 @@ class SqliteHarness:
 
     def source(self) -> Source:
         if self._newest is not None:
-            # The former one was closed without a release, as if it had crashed: its claims run out.
+            # The former process closes without a release, like a crash, so its claims expire.
             self._now += self.ack_wait
         self._newest = self.another()
         return self._newest
@@ -104,7 +104,7 @@ async def opened(harness: SqliteHarness) -> AsyncIterator[SqliteSource]:
 
 
 async def take(source: SqliteSource, count: int = 10, size: int = BYTES) -> list[Message]:
-    """The events of now; none if it would wait."""
+    """The available events; none if the call would wait."""
     with anyio.move_on_after(0.2):
         return messages_of(await source.receive(Room(count, size)))
     return []
@@ -149,7 +149,7 @@ async def test_a_late_settlement_does_not_change_the_next_claim(harness: SqliteH
         (again,) = await take(other, 1)
         assert [row.raw.attempts for row in (late[0], again)] == [1, 2]  # type: ignore[attr-defined]
         await settle(one, late[:1])
-        # The second one has no new claim. With an extension its key would have two owners.
+        # The second message has no new claim. With an extension its key would have two owners.
         await one.extend(late)
         assert await harness.unsettled() == 2
         assert values(await take(other)) == [b"a2"]

@@ -42,7 +42,7 @@ ACKS: Final = {
     "a loss, a redelivery": (Scope(messages=keys("ABA"), faults=1), 1),
     "a failure, a redelivery": (Scope(messages=keys("AAB"), failures=1), 1),
 }
-"""Individual acknowledgements: a scope, and how often anything is delivered again before it must be."""
+"""Individual acknowledgements: a scope, and the number of early redeliveries."""
 
 SOAK: Final = {
     "AABA, a fault": Scope(messages=keys("AABA"), faults=1),

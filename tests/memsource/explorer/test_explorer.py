@@ -15,7 +15,7 @@ NO_DRAIN = Scope(
     close_prefix=False,
     invariants=frozenset({invariants.clean_rebalance_repeats_nothing}),
 )
-"""A drain that waits for what runs, and neither hands over what is completed nor closes the prefix."""
+"""A drain that waits for running handlers, and neither hands over the completed set nor closes the prefix."""
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Each planted bug of the engine is found by its invariant, with a path that leads to it"""
+"""Each planted bug of the engine is found by its invariant, with a path that leads to it."""
 
 from __future__ import annotations
 

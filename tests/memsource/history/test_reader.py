@@ -1,4 +1,4 @@
-"""The reader reads whole files and torn ones, and refuses others"""
+"""The reader reads complete files, torn files and files with gaps, and refuses other formats."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_newer_format_is_refused() -> None:
 
 @pytest.mark.parametrize("number", range(FORMAT))
 def test_an_earlier_format_is_refused(number: int) -> None:
-    """Its rows have other fields: what they say would be left out, or taken for damage."""
+    """Rows of an earlier format have other fields, which would be ignored or taken for damage."""
     earlier = segment(delivered(1))
     earlier[0]["format"] = number
     with pytest.raises(HistoryError, match=rf"its format is {number}: written by an earlier lanes, which cannot be"):
@@ -307,7 +307,7 @@ def test_a_copy_of_a_segment_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "all.jsonl").write_bytes(one + two)
     (tmp_path / "begun.jsonl").write_bytes(one[: len(one) // 2])
     assert [segment.pid for segment in read([tmp_path])] == [1, 2]
-    # The same process, twice at the same virtual time, with something else to tell: no copy.
+    # Two segments of one process at the same virtual time with different rows are no copies.
     (tmp_path / "other.jsonl").write_bytes(encoded(segment(delivered(3), pid=1)))
     assert sorted(segment.pid for segment in read([tmp_path])) == [1, 1, 2]
 
@@ -335,7 +335,7 @@ def test_an_unreadable_history_is_status_3(tmp_path: Path) -> None:
     assert text.isprintable()
 
 
-# Everything the writer can say, in any order.
+# Every row that the writer can write, in any order.
 _NAMES = st.text(max_size=20)
 _TIMES = st.floats(0, 1e9)
 _KEYS = st.one_of(st.none(), st.binary(max_size=8))

@@ -1,4 +1,4 @@
-"""The simulated cohort: leases, epochs, moving slots, and the slots that each member believes to own"""
+"""The simulated cohort: leases, epochs, moving slots, and the slots that each member believes to own."""
 
 from __future__ import annotations
 

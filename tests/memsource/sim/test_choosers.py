@@ -1,4 +1,4 @@
-"""The choices of each chooser"""
+"""The choices of each chooser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A budget of faults, and the faults drawn from it"""
+"""A budget of faults, and the faults drawn from it."""
 
 from __future__ import annotations
 

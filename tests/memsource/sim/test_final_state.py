@@ -1,4 +1,4 @@
-"""The first difference of two final states is named, and a state that cannot be compared is refused"""
+"""The first difference of two final states is named, and a state that cannot be compared is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on a process that was frozen while the grace of its drain passed"""
+"""The verdict on a process that was frozen while the grace of its drain passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls without virtual time are refused by name inside a simulation only, and the guards are removed after it"""
+"""Calls without virtual time are refused by name inside a simulation only, and the guards are removed after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault counts when it strikes, not when it is armed, and faults go on when more messages are produced"""
+"""A fault counts when it strikes, not when it is armed, and faults go on when more messages are produced."""
 
 from __future__ import annotations
 

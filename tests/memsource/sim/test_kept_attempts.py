@@ -1,4 +1,4 @@
-"""Attempts in a store, through crashes, rebalances and failures of the store, are bounded and never lost"""
+"""Attempts in a store, through crashes, rebalances and failures of the store, are bounded and never lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop in virtual time: its turns, the passing of time, and freezes"""
+"""The loop in virtual time: its turns, the passing of time, and freezes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that end a run of the loop, and the state before and after one"""
+"""The errors that end a run of the loop, and the state before and after one."""
 
 from __future__ import annotations
 

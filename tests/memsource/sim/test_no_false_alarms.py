@@ -1,4 +1,4 @@
-"""Right handlers pass with all settings and under all kinds of faults: no checker raises a false alarm"""
+"""Right handlers pass with all settings and under all kinds of faults: no checker raises a false alarm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same plan must give the same run: the same history, states and findings"""
+"""The same plan must give the same run: the same history, states and findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of a plan, and the values that are refused"""
+"""The fields of a plan, and the values that are refused."""
 
 from __future__ import annotations
 

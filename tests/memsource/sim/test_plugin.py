@@ -1,4 +1,4 @@
-"""The pytest plugin: its options, the tests they select, and its lines in the summary"""
+"""The pytest plugin: its options, the tests they select, and its lines in the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad use of ``simulate`` is refused at once, by name and with the remedy, and leaves nothing behind"""
+"""Bad use of ``simulate`` is refused at once, by name and with the remedy, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same chooser and program make the same run, on every Python"""
+"""The same chooser and program make the same run, on every Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure of the test is a finding of its run, and every other error reaches the caller"""
+"""A failure of the test is a finding of its run, and every other error reaches the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shrunk plan fails, needs each of its parts, and takes few runs to find"""
+"""A shrunk plan fails, needs each of its parts, and takes few runs to find."""
 
 from __future__ import annotations
 

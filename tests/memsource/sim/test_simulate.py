@@ -1,4 +1,4 @@
-"""``simulate`` convicts wrong handlers, passes right ones, and prints a token that repeats the failure"""
+"""``simulate`` convicts wrong handlers, passes right ones, and prints a token that repeats the failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``simulate`` on the methods of a test class passes the object and then the world"""
+"""``simulate`` on the methods of a test class passes the object and then the world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategies give all the plans of their description, and shrink to the simplest"""
+"""The strategies give all the plans of their description, and shrink to the simplest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The assignments that a simulated broker has taken, and their judgement by the checkers"""
+"""The assignments that a simulated broker has taken, and their judgement by the checkers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A token decodes to its plan, is short, and is refused with the reason when it is damaged"""
+"""A token decodes to its plan, is short, and is refused with the reason when it is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic is the same for a seed, has the requested shares, and keeps each key in one partition"""
+"""Traffic is the same for a seed, has the requested shares, and keeps each key in one partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view of a run: exact texts of small histories, and bounds for large ones"""
+"""The view of a run: exact texts of small histories, and bounds for large ones."""
 
 from __future__ import annotations
 

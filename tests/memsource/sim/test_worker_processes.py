@@ -1,4 +1,4 @@
-"""``World.workers``: the memory of a process ends with it, and shared memory does not"""
+"""``World.workers``: the memory of a process ends with it, and shared memory does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers, the broker and the faults of a world, as a user's test sees them"""
+"""The workers, the broker and the faults of a world, as a user's test sees them."""
 
 from __future__ import annotations
 
