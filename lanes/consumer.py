@@ -250,7 +250,7 @@ class Consumer:
             unhealthy_after=self._settings.unhealthy_after,
             stuck=[] if timeout is None else run.workers.stuck(now, timeout),
             unknown=run.attempts.asked_since,
-            unsettled=run.unsettled,
+            unsettled=run.settler.unsettled.partitions,
         )
 
     def status(self) -> Status:
@@ -436,7 +436,7 @@ class Consumer:
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if run is not None:
                 # A cancellation may have left finished messages; a drain has not.
-                await run.settle()
+                await run.settler.settle()
         for closed in (self._source, self._dead_letters):
             with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
                 try:

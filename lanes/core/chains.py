@@ -7,6 +7,7 @@ to, how a late message gets its place, and how abandoned messages leave.
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import Final
 
 from lanes.core import ring
@@ -185,5 +186,4 @@ def _last(started: list[Message]) -> Message:
     return next(message for message in started if message.next not in started)
 
 
-def _position(message: Message) -> int:
-    return message.position
+_position: Final = attrgetter("position")

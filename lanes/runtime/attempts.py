@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from typing import Final
@@ -66,20 +67,21 @@ class _Loading:
         self.scope = anyio.CancelScope()
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
     """The entry of one message in the store.
 
-    ``wanted``: the attempt to write next, if any. ``drop``: whether to delete the entry. ``busy``: whether a task
-    writes it.
+    Attributes:
+        message: The message that failed.
+        wanted: The attempt to write next. ``None`` = nothing to write.
+        drop: Whether to delete the entry.
+        busy: Whether a task writes the entry now.
     """
 
-    __slots__ = ("busy", "drop", "message", "wanted")
-
-    def __init__(self) -> None:
-        self.message: Message | None = None
-        self.wanted: Attempt | None = None
-        self.drop = False
-        self.busy = False
+    message: Message | None = None
+    wanted: Attempt | None = None
+    drop: bool = False
+    busy: bool = False
 
 
 class _Entries:

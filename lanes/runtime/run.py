@@ -102,11 +102,10 @@ class Run:
         # The constructors of the components read these attributes, and call nothing of the run.
         self.workers = self._workers_for(handler, decode)
         self.attempts = AttemptKeeper(self, attempts)
-        self._settler = Settler(self, source, self.attempts, commits=self._commits)
-        self.unsettled = self._settler.unsettled.partitions
+        self.settler = Settler(self, source, self.attempts, commits=self._commits)
         close_prefix = self._commits and not traits.hands_over
         self._handover = Handover(
-            self, source, self.workers, self._settler, self.attempts, settings.grace, close_prefix=close_prefix
+            self, source, self.workers, self.settler, self.attempts, settings.grace, close_prefix=close_prefix
         )
         self.dead_letter_writer = DeadLetterWriter(self, dead_letters)
 
@@ -139,10 +138,10 @@ class Run:
                 self._active = True
                 self.workers.start(self._tasks)
                 self.start_soon(self._pump)
-                self.start_soon(self._settler.run)
+                self.start_soon(self.settler.run)
                 self.start_soon(self._timer)
                 if self._extend_interval is not None:
-                    self.start_soon(self._settler.keep_alive, self._extend_interval)
+                    self.start_soon(self.settler.keep_alive, self._extend_interval)
                 if self.stopping:
                     self._stop_partitions()
         finally:
@@ -159,10 +158,6 @@ class Run:
             if self._active:
                 self._stop_partitions()
 
-    async def settle(self) -> None:
-        """Settle finished messages once, after ``run`` was cancelled."""
-        await self._settler.settle()
-
     # --- callbacks of the components
 
     def after(self, *, taking: int = 0) -> None:
@@ -173,8 +168,8 @@ class Run:
         # Called after every message, so it reads the engine's own lists, which are never replaced.
         if self._effects:
             self._perform()
-        if self._dirty and self._settler.idle:
-            self._settler.wake()
+        if self._dirty and self.settler.idle:
+            self.settler.wake()
         if len(self._ready) > taking:
             self.workers.wake(taking=taking)
         if self._exhausted:
@@ -251,12 +246,9 @@ class Run:
             with anyio.CancelScope() as self._receiving:
                 events = await self._source.receive(room)
             for event in events:
-                self._on_event(event)
+                if not (self.attempts.active and self.attempts.put_aside(event)):
+                    self.enter(event)
             self.after()
-
-    def _on_event(self, event: SourceEvent) -> None:
-        if not (self.attempts.active and self.attempts.put_aside(event)):
-            self.enter(event)
 
     def enter(self, event: SourceEvent) -> None:
         """Process an event of the source: at once, or after it was put aside."""
@@ -275,7 +267,7 @@ class Run:
             self._assigned(event.partition)
         elif isinstance(event, Progressed):
             engine.progressed(event.partition, event.position, now)
-            self._settler.wake()
+            self.settler.wake()
         elif isinstance(event, Revoking):
             self._revoking(event.partition, event.timeout)
         elif isinstance(event, Lost):
@@ -335,8 +327,8 @@ class Run:
         )
         self.tap.lost(partition, reason)
         self.workers.cancel(partition)
-        self._settler.give_up(partition)
-        self._settler.unsettled.settled(partition)
+        self.settler.give_up(partition)
+        self.settler.unsettled.settled(partition)
         self.attempts.forget(partition)
         self._end_when_released()
 
@@ -355,7 +347,7 @@ class Run:
             now = self.clock()
             self.engine.due(now)
             for stall in self._stalls.due(now):
-                why = self._settler.unsettled.error(stall.partition)
+                why = self.settler.unsettled.error(stall.partition)
                 report_stall(stall, self.name, self._settings.max_ahead, now, why)
             # If all handlers hang, no other call has the clients paused.
             self.after()
@@ -383,7 +375,7 @@ class Run:
             self.redelivered[effect.cause] += 1
             tap.redelivered(effect)
             # Positions that a former owner completed must be committed, even if no other message finishes.
-            self._settler.wake()
+            self.settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
             self.start_soon(self.dead_letter_writer.write, effect)
         elif isinstance(effect, fx.Halted):
@@ -425,6 +417,6 @@ class Run:
         self.tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
         self.room_changed()
         # If only a confirmation is missing, it is requested now.
-        self._settler.wake()
+        self.settler.wake()
         self._stalls.reached(effect.partition, self.clock())
         self._timer_wake.set()

@@ -33,12 +33,10 @@ from lanes.workers.outcomes import RESULTS, LeaseExpired, batch_outcomes, cancel
 from lanes.workers.pool import Pool, handler_context
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
-    __slots__ = ("batch", "scope")
-
-    def __init__(self) -> None:
-        self.batch: list[Message] = []
-        self.scope: anyio.CancelScope
+    batch: list[Message] = field(default_factory=list)
+    scope: anyio.CancelScope = field(init=False)
 
 
 class BatchWorkers:

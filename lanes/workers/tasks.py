@@ -12,6 +12,7 @@ of them by one ``write``. By this group commit, no handler is called before its 
 from __future__ import annotations
 
 import contextvars
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
@@ -35,16 +36,14 @@ _STRIDE_LIMIT: Final = 64
 """Number of messages between two reads of the clock, at most."""
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
-    __slots__ = ("cancelled", "message", "scope", "started", "timed_out", "wake")
-
-    def __init__(self) -> None:
-        self.message: Message | None = None
-        self.started = 0.0
-        self.cancelled = False
-        self.timed_out = False
-        self.scope: anyio.CancelScope
-        self.wake: anyio.Event
+    message: Message | None = None
+    started: float = 0.0
+    cancelled: bool = False
+    timed_out: bool = False
+    scope: anyio.CancelScope = field(init=False)
+    wake: anyio.Event = field(init=False)
 
 
 class TaskWorkers:

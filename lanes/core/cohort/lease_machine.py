@@ -413,9 +413,8 @@ class LeaseMachine:
 
     def _write_state(self, done: Done, handler: Handler) -> Action:
         value = encode(State(self._epoch, done))
-        return self._ask(
-            Write(self._state_key, value, None, fence=(self._lease_key, self._required_lease().revision)), handler
-        )
+        fence = (self._lease_key, self._required_lease().revision)
+        return self._ask(Write(self._state_key, value, None, fence=fence), handler)
 
     def _is_written(self, result: Any) -> bool:
         """Whether a fenced write is known to be applied. If not, the lease is renewed before the next write.
