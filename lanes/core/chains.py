@@ -1,7 +1,7 @@
 """The chains of all lanes, and the one queue of their heads.
 
-The hot path of the engine links and unlinks messages in line. This module has the rest: which lane a message belongs
-to, how a late message gets its place, and how abandoned messages leave.
+The engine itself links and unlinks the messages of its hot path. This module chooses the lane of a message, gives a
+late message its place, and takes abandoned messages out of their lanes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,14 @@ KEYLESS: Final = -1
 class Chains:
     """The lanes of one engine.
 
-    ``ready``: the heads that can start. ``fenced``: messages whose handlers still run although their assignment is
-    over; each keeps its lane. ``tails``: the tails of each ``PartitionId``, which its assignments share.
+    Args:
+        policy: The rules of the engine.
+
+    Attributes:
+        ready: The heads that can start.
+        fenced: Messages whose handlers still run although their assignment is over. Each one keeps its lane.
+        tails: The last message of each lane, by partition. All assignments of a partition share its lanes.
+        relabels: Whether the lane of a message may differ from its key.
     """
 
     __slots__ = ("_key", "_keyless", "_lanes", "_ordered", "fenced", "ready", "relabels", "tails")
@@ -43,7 +49,7 @@ class Chains:
         self.relabels = not self._key or self._keyless is not None or self._lanes > 0
 
     def relabel(self, run: list[Message]) -> None:
-        """Set the lane of each message, where that is not its key."""
+        """Set the lane of each message whose lane is not its key."""
         for message in run:
             if not self._ordered:
                 message.lane = None
@@ -55,7 +61,7 @@ class Chains:
                 message.lane = ring.lane(message.key, self._lanes)
 
     def admit(self, partition: Partition, run: list[Message]) -> None:
-        """Chain new messages to the tails of their lanes; a message alone in its lane is ready."""
+        """Append new messages to their lanes. A message that is alone in its lane is ready."""
         tails, ready = partition.tails, self.ready
         for message in run:
             message.state = QUEUED
@@ -71,7 +77,7 @@ class Chains:
                 tail.next = message
 
     def free(self, message: Message) -> None:
-        """Take the head out of its lane; its successor is next."""
+        """Take the head out of its lane. A queued successor is then ready."""
         following = message.next
         message.next = None
         if following is not None:
@@ -84,8 +90,8 @@ class Chains:
     def insert(self, message: Message) -> None:
         """Put a late message into the chain of its lane by position.
 
-        A head that waits in ``ready`` gives way to a lower position. Messages that have started cannot, and the late
-        message follows them. O(in flight), but only for deliveries that were lost on the way.
+        The late message goes before queued messages of higher positions, and after every started message. The call is
+        O(in flight), and is made only for a delivery that was lost on the way.
         """
         if message.lane is None:
             self.ready.append(message)
@@ -99,13 +105,13 @@ class Chains:
         started = [m for m in others if _has_started(m)]
         below = [m for m in others if m not in started and m.position < message.position]
         if not started and not below:
-            # In a lane without a started message the head is in the ready queue: take its place there.
+            # The head of a lane without a started message is in the ready queue. The late message takes its place.
             head = min(others, key=_position)
             self.ready[self.ready.index(head)] = message
             message.next = head
             return
-        # The chain has started messages first, then queued ones by position. The late message follows the last queued
-        # one below it, else the last started one.
+        # A chain has its started messages first, then its queued messages by position. The late message follows the
+        # highest queued message below it. Without such a message, it follows the last started message.
         before = max(below, key=_position) if below else _last(started)
         message.next = before.next
         before.next = message
@@ -113,13 +119,13 @@ class Chains:
             tails[message.lane] = message
 
     def _lane(self, message: Message) -> list[Message]:
-        """The unfinished messages of a lane, fenced ones included."""
+        """Return the unfinished messages of a lane, and its messages with fenced handlers."""
         partition = message.partition
         lane = [m for m in partition.ledger.unfinished() if m.lane == message.lane]
         return lane + [m for m in self.fenced if m.lane == message.lane and m.partition.id == partition.id]
 
     def prefix(self, partition: Partition) -> set[Message]:
-        """The queued messages below the highest started one whose lane is not stopped."""
+        """Return the queued messages below the highest started message, except those in stopped lanes."""
         ledger = partition.ledger
         assert isinstance(ledger, OffsetLedger), "individually settled messages leave no finished work behind"
         heads = [m for m in ledger.unfinished() if m.state == RUNNING]
@@ -136,7 +142,7 @@ class Chains:
         return kept
 
     def abandon(self, partition: Partition, messages: list[Message]) -> None:
-        """Take messages out of the queue and of their chains; none of them runs."""
+        """Take messages that do not run out of the queue and out of their lanes."""
         for message in messages:
             step(message, "abandon")
         ready = [m for m in self.ready if m.state == QUEUED]
@@ -163,7 +169,7 @@ class Chains:
 
 
 def successors(message: Message) -> list[Message]:
-    """The queued messages after a head, in order."""
+    """Return the queued messages after a head, in order."""
     found = []
     following = message.next
     while following is not None and following.state == QUEUED:
@@ -173,16 +179,16 @@ def successors(message: Message) -> list[Message]:
 
 
 def _has_started(message: Message) -> bool:
-    """Whether a message stays in front of lower positions that arrive late.
+    """Return whether a message has started, so that a lower position that arrives late runs after it.
 
-    It has left the queue, or waits there for a further attempt. A returned message has not started, because its
-    attempt does not count.
+    A started message has left the queue, or waits in the queue for a further attempt. A returned message has not
+    started, because its attempt does not count.
     """
     return message.state != QUEUED or message.attempt > message.partition.recalled.get(message.position, 1)
 
 
 def _last(started: list[Message]) -> Message:
-    """The last of the started messages of a lane; a batch runs several of them in a row."""
+    """Return the last started message of a lane. A batch runs several messages of a lane in a row."""
     return next(message for message in started if message.next not in started)
 
 

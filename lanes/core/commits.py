@@ -1,10 +1,10 @@
-"""Commits: the partitions whose source commits one position, what enters their ledgers, and which commits are due.
+"""The commits of partitions whose source commits one position.
 
-A partition has one commit on its way at a time. A commit counts when the broker confirms it; one with an unknown
-result counts as not made, and the next one repeats it.
+A partition has at most one commit on its way. A commit counts when the broker confirms it. A commit with an unknown
+result counts as not made, and the next commit repeats it.
 
-``max_ahead`` bounds the messages admitted above the floor that the broker confirmed. Messages delivered beyond it wait
-in their partition, in order and in flight, until a commit is confirmed.
+``max_ahead`` bounds the messages admitted above the floor that the broker confirmed. Messages delivered beyond the
+bound wait in their partition, in order and in flight, until the broker confirms a commit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PartitionCommits:
     over: bool = False
 
     def changed(self, count: int, now: float) -> None:
-        """Add changes that the broker does not know of."""
+        """Count changes that the next commit reports to the broker."""
         if not self.changes:
             self.since = now
         self.changes += count
@@ -56,19 +56,26 @@ class PartitionCommits:
         return self.changes > 0 and self.sending is None and not self.over
 
     def due_at(self, *, urgent: bool) -> float:
-        """When to commit the pending changes. ``urgent``: messages wait for the floor to be confirmed."""
+        """Return the time at which to commit the pending changes.
+
+        Args:
+            urgent: Whether messages wait for the confirmation of the floor.
+
+        Returns:
+            The time; it may have passed.
+        """
         at = self.since
         if not urgent and self.changes < self._count:
             at += self._interval
         return max(at, self._not_before)
 
     def send(self, settlement: Settlement) -> None:
-        """Note a commit on its way, with every change so far."""
+        """Record that a commit with every change so far is on its way."""
         self.sending = settlement
         self.changes = 0
 
     def confirm(self, settlement: Settlement) -> None:
-        """Note a commit that the broker confirmed."""
+        """Record that the broker has confirmed a commit."""
         assert settlement.floor is not None, "only commits are confirmed"
         self.sending = None
         self.confirmed = settlement.floor
@@ -78,7 +85,7 @@ class PartitionCommits:
         """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
         self.sending = None
         self._not_before = again_at
-        # ``since`` is the time of its first change, so ``count`` changes make it due at once.
+        # ``since`` is the time of that commit's first change. With ``_count`` changes the next commit does not wait.
         self.changes += self._count
 
     def __repr__(self) -> str:
@@ -87,7 +94,17 @@ class PartitionCommits:
 
 
 class Committer:
-    """The committing partitions of one engine. ``ahead``: those that have reached ``max_ahead``."""
+    """The commits of one engine.
+
+    Args:
+        policy: The rules of the engine.
+        chains: The lanes of the engine.
+        effects: The effects of the engine.
+
+    Attributes:
+        partitions: The ledger of each partition whose source commits.
+        ahead: The partitions that have reached ``max_ahead``.
+    """
 
     __slots__ = ("_chains", "_effects", "_policy", "ahead", "partitions")
 
@@ -111,9 +128,18 @@ class Committer:
         self.ahead.discard(partition)
 
     def receive(self, partition: Partition, run: list[Message], now: float) -> tuple[int, int]:
-        """Admit a run as far as ``max_ahead`` allows; returns count and bytes of the messages finished before.
+        """Admit a run as far as ``max_ahead`` allows.
 
-        Raises ``PositionFell`` for a position that does not rise.
+        Args:
+            partition: The assignment.
+            run: Consecutive messages of the partition.
+            now: Time now.
+
+        Returns:
+            Number and bytes of the messages that a former owner has finished.
+
+        Raises:
+            PositionFell: A position does not rise.
         """
         ledger = self.partitions[partition]
         ledger.deliver(run, now)
@@ -139,7 +165,7 @@ class Committer:
         return len(finished), sum(m.size for m in finished)
 
     def progressed(self, partition: Partition, position: int, now: float) -> None:
-        """Note that the source has read up to ``position``. Ignored for other partitions."""
+        """Record that the source has read up to ``position``. Ignored for a partition without commits."""
         ledger = self.partitions.get(partition)
         if ledger is not None:
             before = ledger.floor()
@@ -148,13 +174,21 @@ class Committer:
                 _commits(partition).changed(1, now)
 
     def complete(self, settlement: Settlement, now: float) -> tuple[int, int]:
-        """Enter finished messages into the ledger; returns their count and bytes."""
+        """Enter finished messages into the ledger, and return their number and bytes."""
         count, size = self.partitions[settlement.partition].settle(settlement.messages)
         _commits(settlement.partition).changed(count, now)
         return count, size
 
     def due(self, now: float, *, everything: bool) -> list[Settlement]:
-        """The commits to make now, each of one snapshot. ``everything``: also commits that are not due yet."""
+        """Return the commits to send now. Floor and completed set of a commit are of the same moment.
+
+        Args:
+            now: Time now.
+            everything: Whether to return commits that are not due yet too.
+
+        Returns:
+            At most one commit for each partition.
+        """
         due = []
         for partition, ledger in self.partitions.items():
             commits = _commits(partition)
@@ -167,7 +201,7 @@ class Committer:
         return due
 
     def next_at(self) -> float:
-        """When ``due`` has the next commit; ``NEVER`` while there is nothing to commit."""
+        """Return the time at which the next commit is due. ``NEVER`` = no change waits for a commit."""
         pending = ((p, ledger, _commits(p)) for p, ledger in self.partitions.items())
         return min((self._at(p, ledger, c) for p, ledger, c in pending if c.pending), default=NEVER)
 
@@ -176,9 +210,15 @@ class Committer:
         return commits.due_at(urgent=partition in self.ahead and ledger.floor() > commits.confirmed)
 
     def confirmed(self, settlement: Settlement) -> tuple[int, int]:
-        """Note a confirmed commit; returns count and bytes of the messages it admitted that were finished before.
+        """Record a confirmed commit, and admit messages that waited for the commit.
 
         Ignored for a partition that was given up meanwhile.
+
+        Args:
+            settlement: The commit.
+
+        Returns:
+            Number and bytes of the admitted messages that a former owner has finished.
         """
         partition = settlement.partition
         ledger = self.partitions.get(partition)

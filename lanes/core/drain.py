@@ -1,13 +1,14 @@
 """The drain of a partition: the order of its steps, and the time of each.
 
-Each phase of a drain is a task for the runtime: let handlers end, cancel them, settle the finished messages, let the
-source release the partition. The runtime performs it and tells the drain the result. Between phases the drain makes the
-engine abandon, fence, stop committing and forget.
+Each phase of a drain is a task for the runtime: let handlers end, cancel handlers, settle finished messages, let the
+source release the partition. The runtime performs the task and tells the drain the result. Between phases the drain
+lets the engine abandon messages, fence the partition, end its commits and forget the partition.
 
-``Ownership.drain`` decides which messages still start: none, or with ``close_prefix`` the queued ones below the highest
-started message. The runtime closes the prefix if ``SourceTraits.hands_over`` is false.
+``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With
+``close_prefix`` the queued messages below the highest started message start too. The runtime closes the prefix if
+``SourceTraits.hands_over`` is false.
 
-``TRANSITIONS`` is the whole machine: any other pair raises ``IllegalEvent``.
+``TRANSITIONS`` lists every allowed pair of phase and event. Any other pair raises ``IllegalEvent``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HANDED_OVER: Final = "handed over"
 LOST: Final = "lost"
 
 OVER: Final = frozenset({UNRELEASED, HANDED_OVER, LOST})
-"""Nothing is left to perform. An unreleased partition is still owned and must be lost."""
+"""The phases without a further task. An unreleased partition is still owned, and the runtime reports it lost."""
 
 TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (IDLE, "begun"): ENDING,
@@ -47,7 +48,7 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
 }
 """(phase, event) -> phase.
 
-``late``: the time of the phase is over. ``lost`` is added below; the result of a task under way then changes nothing.
+``late``: the time of the phase has passed. The code below adds ``lost``, and after it every event changes nothing.
 """
 
 _PERFORMED: Final = ("ended", "late", "settled", "kept", "released", "refused")
@@ -63,8 +64,10 @@ class IllegalEvent(Exception):
 class Limits(NamedTuple):
     """The times of a drain, in seconds.
 
-    ``grace``: for cancelled handlers to end. ``settle``: at least this long for finished messages to be settled;
-    handlers that end early leave the rest of their time to it. ``last``: the same where handlers have no time limit.
+    Attributes:
+        grace: Time for cancelled handlers to end.
+        settle: Minimum time to settle finished messages. The unused time of handlers that end early is added.
+        last: Time to settle finished messages where handlers have no time limit.
     """
 
     grace: float
@@ -76,9 +79,15 @@ class Limits(NamedTuple):
 class PartitionDrain:
     """The drain of one assignment, for one use. Times are seconds of a monotonic clock.
 
-    ``until``: when the phase is late; ``NEVER`` for a phase without a time limit. ``abandoned``: the messages that the
-    last event gave up before they started. ``zombies``: the messages that still ran at the fence. ``close_prefix``: see
-    ``Ownership.drain``.
+    Attributes:
+        engine: The engine that owns the partition.
+        partition: The assignment.
+        limits: The times of the drain.
+        close_prefix: See ``Ownership.drain``.
+        phase: The phase.
+        until: Time at which the phase is late. ``NEVER`` = the phase has no time limit.
+        abandoned: The messages that the last event abandoned before their handlers started.
+        zombies: The messages whose handlers still ran at the fence.
     """
 
     engine: Ownership
@@ -109,18 +118,23 @@ class PartitionDrain:
         interrupted = self.partition.draining
         self.abandoned = self.engine.drain(self.partition, close_prefix=self.close_prefix)
         if interrupted and not self.partition.unended:
-            # An interrupted handler drained it before, and that effect was performed.
+            # An interrupted handler has drained the partition before, and the runtime has performed that effect.
             self.engine.effects.append(fx.Drained(self.partition))
 
     def hasten(self, now: float, timeout: float) -> None:
-        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored once they are cancelled."""
+        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored after their cancellation."""
         if self.phase == ENDING:
             self.until = min(self.until, now + timeout)
 
     def tell(self, event: str, now: float) -> None:
-        """Apply the result of the phase. Raises ``IllegalEvent``.
+        """Apply the result of the phase.
 
-        ``lost``, after the engine has lost the partition, may come at any time and more than once.
+        Args:
+            event: The result. ``lost``, after the engine has lost the partition, may come at any time and repeatedly.
+            now: Time now.
+
+        Raises:
+            IllegalEvent: The phase does not allow the event.
         """
         before, until = self.phase, self.until
         self._move(event)

@@ -2,36 +2,37 @@
 
 Rules
 -----
-1. A lane has at most one *execution*: its head, or in a batch the head and some successors. Its next message starts
-   after that one is finished, and a message is not finished while it is retried or dead-lettered.
-2. In flight = delivered and not settled. A message leaves the count when its settlement was sent, or when it finished
-   if the source commits. An abandoned message leaves at once, a fenced one when its handler ends. A draining partition
-   takes in no message.
-3. A result counts only while ``message.partition.live``: the object is the fence, not a number. A fenced handler keeps
-   its key, and messages of a new assignment of the same partition queue after it.
-4. A position that comes again never runs twice at once. In flight: its token is swapped. Settled: it is settled again.
-   Unknown: it is admitted in its place and counted as late. The positions of a source that commits always rise.
-5. A draining partition starts no message. Queued and stopped messages are abandoned at once; running ones may end and
-   count. When none runs, ``Drained`` is emitted once. An interrupted handler (``ABANDON``) drains its partition,
-   because its successors must not overtake it. Where the completed set cannot be handed over, finished messages above a
-   queued one would run again. The queued messages below the highest started one then run too (*prefix-closing*), until
-   ``stop_closing``.
-6. A message is settled only after its handler succeeded or its dead letter was confirmed. No commit moves past it
-   before that.
-7. A partition has one commit on its way at a time, whose floor and completed set are of one snapshot. A commit with an
-   unknown result counts as not made. At most ``max_ahead`` messages are admitted above the floor the broker confirmed.
+1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
+   lane starts after the execution is finished. A message that is retried or dead-lettered is not finished.
+2. In flight = delivered and not settled. A message leaves the count when its settlement has left. If the source
+   commits, a message leaves the count when it is finished. An abandoned message leaves at once, and a fenced message
+   when its handler ends. A draining partition admits no message.
+3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its key: messages of a
+   new assignment of the same partition queue after the handler.
+4. A position that the source delivers again never runs twice at once. If the position is in flight, its message gets
+   the new token. If the position is settled, it is settled again. An unknown position is admitted in its place and
+   counts as late. The positions of a source that commits always rise.
+5. A draining partition starts no message. Queued and stopped messages are abandoned at once. Running messages may end,
+   and their results count. The engine emits ``Drained`` once, when no message runs. An interrupted handler
+   (``ABANDON``) drains its partition, because later messages of its lane must not overtake its message.
+   *Prefix-closing*: where a source cannot hand over the completed set, finished messages above a queued message would
+   run again. The queued messages below the highest started message then run too, until ``stop_closing``.
+6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
+   an unfinished message.
+7. A partition has at most one commit on its way. Floor and completed set of a commit are of the same moment. A commit
+   with an unknown result counts as not made. At most ``max_ahead`` messages are admitted above the confirmed floor.
 
 Operation
 ---------
-``receive`` admits a run: each message is chained to the tail of its lane, or becomes a head and enters the one queue,
-``ready``. A worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the
-``finished`` list of its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as
-settlements, or enters them into the ledger and returns the due commits; ``settled`` or ``unsettled`` reports the
-result. Every outcome but an ack leaves ``finish`` at one ``if``. Time is an argument (engine seconds, monotonic), and
-chance is part of a ``Failure``.
+``receive`` admits a run. A message follows the tail of its lane, or becomes a head and enters the queue ``ready``. A
+worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the ``finished`` list of
+its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as settlements. If the
+source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or ``unsettled``
+reports the result. Every outcome but an ack leaves ``finish`` at one ``if``. Time is an argument, in monotonic
+seconds. Random numbers are part of a ``Failure``.
 
-Calls never block and must come from one thread. ``effects`` lists the other tasks of the runtime, which empties it
-after every call.
+Calls never block and must come from one thread. ``effects`` lists the other tasks of the runtime. The runtime performs
+the effects and empties the list after every call.
 """
 
 from __future__ import annotations
@@ -59,15 +60,22 @@ class Engine(Ownership):
         self.late: int = 0
         self.zombies: int = 0
         self.settled_count: int = 0
-        self.dirty = self.outbox.dirty  # the same list, for one look a message
+        self.dirty = self.outbox.dirty  # the same list: the hot path saves one attribute access a message
         self._ready = self.chains.ready  # the same queue
 
     # --- the way of a message
 
     def receive(self, partition: Partition, run: list[Message], size: int, now: float) -> None:
-        """Admit a run of consecutive messages of one partition; ``size`` is the sum of their sizes.
+        """Admit a run of consecutive messages of one partition.
 
-        Raises ``PositionFell`` if the source commits and a position does not rise.
+        Args:
+            partition: The assignment.
+            run: The messages.
+            size: Sum of the sizes of the messages, in bytes.
+            now: Time now.
+
+        Raises:
+            PositionFell: The source commits, and a position does not rise.
         """
         if not partition.live:
             return
@@ -111,9 +119,9 @@ class Engine(Ownership):
         self._admitted(admitted, size, now)
 
     def progressed(self, partition: Partition, position: int, now: float) -> None:
-        """Note that the source has read up to ``position`` and delivers no further message below it.
+        """Record that the source has read up to ``position``, and delivers no further message below ``position``.
 
-        Ignored for a partition that drains or is over, and for a source that does not commit.
+        Ignored for a partition that drains or is fenced, and for a source that does not commit.
         """
         if partition.live and not partition.draining:
             self.committer.progressed(partition, position, now)
@@ -128,9 +136,9 @@ class Engine(Ownership):
         return message
 
     def take_batch(self, limit: int) -> list[Message]:
-        """Take up to ``limit`` messages for one call of a handler, which counts as one of ``concurrency``.
+        """Take up to ``limit`` messages for one call of a handler. The call counts as one of ``concurrency``.
 
-        They are heads of different lanes, each followed by its successors.
+        The batch has heads of different lanes, each with its successors after it.
         """
         batch: list[Message] = []
         if self.running_handlers >= self.concurrency:
@@ -145,7 +153,7 @@ class Engine(Ownership):
         return batch
 
     def available(self, limit: int) -> int:
-        """The number of messages that ``take_batch`` would take now, at most ``limit``."""
+        """Return the number of messages that ``take_batch`` would take now, at most ``limit``."""
         count = 0
         for head in self._ready:
             message: Message | None = head
@@ -157,7 +165,7 @@ class Engine(Ownership):
         return count
 
     def finish(self, message: Message, outcome: Outcome, now: float) -> None:
-        """Apply the outcome of a taken message. Raises ``IllegalTransition`` when it was not running."""
+        """Apply the outcome of a taken message. ``IllegalTransition`` for a message that does not run."""
         if message.state != RUNNING:
             raise illegal(message, "finish")
         partition = message.partition
@@ -180,9 +188,17 @@ class Engine(Ownership):
     def finish_batch(self, batch: Sequence[Message], outcomes: Sequence[Outcome], now: float) -> None:
         """Apply the outcomes of a taken batch, one for each message.
 
-        After the first outcome of a lane that is no ack, later outcomes of the lane do not count: those messages run
-        again. Raises ``IllegalTransition`` when a message was not running, and ``ValueError`` for a wrong number of
-        outcomes.
+        After the first outcome of a lane that is no ack, later outcomes of the lane do not count. The messages of those
+        outcomes run again.
+
+        Args:
+            batch: The messages.
+            outcomes: The outcomes, in the order of the messages.
+            now: Time now.
+
+        Raises:
+            IllegalTransition: A message does not run.
+            ValueError: The number of outcomes is wrong.
         """
         if (stray := next((m for m in batch if m.state != RUNNING), None)) is not None:
             raise illegal(stray, "finish")
@@ -191,10 +207,10 @@ class Engine(Ownership):
         self.running_handlers -= bool(batch)
         for message, outcome in zip(batch, outcomes, strict=True):
             if message.state != RUNNING:
-                continue  # It was returned to its lane by an earlier outcome.
+                continue  # An earlier outcome has returned this message to its lane.
             partition, following = message.partition, message.next
             if following is None or following.state != RUNNING:
-                self.running_handlers += 1  # ``finish`` counts one handler off, and the batch already was
+                self.running_handlers += 1  # ``finish`` subtracts a handler that is subtracted already.
                 self.finish(message, outcome, now)
                 continue
             while outcome is not ACK and partition.live and following is not None and following.state == RUNNING:
@@ -253,18 +269,21 @@ class Engine(Ownership):
             stopped.stop(message, follows, failure)
             self.effects.append(fx.DeadLetterDue(message, failure, follows))
         else:
-            # Under ``exit`` too: its successors must not start before the drain abandons them.
+            # Under ``exit`` too: later messages of the lane must not start before the drain abandons them.
             stopped.stop(message, "block", failure)
             self.halted |= follows == "halt"
             effect = fx.Halted if follows == "halt" else fx.Blocked
             self.effects.append(effect(message, failure, follows))
 
     def kept(self, message: Message) -> None:
-        """The store has the failed attempt, so the hold may end. Idempotent; ignored for a message that is not held."""
+        """Record that the store has the failed attempt of a message, so that its hold may end.
+
+        Idempotent; ignored for a message that is not held.
+        """
         self.stopped.kept(message)
 
     def dead_lettered(self, message: Message) -> None:
-        """Note that the dead letter of a message is confirmed. Ignored for an abandoned message."""
+        """Record that the dead letter of a message is confirmed. Ignored for an abandoned message."""
         if message.state == ABANDONED:
             return
         blocked = message.state == DEAD_LETTERING_BLOCKED
@@ -276,41 +295,41 @@ class Engine(Ownership):
         self._finished(message)
 
     def unblock(self, key: bytes | None) -> int:
-        """Give the blocked heads of a key one more attempt; returns their number."""
+        """Give the blocked heads of a key one more attempt, and return their number."""
         heads = self.stopped.unblock(key)
         self._ready.extend(heads)
         return len(heads)
 
     def park(self, key: bytes | None) -> int:
-        """Send the blocked and held heads of a key to the dead letters; returns their number."""
+        """Send the blocked and held heads of a key to the dead letters, and return their number."""
         parked = self.stopped.park(key)
         self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "dead_letter") for lane in parked]
         return len(parked)
 
     def _finished(self, message: Message) -> None:
-        """Finish a head on the slow path: it is settled, and its successor is next."""
+        """Finish a head on the slow path: queue its settlement and its successor."""
         self.outbox.finished(message)
         self.chains.free(message)
 
     # --- time and budgets
 
     def due(self, now: float) -> None:
-        """Make lanes ready whose hold has ended; pause the clients when a bound lasts."""
+        """Make each lane ready whose hold has ended, and pause the clients when a bound has lasted."""
         self._ready.extend(self.stopped.due(now))
         if self.flow.due(now):
             self.effects.append(fx.PauseDue())
 
     def next_due(self) -> float:
-        """When to call ``due`` next; ``NEVER`` while nothing waits for a time."""
+        """Return the time at which to call ``due`` next. ``NEVER`` = no lane or bound waits for a time."""
         return min(self.stopped.next_due(), self.flow.pause_at)
 
     def pause(self, *, paused: bool) -> bool:
-        """Stop or restart taking messages; returns whether that changed. It outlives assignments."""
+        """Pause or resume the consumer, and return whether the call changed its state. A pause outlives assignments."""
         before, self.flow.paused = self.flow.paused, paused
         return before != paused
 
     def room(self) -> Room:
-        """The bounds of the next delivery, and the partitions to pause."""
+        """Return the bounds of the next delivery, and the partitions to pause."""
         room = self.flow.room()
         if self.flow.paused or self.flow.pausing:
             return room._replace(paused=frozenset(self.partitions.values()))
@@ -323,7 +342,7 @@ class Engine(Ownership):
     # --- redelivery
 
     def _redelivered(self, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
-        """Handle a position that is not above the highest delivered one; True when it was admitted."""
+        """Handle a position that is not above the highest delivered position. Return whether it was admitted."""
         known = ledger.unsettled.get(message.position)
         if known is not None:
             known.token = message.token
@@ -344,7 +363,7 @@ class Engine(Ownership):
         return True
 
     def _receive_draining(self, partition: Partition, ledger: AckLedger, run: list[Message]) -> None:
-        """Handle only known positions while draining: in flight, or settled and to be settled again."""
+        """Handle known positions only, in flight or settled: a draining partition admits no message."""
         for message in run:
             if message.position in ledger.unsettled or ledger.is_settled(message.position):
                 self._redelivered(partition, ledger, message, 0.0)
@@ -352,10 +371,17 @@ class Engine(Ownership):
     # --- settling
 
     def collect(self, now: float, *, everything: bool = False) -> list[Settlement]:
-        """Collect the settlements to send now, one a partition. ``everything``: also commits that are not due yet.
+        """Collect the settlements to send now, at most one for each partition.
 
-        Each must come back to ``settled`` or ``unsettled``. Until then its messages stay in flight, and its partition
-        has no other commit.
+        The caller must pass each settlement to ``settled`` or ``unsettled``. Until then its messages stay in flight,
+        and its partition has no other commit.
+
+        Args:
+            now: Time now.
+            everything: Whether to collect commits that are not due yet too.
+
+        Returns:
+            The settlements.
         """
         settlements = self.outbox.collect()
         if not self.committer.partitions:
@@ -371,22 +397,22 @@ class Engine(Ownership):
         return sent + self.committer.due(now, everything=everything)
 
     def commit_at(self) -> float:
-        """When ``collect`` has the next commit; ``NEVER`` while there is nothing to commit."""
+        """Return the time at which the next commit is due. ``NEVER`` = no change waits for a commit."""
         return self.committer.next_at()
 
     def settled(self, settlements: list[Settlement]) -> None:
-        """Note settlements that were sent, and commits that were confirmed."""
+        """Record settlements that have left, and commits that the broker has confirmed."""
         for settlement in settlements:
             if settlement.floor is not None:
                 self._released(*self.committer.confirmed(settlement))
                 continue
-            # A partition released meanwhile has an empty ledger, so nothing is counted twice.
+            # A partition that was released meanwhile has an empty ledger, so no message is counted twice.
             count, size = settlement.partition.ledger.settle(settlement.messages)
             self.settled_count += count
             self._released(count, size)
 
     def unsettled(self, settlements: list[Settlement], *, again_at: float = 0.0) -> None:
-        """Collect settlements again that may not have been sent, commits at ``again_at`` or later."""
+        """Queue settlements again that may not have left; commits are due at ``again_at`` or later."""
         for settlement in settlements:
             if not self.owns(settlement.partition):
                 continue
@@ -399,19 +425,19 @@ class Engine(Ownership):
 
     @property
     def ready(self) -> int:
-        """The number of lanes whose head could start now."""
+        """Number of lanes whose head could start now."""
         return len(self._ready)
 
     def stopped_lanes(self) -> list[StoppedLane]:
-        """The lanes whose head is held, blocked or on its way to the dead letters."""
+        """Return the lanes whose head is held, blocked or on its way to the dead letters."""
         return list(self.stopped.by_head.values())
 
     def in_flight_since(self, time: float) -> list[Message]:
-        """The messages in flight of owned partitions that were delivered at or before ``time``."""
+        """Return the messages in flight that were delivered at or before ``time``."""
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:
-        """The unfinished message that was delivered first."""
+        """Return the unfinished message that was delivered first."""
         each = (partition.ledger.oldest() for partition in self.partitions.values())
         return min((m for m in each if m is not None), key=lambda message: message.received, default=None)
 

@@ -1,9 +1,9 @@
 """The budgets of messages and bytes in flight, with a high and a low water mark.
 
-*In flight* means delivered and not settled. Taking stops at the high mark, which is the bound. It starts again when
-both budgets are at or below their low marks, so a crossing costs two transitions, however fast messages come and go.
-The low mark of bytes is half the bound. The low mark of messages is halfway between ``concurrency`` and the bound: with
-fewer than ``concurrency`` in flight, some handlers would have nothing to do.
+*In flight* means delivered and not settled. The engine stops taking messages at the high mark, which is the bound. The
+engine takes messages again when both budgets are at or below their low marks. It therefore does not switch at every
+message. The low mark of bytes is half the bound. The low mark of messages is halfway between ``concurrency`` and the
+bound: with fewer than ``concurrency`` messages in flight, some handlers would be idle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from lanes.core.types import NEVER, Room
 
 PAUSE_AFTER: Final = 1.0
-"""Seconds at a bound until the clients are paused: a pause costs more than a short wait."""
+"""Seconds at a bound after which the clients are paused. A pause costs more than a short wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class Flow:
         self.low = (self.max_in_flight + concurrency) // 2
 
     def admit(self, count: int, size: int, now: float) -> bool:
-        """Add messages; True when that crossed the high mark."""
+        """Add messages, and return whether they crossed the high mark."""
         self.in_flight += count
         self.bytes += size
         if self.in_flight > self.peak:
@@ -67,7 +67,7 @@ class Flow:
         return False
 
     def release(self, count: int, size: int) -> bool:
-        """Remove messages; True when that crossed the low mark."""
+        """Remove messages, and return whether the budgets crossed the low mark."""
         self.in_flight -= count
         self.bytes -= size
         if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:
@@ -78,7 +78,7 @@ class Flow:
         return False
 
     def due(self, now: float) -> bool:
-        """Start pausing the clients; True when that is due now."""
+        """Start pausing the clients if a bound has lasted, and return whether the pause starts now."""
         if self.pause_at > now:
             return False
         self.pause_at = NEVER
@@ -86,7 +86,7 @@ class Flow:
         return True
 
     def room(self) -> Room:
-        """The bounds of the next delivery; 0 while not taking."""
+        """Return the bounds of the next delivery. Both are 0 while the engine takes no messages."""
         if self.paused or not self.taking:
             return Room(0, 0)
         return Room(self.max_in_flight - self.in_flight, self.max_bytes - self.bytes)

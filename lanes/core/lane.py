@@ -1,12 +1,12 @@
 """A lane: the messages of one key, in order, with at most one of them running.
 
-A live lane is a *chain* without an object of its own. ``Partition.tails[key]`` is its last message, ``Message.next``
-links to the next one, and its head is queued in the engine or runs. A lane has a ``StoppedLane`` only while its head is
-held for a retry, blocked or on its way to the dead letters.
+A live lane is a *chain* without an object of its own. ``Partition.tails[key]`` is the last message of the lane,
+``Message.next`` is the successor of a message, and the head is queued in the engine or runs. A lane has a
+``StoppedLane`` only while its head is held for a retry, blocked or on its way to the dead letters.
 
-The state of a lane is the state of its head. ``TRANSITIONS`` is the whole machine: any other pair raises
-``IllegalTransition``. The engine writes the transitions of the hot path, ``start`` and ``ack``, in line; all others go
-through ``step``.
+The state of a lane is the state of its head. ``TRANSITIONS`` lists every allowed pair of state and event. Any other
+pair raises ``IllegalTransition``. The engine itself makes the transitions of the hot path, ``start`` and ``ack``.
+``step`` makes all others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 from lanes.core.types import NEVER, Failure, Message
 
-# Plain ints, not an Enum: the engine compares one of them for every message.
+# Plain ints, because the engine compares a state for every message, and members of an Enum compare more slowly.
 NEW: Final = 0
 QUEUED: Final = 1
 RUNNING: Final = 2
@@ -70,21 +70,24 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
 }
 """(state, event) -> state.
 
-``admit`` and ``settle`` happen to whole runs, ``start`` and ``ack`` in line. ``return`` happens to the later messages
-of a lane in a batch when an earlier one was not acknowledged.
+The engine makes ``admit`` and ``settle`` for whole runs, without ``step``. ``return`` happens to the later messages
+of a lane in a batch when an earlier message of the lane was not acknowledged.
 """
 
 
 class IllegalTransition(Exception):
-    """The state of a lane does not allow an event: a bug of ``lanes`` or of a source, never of a handler."""
+    """The state of a lane does not allow an event. This is a bug of ``lanes`` or of a source, never of a handler."""
 
 
 @dataclass(slots=True, eq=False)
 class StoppedLane:
     """A lane whose head is held, blocked or on its way to the dead letters.
 
-    ``failure`` is the reason, and ``until`` (engine seconds) the end of a hold. ``kept``: the failure is in the store
-    of attempts, or there is no store. A hold never ends before that.
+    Attributes:
+        head: The first message of the lane.
+        failure: The last failure of the head.
+        until: End of a hold, in seconds of the engine's clock.
+        kept: Whether the store of attempts has the failure, or no store is used. A hold does not end before.
     """
 
     head: Message
@@ -97,7 +100,7 @@ class StoppedLane:
 
 
 def step(message: Message, event: str) -> None:
-    """Apply an event to a message, or raise ``IllegalTransition`` with lane, state and event."""
+    """Apply an event to a message. ``IllegalTransition`` if its state does not allow the event."""
     following = TRANSITIONS.get((message.state, event))
     if following is None:
         raise illegal(message, event)
@@ -113,7 +116,14 @@ def illegal(message: Message, event: str) -> IllegalTransition:
 
 
 class StoppedLanes:
-    """The stopped lanes of one engine by their heads. ``keeps``: no hold ends before ``kept`` is called for it."""
+    """The stopped lanes of one engine.
+
+    Args:
+        keeps: Whether a hold ends only after ``kept`` was called for its head.
+
+    Attributes:
+        by_head: The lanes by their heads.
+    """
 
     __slots__ = ("_heap", "_keeps", "_order", "by_head")
 
@@ -131,7 +141,7 @@ class StoppedLanes:
             self._push(until, message)
 
     def kept(self, message: Message) -> None:
-        """The store has the failed attempt, so the hold may end. Idempotent; ignored for a message that is not held."""
+        """Let the hold of a message end at its time. Idempotent; ignored for a message that is not held."""
         lane = self.by_head.get(message)
         if lane is not None and not lane.kept and message.state == HELD:
             lane.kept = True
@@ -143,17 +153,23 @@ class StoppedLanes:
         heappush(self._heap, (until, self._order, message))
 
     def stop(self, message: Message, event: str, failure: Failure) -> None:
-        """Stop a head without a time limit. ``event``: ``block``, ``dead_letter`` or ``dead_letter_and_block``."""
+        """Stop a head without a time limit.
+
+        Args:
+            message: The head.
+            event: ``block``, ``dead_letter`` or ``dead_letter_and_block``.
+            failure: The last failure of the head.
+        """
         step(message, event)
         self.by_head[message] = StoppedLane(message, failure, 0.0)
 
     def due(self, now: float) -> list[Message]:
-        """Take out the heads whose hold has ended; each begins its next attempt."""
+        """Take out the heads whose hold has ended, and begin the next attempt of each."""
         heap = self._heap
         over = []
         while heap and heap[0][0] <= now:
             message = heappop(heap)[2]
-            # An abandoned or parked head stays in the heap until its time; only its state tells.
+            # An abandoned or parked head stays in the heap until its time, and is ignored by its state.
             if message.state == HELD:
                 step(message, "due")
                 del self.by_head[message]
@@ -162,14 +178,14 @@ class StoppedLanes:
         return over
 
     def next_due(self) -> float:
-        """When to call ``due`` next; ``NEVER`` while no lane is held."""
+        """Return the time at which the next hold ends. ``NEVER`` = no lane is held."""
         heap = self._heap
         while heap and heap[0][2].state != HELD:
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
     def unblock(self, key: bytes | None) -> list[Message]:
-        """Take out the blocked heads of a key; each begins one more attempt."""
+        """Take out the blocked heads of a key, and begin one more attempt of each."""
         over = [m for m in self.by_head if m.key == key and m.state == BLOCKED]
         for message in over:
             step(message, "unblock")
@@ -178,14 +194,14 @@ class StoppedLanes:
         return over
 
     def park(self, key: bytes | None) -> list[StoppedLane]:
-        """Send the blocked and held heads of a key to the dead letters; returns their lanes."""
+        """Send the blocked and held heads of a key to the dead letters, and return their lanes."""
         parked = [lane for m, lane in self.by_head.items() if m.key == key and m.state in (BLOCKED, HELD)]
         for lane in parked:
             step(lane.head, "park")
         return parked
 
     def count(self, state: int) -> int:
-        """The number of heads in this state."""
+        """Return the number of heads in a state."""
         return sum(1 for message in self.by_head if message.state == state)
 
     def __repr__(self) -> str:

@@ -1,17 +1,17 @@
 """The record of one assignment: which messages are in flight, and which are settled.
 
-``AckLedger`` serves sources that settle each message by itself. It answers one question about a position that comes
-again: is it in flight, was it settled, or is it unknown? Messages in flight are a dict by position. Settled positions
-are sorted runs, so a long stretch of finished work costs two numbers. Beyond ``RUNS_LIMIT`` runs the lowest are
-forgotten, and a forgotten position that comes again is handled again (at least once, never lost). A source that never
-redelivers a settled position turns this memory off: on a sparse partition every settled position would be a run.
+``AckLedger`` serves sources that settle each message by itself. For a redelivered position it answers whether the
+position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted runs,
+so a long stretch of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the lowest runs.
+A forgotten position that is redelivered is handled again: at least once, never lost. For a source that never redelivers
+a settled position, the ledger keeps no settled positions: on a sparse partition each would be a run of its own.
 
-``OffsetLedger`` serves sources that commit one position for everything below it. Entries are by *ordinal*, the number
-of the delivery, with the offsets beside them: gaps in the offsets, from compaction or transaction markers, cost
-nothing. One byte a message says whether it is unfinished. The floor is therefore one scan of bytes for the first 1,
-remembered and trimmed: O(1) amortised.
+``OffsetLedger`` serves sources that commit one position for all messages below it. The entry of a message is at its
+*ordinal*, the number of its delivery, so gaps in the offsets cost nothing. Compaction and transaction markers leave
+such gaps. One byte for each message marks unfinished messages. The floor is at the first marked byte. The ledger stores
+the place of that byte and trims the bytes below it, so the floor costs O(1) amortised.
 
-A third ledger, ``lanes.core.cohort.ledger``, keeps what the next owner of a cohort partition has to handle.
+A third ledger, ``lanes.core.cohort.ledger``, stores the messages that the next owner of a cohort partition must handle.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from lanes.core.lane import FINISHED, SETTLED
 from lanes.core.types import Message, Runs
 
 RUNS_LIMIT: Final = 65_536
-"""Runs of settled positions that one partition remembers: at most 9 MB, and 5 MB of positions not entered yet."""
+"""Maximum number of runs of settled positions for one partition. They take at most 9 MB."""
 
 
 LOOSE_LIMIT: Final = 65_536
-"""Settled positions that wait to enter the runs together, because each one alone would cost a search."""
+"""Maximum number of settled positions that wait to enter the runs together. They take at most 5 MB.
+
+Entering each position by itself would cost a search for each.
+"""
 
 _NEVER: Final = -1
 
@@ -37,8 +40,12 @@ _NEVER: Final = -1
 class AckLedger:
     """The ledger of an assignment whose source settles each message by itself.
 
-    ``unsettled``: position -> message, for every message delivered and not settled, in order of delivery. ``highest``:
-    the highest position delivered so far, -1 before the first. ``knows_settled``: settled positions are remembered.
+    Args:
+        knows_settled: Whether the ledger stores settled positions.
+
+    Attributes:
+        unsettled: The messages delivered and not settled, by position, in order of delivery.
+        highest: Highest position delivered so far; -1 before the first delivery.
     """
 
     __slots__ = ("_ends", "_knows_settled", "_loose", "_loose_limit", "_runs_limit", "_starts", "highest", "unsettled")
@@ -54,14 +61,14 @@ class AckLedger:
         self._knows_settled = knows_settled
 
     def is_settled(self, position: int) -> bool:
-        """Whether the position was settled in this assignment and is still remembered."""
+        """Return whether the position was settled in this assignment and is not forgotten."""
         if position in self._loose:
             return True
         run = bisect_right(self._starts, position) - 1
         return run >= 0 and position < self._ends[run]
 
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
-        """Move messages to the settled runs; returns their count and their bytes.
+        """Move messages to the settled runs, and return their number and bytes.
 
         Idempotent: a message that is no longer in flight, or was replaced at its position, is skipped.
         """
@@ -83,7 +90,7 @@ class AckLedger:
             return count, size
         positions.sort()
         if count and positions[-1] - positions[0] == count - 1:
-            # The usual case: different positions without a gap are one run.
+            # The usual case: positions without a gap are one run.
             self._add(positions[0], positions[-1] + 1)
             return count, size
         self._loose.update(positions)
@@ -92,13 +99,13 @@ class AckLedger:
         return count, size
 
     def _tidy(self) -> None:
-        """Enter the loose positions into the runs, in one pass over both."""
+        """Enter the waiting positions into the runs, in one pass over both."""
         loose = sorted(self._loose)
         if not loose:
             return
         self._loose.clear()
         starts, ends = self._starts, self._ends
-        # The last run below all of them may touch the lowest one.
+        # The last run below the positions may touch the lowest position.
         first = max(0, bisect_right(starts, loose[0]) - 1)
         above = deque(zip(starts[first:], ends[first:], strict=True))
         del starts[first:], ends[first:]
@@ -124,31 +131,31 @@ class AckLedger:
             self._ends.append(end)
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message, which the broker redelivers later."""
+        """Forget an unfinished message. The broker redelivers it later."""
         del self.unsettled[message.position]
 
     def in_flight(self) -> list[Message]:
-        """The messages in flight, finished ones included, in order of delivery."""
+        """Return the messages in flight, and finished messages too, in order of delivery."""
         return list(self.unsettled.values())
 
     def unfinished(self) -> list[Message]:
-        """The messages in flight that are not finished."""
+        """Return the messages in flight that are not finished."""
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """The unfinished message that was delivered first. O(unsettled)."""
+        """Return the unfinished message that was delivered first. O(unsettled)."""
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
-        """The number of deliveries that are not settled."""
+        """Return the number of deliveries that are not settled."""
         return len(self.unsettled)
 
     def floor(self) -> int:
-        """The next position to read: every delivery below it is settled. O(unsettled), for the status only."""
+        """Return the position below which every delivery is settled. O(unsettled), for the status only."""
         return min(self.unsettled) if self.unsettled else self.highest + 1
 
     def _add(self, start: int, end: int) -> None:
-        """Add start…end-1. No run has any of them yet, because each was unsettled until now."""
+        """Add the run start … end-1 of positions that were unsettled until now."""
         starts, ends = self._starts, self._ends
         above = bisect_right(starts, start)
         joins_below = above > 0 and ends[above - 1] == start
@@ -164,7 +171,7 @@ class AckLedger:
             starts.insert(above, start)
             ends.insert(above, end)
             if len(starts) > self._runs_limit:
-                # An eighth at a time: forgetting costs O(1) amortised.
+                # An eighth of the runs is forgotten at a time, so forgetting costs O(1) amortised.
                 forget = max(1, self._runs_limit // 8)
                 del starts[:forget], ends[:forget]
 
@@ -175,19 +182,23 @@ class AckLedger:
 
 
 _TRIM: Final = 1_024
-"""Minimum number of entries below the floor to trim at once: trimming costs O(1) amortised."""
+"""Minimum number of entries below the floor that are trimmed at once, so that trimming costs O(1) amortised."""
 
 
 class PositionFell(ValueError):
-    """A source that commits delivered a position that is not above the previous one."""
+    """A source that commits delivered a position that is not above the position before."""
 
 
 class OffsetLedger:
     """The ledger of an assignment whose source commits one position.
 
-    ``completed``: runs that a former owner finished above ``floor``; a message of them is finished on arrival.
-    ``highest``: the highest offset admitted, ``floor`` - 1 before the first. ``waiting``: the messages delivered after
-    it and not admitted yet.
+    Args:
+        floor: The first offset that the source reads.
+        completed: Runs of offsets above ``floor`` that a former owner finished. Their messages are finished on arrival.
+
+    Attributes:
+        highest: Highest offset admitted; ``floor`` - 1 before the first message.
+        waiting: The messages delivered and not admitted yet, all above ``highest``.
     """
 
     __slots__ = (
@@ -218,9 +229,14 @@ class OffsetLedger:
         self._first: int = 0  # no entry before this one is unfinished
 
     def deliver(self, run: list[Message], now: float) -> None:
-        """Number the messages of a run and note their time; ``admit`` enters them, at once or later.
+        """Number the messages of a run and set their time. ``admit`` enters the messages, at once or later.
 
-        Raises ``PositionFell`` for an offset that does not rise, and leaves the ledger unchanged.
+        Args:
+            run: The messages.
+            now: Time now.
+
+        Raises:
+            PositionFell: An offset does not rise. The ledger is then unchanged.
         """
         delivered = self._delivered
         ordinal = self._base + len(self._open) + len(self.waiting)
@@ -237,7 +253,7 @@ class OffsetLedger:
         self._delivered = delivered
 
     def admit(self, run: list[Message]) -> list[Message]:
-        """Enter messages in order of delivery; returns those that a former owner finished, which must not run."""
+        """Enter messages in order of delivery, and return the messages that a former owner finished."""
         if run:
             self.highest = run[-1].position
             self._open.extend(b"\x01" * len(run))
@@ -263,7 +279,7 @@ class OffsetLedger:
         return found
 
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
-        """Mark messages in flight as finished; returns their count and their bytes."""
+        """Mark messages in flight as finished, and return their number and bytes."""
         opened, entries, base = self._open, self._messages, self._base
         count = size = 0
         for message in messages:
@@ -276,7 +292,7 @@ class OffsetLedger:
         return count, size
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message. The floor stays below it, and the broker redelivers it later."""
+        """Forget an unfinished message. The floor stays below the message, and the broker redelivers it later."""
         self._messages[message.ordinal - self._base] = None
 
     def drop_waiting(self) -> list[Message]:
@@ -288,12 +304,12 @@ class OffsetLedger:
         return waiting
 
     def progressed(self, offset: int) -> None:
-        """Note that the source has read up to ``offset``: every message below it was delivered or never will be."""
+        """Record that the source has read up to ``offset``, and delivers no further message below ``offset``."""
         self._trailing = max(self._trailing, offset)
         self._delivered = max(self._delivered, offset - 1)
 
     def floor(self) -> int:
-        """The next offset to read: every offset below it is finished or never existed. Never falls."""
+        """Return the next offset to read. Every message below it is finished or never existed. Never falls."""
         first = self._open.find(1, self._first)
         if first < 0:
             first = len(self._open)
@@ -308,9 +324,9 @@ class OffsetLedger:
         return self._floor
 
     def peek(self) -> int:
-        """The result that ``floor()`` would have; changes nothing.
+        """Return the result of ``floor()`` without a change of the ledger.
 
-        For other threads: raises ``IndexError`` while the ledger's own thread trims.
+        Other threads may call it. It raises ``IndexError`` while the ledger's own thread trims.
         """
         first = self._open.find(1, self._first)
         if first < 0:
@@ -328,9 +344,9 @@ class OffsetLedger:
         return self._base + len(self._open)
 
     def completed(self) -> Runs:
-        """The finished runs above the floor, of the same snapshot as the last ``floor()``.
+        """Return the finished runs above the floor, of the same moment as the last ``floor()``.
 
-        A run spans the gaps between its deliveries, where no message exists.
+        A run covers the gaps between its deliveries. No message exists in a gap.
         """
         opened, offsets = self._open, self._offsets
         runs: Runs = []
@@ -340,29 +356,29 @@ class OffsetLedger:
             if end < 0:
                 end = len(opened)
             runs.append((offsets[start], offsets[end - 1] + 1))
-        # The source may have read beyond its deliveries, but the waiting ones are not admitted.
+        # The source may have read beyond its deliveries. Waiting messages are not admitted.
         above = max(self.highest + 1, self._floor, -1 if self.waiting else self._trailing)
         runs += [(max(start, above), end) for start, end in self._seeded if end > above]
         return runs
 
     def in_flight(self) -> list[Message]:
-        """The messages in flight, in order of delivery, until ``settle`` enters them. O(delivered above the floor)."""
+        """Return the messages in flight, in order of delivery. O(delivered above the floor)."""
         return [message for message in self._messages[self._first :] if message is not None]
 
     def unfinished(self) -> list[Message]:
-        """The messages in flight that are not finished. O(delivered above the floor)."""
+        """Return the messages in flight that are not finished. O(delivered above the floor)."""
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """The unfinished message that was delivered first. O(delivered above the floor)."""
+        """Return the unfinished message that was delivered first. O(delivered above the floor)."""
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
-        """The number of deliveries above the floor that are not finished. O(delivered above the floor)."""
+        """Return the number of unfinished deliveries above the floor. O(delivered above the floor)."""
         return self._open.count(1, self._first)
 
     def last_finished(self) -> int:
-        """The highest finished offset; below the floor if no offset above it is finished."""
+        """Return the highest finished offset. It is below the floor if no message above the floor is finished."""
         index = self._open.rfind(0)
         return self._offsets[index] if index >= 0 else self._floor - 1
 

@@ -1,29 +1,30 @@
 """The completed set above the floor as a short text for the metadata of a commit.
 
-The next owner of a partition reads it and does not repeat finished work. It is an optimisation: without it, or with a
-part of it, finished work is repeated and no message is lost. An encoder may therefore drop completions, the highest
-first, and a decoder ignores a text that it doubts.
+The next owner of a partition reads the text and does not repeat finished messages. The text is an optimisation. Without
+it, or with a part of it, finished messages are repeated and no message is lost. An encoder may therefore drop completed
+offsets, the highest first. A decoder ignores an invalid text.
 
-**The limit.** Kafka calls it ``offset.metadata.max.bytes`` (4,096). Its broker counts UTF-16 code units, not bytes, and
-the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit, although its
-UTF-8 may have three bytes (12,285 in all). Each of the 32,768 characters U+3400 … U+B3FF carries 15 bits, and they
-include no surrogate and no control character. That is 2.5 times the capacity of base64.
+**The limit** is Kafka's setting ``offset.metadata.max.bytes`` (4,096). A Kafka broker counts UTF-16 code units, not
+bytes, and the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit,
+although its UTF-8 may have three bytes (12,285 bytes in all). Each of the 32,768 characters U+3400 … U+B3FF carries 15
+bits, and none of them is a surrogate or a control character. 15 bits are 2.5 times the capacity of base64.
 
-**The format**, before it is cut into characters of 15 bits, highest bit first, with zero bits at the end:
+**The format** is a sequence of bytes. The encoder cuts the bytes into characters of 15 bits, highest bit first, with
+zero bits at the end:
 
 | bytes | field | value |
 |---|---|---|
 | 2 | magic | ``Lm`` |
 | 1 | version | 1 |
-| 1 | form | 0 = list of runs, 1 = bitmap; the smaller one, the list if both are equal |
+| 1 | form | 0 = list of runs, 1 = bitmap. The encoder uses the smaller form, and the list if both are equal |
 | 2 | size | of the whole map in bytes, little-endian |
 | 8 | base | the floor, little-endian |
 | … | set | see below |
 | 4 | check | CRC-32 of the bytes before it, little-endian |
 
-A list has two numbers a run, as LEB128. The first is the distance from the end of the run below, less one; for the
-lowest run, the distance from the floor. The second is the length, less one. In a bitmap, offset base + n is bit n % 8
-of byte n // 8, and the last byte is not zero. A set therefore has exactly one text.
+A list has two LEB128 numbers for each run. The first number is the distance from the end of the run below, less one.
+For the lowest run it is the distance from the floor. The second number is the length of the run, less one. In a bitmap,
+offset base + n is bit n % 8 of byte n // 8, and the last byte is not zero. A set therefore has exactly one text.
 
 Runs may cover offsets without a message (compaction, transaction markers).
 """
@@ -35,10 +36,10 @@ from typing import Final
 from zlib import crc32
 
 LIMIT: Final = 4_095
-"""Number of UTF-16 units that a broker with default settings accepts besides the client's NUL."""
+"""Number of UTF-16 units that a broker with default settings accepts, without the NUL of the client."""
 
 OFFSETS_END: Final = 1 << 64
-"""Every offset is below it."""
+"""The first number that is no offset."""
 
 _MAGIC: Final = b"Lm\x01"
 _LIST: Final = 0
@@ -59,7 +60,7 @@ _VARINT_BYTES: Final = 10
 
 
 def encode(floor: int, completed: Sequence[tuple[int, int]], limit: int = LIMIT) -> str:
-    """Encode the completed set. Any set that spans up to 61,280 offsets fits into 4,095 characters. O(runs).
+    """Encode the completed set. A set that spans up to 61,280 offsets fits into 4,095 characters. O(runs).
 
     Args:
         floor: The committed offset.
@@ -93,12 +94,12 @@ def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | Non
     Args:
         text: Metadata of a commit.
         floor: The committed offset.
-        max_ahead: The bound on offsets above the floor, gaps included. The end of the log less the floor never refuses
-            a valid map.
+        max_ahead: Bound on the distance from the floor to an offset, gaps included. With the distance from the floor to
+            the end of the log, no valid text is refused.
 
     Returns:
-        Rising runs that do not touch; [] for "". ``None`` for foreign metadata, another version, a damaged text, a map
-        of another floor or beyond ``floor + max_ahead``, and a text that ``encode`` writes in another way.
+        Rising runs that do not touch; [] for "". ``None`` = the text is foreign, damaged, of another version or of
+        another floor, reaches beyond ``floor + max_ahead``, or differs from the text that ``encode`` returns.
     """
     if not text:
         return []
@@ -115,7 +116,7 @@ def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | Non
 
 
 def _joined(floor: int, completed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The runs, with runs that touch joined."""
+    """Join runs that touch."""
     if not 0 <= floor < OFFSETS_END:
         raise ValueError(f"floor={floor}: an offset is in 0 … 2**64-1; use a floor in that range")
     runs: list[tuple[int, int]] = []
@@ -135,16 +136,16 @@ def _joined(floor: int, completed: Sequence[tuple[int, int]]) -> list[tuple[int,
 
 
 def _fitting(floor: int, runs: list[tuple[int, int]], room: int) -> list[tuple[int, int]]:
-    """The longest lower part of the runs that fits into ``room`` bytes in one of the forms."""
+    """Return the longest lower part of the runs that fits into ``room`` bytes in one of the forms."""
     if not runs or _bitmap_size(floor, runs) <= room:
         return runs
-    # Both forms hold a lower part, so the one that reaches further holds more.
+    # Both forms hold a lower part of the set, so the form that reaches further holds more.
     end = max(floor + 8 * room, _end_of_list(floor, runs, room))
     return [(start, min(stop, end)) for start, stop in runs if start < end]
 
 
 def _end_of_list(floor: int, runs: list[tuple[int, int]], room: int) -> int:
-    """The offset up to which ``room`` bytes can list the runs; the last run may be cut."""
+    """Return the offset up to which ``room`` bytes can list the runs. The last run may be cut."""
     last = floor
     for start, end in runs:
         room -= _varint_size(_distance(floor, last, start))
@@ -159,7 +160,7 @@ def _end_of_list(floor: int, runs: list[tuple[int, int]], room: int) -> int:
 
 
 def _distance(floor: int, last: int, start: int) -> int:
-    """The listed distance of a run at ``start`` after ``last``; only the first run may begin at the floor."""
+    """Return the listed distance of a run at ``start`` after ``last``. Only the first run may begin at the floor."""
     return start - last - (last > floor)
 
 
@@ -168,7 +169,7 @@ def _varint_size(number: int) -> int:
 
 
 def _smaller(floor: int, runs: list[tuple[int, int]]) -> tuple[int, bytes]:
-    """The smaller form, and the set in it."""
+    """Return the smaller form, and the set in that form."""
     size = _bitmap_size(floor, runs)
     # A listed run takes two bytes or more, so a smaller bitmap needs no comparison.
     if size >= 2 * len(runs):
@@ -192,7 +193,7 @@ def _listed(floor: int, runs: list[tuple[int, int]]) -> bytes:
 
 
 def _from_list(floor: int, body: bytes) -> list[tuple[int, int]]:
-    """The runs of a list. An invalid list shows when the runs are encoded again."""
+    """Return the runs of a list. ``decode`` finds an invalid list by encoding the runs again."""
     numbers: list[int] = []
     number = shift = 0
     for byte in body:
@@ -236,7 +237,7 @@ def _from_bitmap(floor: int, body: bytes) -> list[tuple[int, int]]:
 
 
 def _text(data: bytes) -> str:
-    """15 bits a character, zero bits at the end."""
+    """Cut the bytes into characters of 15 bits, with zero bits at the end."""
     count = -(-8 * len(data) // _CHARACTER_BITS)
     digits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}".ljust(count * _CHARACTER_BITS, "0")
     return "".join(
@@ -246,7 +247,7 @@ def _text(data: bytes) -> str:
 
 
 def _data(text: str) -> bytes:
-    """The whole bytes in ``text``, maybe with a zero byte after them; empty if a character is foreign."""
+    """Return the whole bytes in ``text``, maybe with a zero byte after them. Empty if a character is foreign."""
     if not _FIRST_CHARACTER <= ord(min(text)) <= ord(max(text)) <= _LAST_CHARACTER:
         return b""
     digits = "".join(f"{ord(character) - _FIRST_CHARACTER:015b}" for character in text)

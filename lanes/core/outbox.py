@@ -1,7 +1,7 @@
-"""The finished messages on their way to the broker: one settlement a partition and step.
+"""The finished messages on their way to the broker.
 
-A partition is *dirty* while it has something to settle. A settlement that may not have been sent returns in front of
-the messages that finished since, so settlements keep the order of completion.
+A partition is *dirty* while it has messages to settle. A settlement that may not have left returns in front of the
+messages that finished since, so settlements keep the order of completion.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from lanes.core.types import Message, Partition, Settlement
 
 
 class Outbox:
-    """The dirty partitions of one engine. ``dirty`` stays the same list, because the engine appends to it too."""
+    """The dirty partitions of one engine. The engine appends to ``dirty`` too, so no call replaces the list."""
 
     __slots__ = ("dirty",)
 
@@ -29,7 +29,7 @@ class Outbox:
         message.partition.resettle.append(message)
 
     def collect(self) -> list[Settlement]:
-        """Take out everything to settle."""
+        """Take out all messages to settle, as one settlement for each dirty partition."""
         settlements = []
         for partition in self.dirty:
             settlements.append(Settlement(partition, partition.finished + partition.resettle))
@@ -40,14 +40,14 @@ class Outbox:
         return settlements
 
     def give_back(self, settlement: Settlement) -> None:
-        """Collect a settlement again that may not have been sent, without the messages abandoned meanwhile."""
+        """Queue a settlement again that may not have left, without the messages that were abandoned meanwhile."""
         partition = settlement.partition
         self._mark(partition)
         partition.finished = [m for m in settlement.messages if m.state == FINISHED] + partition.finished
         partition.resettle = [m for m in settlement.messages if m.state == SETTLED] + partition.resettle
 
     def forget(self, partition: Partition) -> None:
-        """Settle no more of a partition. Idempotent."""
+        """Settle no further message of a partition. Idempotent."""
         partition.finished.clear()
         partition.resettle.clear()
         if partition.dirty:

@@ -1,7 +1,7 @@
-"""The partitions of an engine and how it gives them up: assign, drain, fence, release, lose.
+"""The partitions of an engine: assign, drain, fence, release, lose.
 
-This module has the state of the engine and every change of a whole partition. ``lanes.core.engine`` adds the way of a
-single message.
+This module has the state of the engine and every change of a whole partition. ``lanes.core.engine`` adds the calls for
+single messages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lanes.core.types import Message, Partition, PartitionId
 
 
 class AlreadyAssigned(ValueError):
-    """A partition was assigned twice: every assignment needs an object of its own."""
+    """A partition was assigned twice. Every assignment needs an object of its own."""
 
 
 class SecondPartition(ValueError):
-    """A second partition was assigned under the order ``serial``, which handles one."""
+    """A second partition was assigned under the order ``serial``, which handles one partition."""
 
 
 class Ownership:
@@ -40,11 +40,11 @@ class Ownership:
         self.committer = Committer(policy, self.chains, self.effects)
 
     def owns(self, partition: Partition) -> bool:
-        """Whether this assignment is owned: neither given up nor replaced."""
+        """Return whether this assignment is owned: neither given up nor replaced."""
         return self.partitions.get(partition.id) is partition
 
     def assign(self, partition: Partition) -> None:
-        """Add a partition and number its assignment. Raises ``AlreadyAssigned`` and ``SecondPartition``."""
+        """Add a partition and number its assignment. ``AlreadyAssigned`` or ``SecondPartition`` for a wrong one."""
         if partition.assignment or partition.id in self.partitions:
             raise AlreadyAssigned(f"{partition.id} is already assigned; release it or report it lost first")
         if self.policy.order == "serial" and self.partitions:
@@ -57,17 +57,20 @@ class Ownership:
             partition.ledger = AckLedger(knows_settled=self.policy.knows_settled)
         else:
             self.committer.assign(partition, partition.floor)
-        # Shared with fenced assignments: a message waits for a handler of its key that still runs there.
+        # Fenced assignments share the lanes: a message waits for a handler of its key that a fence has left running.
         partition.tails = self.chains.tails.setdefault(partition.id, {})
         self.partitions[partition.id] = partition
 
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
-        """Start no more messages of a partition; returns the abandoned ones.
+        """Start no more messages of a partition. Idempotent; ignored for a fenced partition.
 
-        Idempotent; ignored for a fenced partition.
+        Args:
+            partition: The assignment.
+            close_prefix: Whether to run the queued messages below the highest started message, because the source
+                cannot hand over the completed set. Only for sources that commit.
 
-        ``close_prefix``: the completed set cannot be handed over, so run the queued messages below the highest started
-        one. Only for sources that commit.
+        Returns:
+            The abandoned messages.
         """
         if partition.draining or not partition.live:
             return []
@@ -77,7 +80,7 @@ class Ownership:
         return abandoned
 
     def stop_closing(self, partition: Partition) -> list[Message]:
-        """Stop closing the prefix of a draining partition; returns the messages abandoned by that.
+        """Stop closing the prefix of a draining partition, and return the messages that it abandons.
 
         Idempotent; ignored for a partition that does not drain, or is fenced.
         """
@@ -100,7 +103,7 @@ class Ownership:
             self.effects.append(fx.Drained(partition))
 
     def fence(self, partition: Partition) -> list[Message]:
-        """Accept no further result of a partition; returns the running messages. Idempotent.
+        """Accept no further result of a partition, and return its running messages. Idempotent.
 
         Finished messages can still be settled.
         """
@@ -117,13 +120,13 @@ class Ownership:
         return zombies
 
     def lose(self, partition: Partition) -> list[Message]:
-        """Give up a partition that is gone, unsettled; returns the running messages. Idempotent."""
+        """Give up a lost partition without settling it, and return its running messages. Idempotent."""
         zombies = self.fence(partition)
         self.release(partition)
         return zombies
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition and everything unsettled of it. Idempotent."""
+        """Forget a partition and its unsettled messages. Idempotent."""
         if not self.owns(partition):
             return
         self.fence(partition)
@@ -134,7 +137,7 @@ class Ownership:
         self.chains.forget(partition.id)
 
     def _abandon(self, partition: Partition, messages: list[Message]) -> list[Message]:
-        """Take messages that do not run, and the waiting ones, out of queue, lanes, ledger and budgets."""
+        """Take messages that do not run, and all waiting messages, out of queue, lanes, ledger and budgets."""
         ledger = partition.ledger
         for message in messages:
             self.stopped.by_head.pop(message, None)

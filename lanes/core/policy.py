@@ -1,4 +1,4 @@
-"""The rules of an engine: its bounds, its order, and what follows a failed attempt. They do not change.
+"""The fixed rules of an engine: its bounds, its order, and the next step after a failed attempt.
 
 Retries use exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", 2015). Before attempt
 n + 1 the lane waits a random time between 0 and min(``max_backoff``, ``backoff`` · 2ⁿ⁻¹).
@@ -11,21 +11,27 @@ from typing import Final, Literal, NamedTuple
 from lanes.core.types import Failure
 
 EXHAUSTED: Final = -1.0
-"""The ``delay`` that means no further attempt; a real delay is 0 or more."""
+"""The ``delay`` of a message without a further attempt. A real delay is 0 or more."""
 
 _DOUBLINGS_LIMIT: Final = 60
-"""Enough for any backoff to exceed any ``max_backoff``; bounds 2ⁿ."""
+"""Bound of n in 2ⁿ. With so many doublings every backoff exceeds every ``max_backoff``."""
 
 
 class RetryPolicy(NamedTuple):
-    """The number of ``attempts``, the first one included, and the backoff between them in seconds."""
+    """The retries of a message.
+
+    Attributes:
+        attempts: Maximum number of attempts, 1 or more.
+        backoff: Maximum number of seconds before the second attempt; doubles with every attempt.
+        max_backoff: Bound of the backoff in seconds.
+    """
 
     attempts: int
     backoff: float
     max_backoff: float
 
     def delay(self, attempt: int, failure: Failure) -> float:
-        """Seconds to hold the lane after the failed ``attempt`` (1, 2, …), or ``EXHAUSTED``."""
+        """Return the seconds to hold the lane after the failed ``attempt`` (1, 2, …), or ``EXHAUSTED``."""
         if failure.terminal or attempt >= self.attempts:
             return EXHAUSTED
         if failure.delay is not None:
@@ -35,13 +41,13 @@ class RetryPolicy(NamedTuple):
 
 
 Poison = Literal["skip", "block", "block_and_dlq", "exit"]
-"""The end of a message without an attempt left."""
+"""The policy for a message without an attempt left."""
 
 Order = Literal["key", "partition", "serial", "none"]
-"""The messages that are handled in order: of a key, of a partition, or none. ``serial``: of the only partition."""
+"""The unit within which messages are handled in order. ``serial``: the one partition of the source."""
 
 Keyless = Literal["any", "one_lane"]
-"""The lane of a message without a key: one of its own, or one for all of them."""
+"""The lane of a message without a key. ``any``: no lane. ``one_lane``: the lane of all messages without a key."""
 
 Follows = Literal["hold", "dead_letter", "dead_letter_and_block", "block", "halt"]
 """The next step after a failed attempt.
@@ -49,10 +55,10 @@ Follows = Literal["hold", "dead_letter", "dead_letter_and_block", "block", "halt
 | value | next step |
 |---|---|
 | ``hold`` | the lane waits for the next attempt |
-| ``dead_letter`` | the dead letter is written, then the message is done |
+| ``dead_letter`` | the dead letter is written, then the message is finished |
 | ``dead_letter_and_block`` | the dead letter is written, then the lane blocks |
 | ``block`` | the lane blocks |
-| ``halt`` | everything stops |
+| ``halt`` | the consumer stops |
 """
 
 _GIVEN_UP: Final[dict[Poison, Follows]] = {
@@ -66,11 +72,14 @@ _GIVEN_UP: Final[dict[Poison, Follows]] = {
 class Policy(NamedTuple):
     """The rules of one engine; ``lanes.config.Settings`` documents and checks most of them for users.
 
-    ``lanes`` is the number of lanes of a partition that keys share; 0 = a lane for each key. ``knows_settled``: the
-    engine recognizes a redelivery of a settled position; False for a source that never makes one. ``keeps_attempts``: a
-    hold never ends before ``Engine.kept`` reports that its failure is in the store. For sources that commit: at most
-    ``max_ahead`` messages are admitted above the confirmed floor, and a commit follows a change after
-    ``commit_interval`` seconds or ``commit_count`` finished messages.
+    Attributes:
+        lanes: Number of lanes of a partition that keys share. 0 = a lane for each key.
+        max_ahead: Maximum number of messages admitted above the confirmed floor. Only for sources that commit.
+        commit_interval: Seconds that a finished message waits for its commit. Only for sources that commit.
+        commit_count: Number of finished messages that do not wait for a commit. Only for sources that commit.
+        knows_settled: Whether the engine recognizes a redelivery of a settled position. False for a source that never
+            redelivers a settled position.
+        keeps_attempts: Whether a hold ends only after ``Engine.kept`` has reported that its failure is in the store.
     """
 
     concurrency: int
@@ -88,12 +97,12 @@ class Policy(NamedTuple):
     keeps_attempts: bool
 
     def follows(self, attempt: int, failure: Failure) -> Follows:
-        """The next step after the failed ``attempt`` (1, 2, …)."""
+        """Return the next step after the failed ``attempt`` (1, 2, …)."""
         if self.retry.delay(attempt, failure) != EXHAUSTED:
             return "hold"
         return self.given_up(dead_lettered=failure.dead_lettered)
 
     def given_up(self, *, dead_lettered: bool) -> Follows:
-        """The next step without an attempt left; ``dead_lettered``: the message has a dead letter already."""
+        """Return the next step without an attempt left. ``dead_lettered``: whether the message has a dead letter."""
         follows = _GIVEN_UP[self.poison]
         return "block" if dead_lettered and follows == "dead_letter_and_block" else follows

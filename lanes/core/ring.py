@@ -2,14 +2,14 @@
 
 The slot is plain BLAKE3, so that other programs can compute it. Partition and lane are BLAKE3 in derive-key mode, each
 with a context string of its own (BLAKE3 specification, "Modes"). The hashes are independent, so the keys of one
-partition spread over all lanes. One hash for both would fail: partition h mod 4 and lane h mod 4 would leave every
-partition one lane.
+partition spread over all lanes. With one hash h for both, partition h mod 4 and lane h mod 4 would be equal, and every
+partition would use a single lane.
 
 A hash is reduced to a count by multiply-shift (Lemire, "Fast Random Integer Generation in an Interval", 2019). With
 64 bits, two outcomes differ in probability by at most 2⁻⁶⁴.
 
-The context strings are part of the format: a change would move every key. ``tests/core/test_ring.py`` pins vectors of
-all three hashes. Every function raises the errors of ``key_bytes``.
+The context strings are part of the format: a change would move every key. ``tests/core/test_ring.py`` compares all
+three hashes with fixed values. Every function raises the errors of ``key_bytes``.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from blake3 import blake3
 from lanes.core.types import PartitionKey, key_bytes
 
 SLOTS: Final = 65_536
-"""Number of slots of the ring: a slot is in 0 … 65,535."""
+"""Number of slots. A slot is in 0 … 65,535."""
 
 _HASH_BYTES: Final = 8
 
-# Copied for each key and never updated: hashing the context every time would take twice as long.
+# Each key uses a copy. Hashing the context string for each key would take twice as long.
 _PARTITION: Final = blake3(derive_key_context="lanes-runtime ring v1: partition of a key")
 _LANE: Final = blake3(derive_key_context="lanes-runtime ring v1: lane of a key")
 
 
 def slot(key: PartitionKey) -> int:
-    """The slot of a key, in 0 … 65,535: the first two bytes of its BLAKE3, little-endian."""
+    """Return the slot of a key, in 0 … 65,535: the first two bytes of its BLAKE3, little-endian."""
     return int.from_bytes(blake3(key_bytes(key)).digest(length=2), "little")
 
 
 def partition(key: PartitionKey, partitions: int) -> int:
-    """The partition of a key, in 0 … ``partitions`` − 1. Raises ``ValueError`` for fewer than one."""
+    """Return the partition of a key, in 0 … ``partitions`` − 1. ``ValueError`` for fewer than 1 partition."""
     if partitions < 1:
         raise ValueError(f"partitions={partitions}: a key needs a partition; use 1 or more")
     return _reduced(key, _PARTITION, partitions)
 
 
 def lane(key: PartitionKey, lanes: int) -> int:
-    """The lane of a key, in 0 … ``lanes`` − 1, in any partition. Raises ``ValueError`` for fewer than one."""
+    """Return the lane of a key, in 0 … ``lanes`` − 1, in any partition. ``ValueError`` for fewer than 1 lane."""
     if lanes < 1:
         raise ValueError(f"lanes={lanes}: a key needs a lane; use 1 or more")
     return _reduced(key, _LANE, lanes)
