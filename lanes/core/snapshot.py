@@ -1,14 +1,14 @@
-"""Snapshots: the state of an engine as a value, and an engine in that state. The explorer uses them.
+"""Snapshots of an engine: its state as a value, and an engine made from that value. The explorer uses snapshots.
 
 A snapshot has exactly the state that decides the engine's next steps. It leaves out counters, peaks, performed effects
 and ledger entries below the floor. Engines of equal snapshots behave alike.
 
-A message is named by the number of its assignment and its position. Times stay in seconds of the engine's clock.
-Objects that the engine only passes on are kept by reference: the policy, readers, failures, and ``raw``, ``token``,
-``data`` and ``broken`` of each message. A snapshot is hashable if these are.
+A snapshot identifies a message by the number of its assignment and its position. Times are seconds of the engine's
+clock. A snapshot refers to the objects that the engine only passes on: the policy, readers, failures, and ``raw``,
+``token``, ``data`` and ``broken`` of each message. A snapshot is hashable if these objects are hashable.
 
-This module uses the private parts of the others, so that none of them depends on it.
-``tests/core/test_snapshot_machine.py`` lists their slots and fails for a new one.
+This module uses private parts of the other modules, so that no other module depends on it.
+``tests/core/test_snapshot_machine.py`` lists the slots of the other modules' classes, and fails for a new slot.
 """
 
 from __future__ import annotations
@@ -40,14 +40,19 @@ _NO_DATA: Final = object()
 
 
 class MessageId(NamedTuple):
-    """A delivery: the number of its assignment, and its position."""
+    """The identity of a delivery.
+
+    Attributes:
+        assignment: Number of the assignment.
+        position: Position of the message.
+    """
 
     assignment: int
     position: int
 
 
 class MessageState(NamedTuple):
-    """One message. ``data`` is empty if the message was not decoded."""
+    """The state of one message. ``data`` is empty if the message is not decoded."""
 
     position: int
     key: bytes | None
@@ -77,7 +82,11 @@ class AckLedgerState(NamedTuple):
 
 
 class OffsetLedgerState(NamedTuple):
-    """An ``OffsetLedger`` from its floor on. ``entries``: offset, whether unfinished, whether the message is kept."""
+    """The part of an ``OffsetLedger`` from its floor on.
+
+    Attributes:
+        entries: For each delivery its offset, whether it is unfinished, and whether the ledger has its message.
+    """
 
     highest: int
     floor: int
@@ -89,7 +98,11 @@ class OffsetLedgerState(NamedTuple):
 
 
 class CommitsState(NamedTuple):
-    """The commits of an assignment. ``sending``: floor, completed set and ordinal of the commit on its way."""
+    """The commits of an assignment.
+
+    Attributes:
+        sending: Floor, completed set and ordinal of the commit on its way.
+    """
 
     not_before: float
     changes: int
@@ -101,9 +114,11 @@ class CommitsState(NamedTuple):
 
 
 class AssignmentState(NamedTuple):
-    """One assignment: owned, or given up while its handlers run.
+    """One assignment, which is owned, or was given up while its handlers run.
 
-    ``in_flight``: the messages of its ledger in order of delivery. ``fenced``: running messages of a fenced assignment.
+    Attributes:
+        in_flight: The messages of its ledger, in order of delivery.
+        fenced: The running messages of a fenced assignment.
     """
 
     id: PartitionId
@@ -128,7 +143,7 @@ class AssignmentState(NamedTuple):
 
 
 class FlowState(NamedTuple):
-    """The budgets without their bounds, which the policy has."""
+    """The budgets. The policy has their bounds."""
 
     in_flight: int
     bytes: int
@@ -139,11 +154,12 @@ class FlowState(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """An engine.
+    """The state of an engine.
 
-    ``assignments``: the owned ones in order of assignment, then the others by number. ``lanes``: the stopped heads with
-    failure, end of the hold, and whether the store has the failure. ``holds``: the held heads in order of their times,
-    then of their holds.
+    Attributes:
+        assignments: The owned assignments in the order of their assignment, then the others by number.
+        lanes: The stopped heads, each with its failure, the end of its hold, and whether the store has the failure.
+        holds: The held heads by the ends of their holds. Equal ends are in the order of the holds.
     """
 
     policy: Policy
@@ -160,7 +176,7 @@ class EngineState(NamedTuple):
 
 
 def message_id(message: Message) -> MessageId:
-    """The name of a message in snapshots."""
+    """Return the identity of a message in snapshots."""
     return MessageId(message.partition.assignment, message.position)
 
 
@@ -170,7 +186,7 @@ def message_id(message: Message) -> MessageId:
 def snapshot(engine: Engine) -> EngineState:
     """Take a snapshot of an engine, which stays unchanged. O(messages of the engine).
 
-    Raises ``ValueError`` while effects are not performed, because a snapshot leaves them out.
+    It raises ``ValueError`` while effects are not performed, because a snapshot has no effects.
     """
     if engine.effects:
         raise ValueError(
@@ -178,7 +194,7 @@ def snapshot(engine: Engine) -> EngineState:
             "before a snapshot"
         )
     chains, stopped, flow = engine.chains, engine.stopped, engine.flow
-    # An abandoned or parked head stays in the heap until its time, and is then ignored.
+    # An abandoned or parked head stays in the heap until its time, and is ignored by its state.
     holds = sorted((until, order, message_id(m)) for until, order, m in stopped._heap if m.state == HELD)
     return EngineState(
         policy=engine.policy,
@@ -207,7 +223,7 @@ def _assignments(engine: Engine) -> list[Partition]:
 
 def _assignment_state(engine: Engine, partition: Partition) -> AssignmentState:
     owned = engine.owns(partition)
-    # An assignment that was given up has running handlers only.
+    # Of an assignment that was given up, only running handlers are left.
     ledger = partition.ledger if owned else _empty(partition)
     fenced = sorted((m for m in engine.chains.fenced if m.partition is partition), key=message_id)
     return AssignmentState(
@@ -256,7 +272,7 @@ def _ledger_state(ledger: Ledger) -> AckLedgerState | OffsetLedgerState:
 
 
 def _offset_state(ledger: OffsetLedger) -> OffsetLedgerState:
-    floor = ledger.floor()  # It updates ``_first``; entries below the floor decide nothing.
+    floor = ledger.floor()  # This call updates ``_first``. Entries below the floor decide nothing.
     first = ledger._first
     return OffsetLedgerState(
         highest=ledger.highest,
@@ -292,10 +308,10 @@ def _commits_state(commits: CommitProgress | None) -> CommitsState | None:
 
 
 def restore(state: EngineState) -> Engine:
-    """Make an engine in that state, with new partitions, messages, counters and peaks.
+    """Make an engine from its state, with new partitions, messages, counters and peaks.
 
-    ``snapshot(restore(state)) == state``. A driver finds its messages and settlements in ``partitions`` and their
-    ledgers, ``chains.fenced`` and ``PartitionCommits.sending``.
+    ``snapshot(restore(state)) == state``. A driver finds the messages in the ledgers of ``partitions`` and in
+    ``chains.fenced``, and the settlements in ``PartitionCommits.sending``.
     """
     engine = Engine(state.policy)
     engine.latest_assignment = state.latest_assignment
@@ -315,7 +331,7 @@ def restore(state: EngineState) -> Engine:
         assert lane is not None, "a message in no lane is no tail"
         engine.chains.tails.setdefault(partition_id, {})[lane] = messages[tail]
     for partition in partitions.values():
-        # Shared by all assignments of a partition, fenced ones included.
+        # All assignments of a partition share the tails, and fenced assignments too.
         partition.tails = engine.chains.tails.get(partition.id, partition.tails)
     stopped = engine.stopped
     for head, failure, until, kept in state.lanes:

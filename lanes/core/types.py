@@ -1,7 +1,7 @@
 """The values of the core: messages, partitions, outcomes and settlements.
 
-They are slotted and almost without behaviour, because a process has one ``Message`` for each message in flight. States
-and outcomes of the hot path are compared by identity or as plain ints.
+The classes have slots and little behaviour, because a process has one ``Message`` for each message in flight. The hot
+path compares states as plain ints and outcomes by identity.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PartitionKey = bytes | str | int
 LaneId: TypeAlias = bytes | int | None
 """The lane of a message in its partition: its key, or the number of a lane that several keys share.
 
-None for a message that needs no order.
+``None`` = the message needs no order.
 """
 
 Runs: TypeAlias = list[tuple[int, int]]
@@ -48,11 +48,11 @@ Runs: TypeAlias = list[tuple[int, int]]
 KEY_INT_BYTES: Final = 16
 
 NEVER: Final = float("inf")
-"""A time that never comes, such as the deadline without a lease. As a number of seconds: without limit."""
+"""A time that never comes, such as the deadline of a partition without a lease; as a duration, no limit."""
 
 
 def key_bytes(key: PartitionKey) -> bytes:
-    """Convert a key to the bytes that identify it. An error never shows the key, which is private.
+    """Convert a key to the bytes that identify it. No error shows the key, because keys are private.
 
     Args:
         key: The key.
@@ -81,7 +81,7 @@ class PartitionId(NamedTuple):
 
     Attributes:
         source: Topic or stream.
-        number: Number of the partition there.
+        number: Number of the partition in the topic or stream.
     """
 
     source: str
@@ -92,9 +92,9 @@ class PartitionId(NamedTuple):
 
 
 class Reader(Protocol):
-    """Reads the raw messages of one source, only when a handler asks.
+    """The reader of the raw messages of one source, called only when a handler asks.
 
-    Every method is a plain function of the raw message: it neither blocks nor changes it.
+    Every method is a plain function of the raw message. It does not block, and does not change the message.
     """
 
     def value(self, raw: object) -> bytes:
@@ -114,11 +114,11 @@ class Reader(Protocol):
             raw: The raw message.
 
         Returns:
-            Pairs in the order of the wire, as far as the client keeps it.
+            Pairs in the order of the wire, as far as the client keeps that order.
         """
 
     def subject(self, raw: object) -> str:
-        """Read where the message was published to.
+        """Read the name under which the message was published.
 
         Args:
             raw: The raw message.
@@ -129,37 +129,38 @@ class Reader(Protocol):
 
 
 class Ledger(Protocol):
-    """The record of which messages of an assignment are in flight. Each way of settling has its own.
+    """The record of the messages in flight of an assignment. Each kind of ``SourceTraits.settles`` has a ledger.
 
-    ``highest`` is the highest position admitted so far.
+    Attributes:
+        highest: Highest position admitted so far.
     """
 
     highest: int
 
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
-        """Mark messages as settled; returns the count and the bytes of those that changed."""
+        """Mark messages as settled, and return the number and bytes of the messages that changed."""
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message, which the broker redelivers later."""
+        """Forget an unfinished message. The broker redelivers it later."""
 
     def in_flight(self) -> list[Message]:
-        """The messages delivered and not settled, in order of delivery."""
+        """Return the messages delivered and not settled, in order of delivery."""
 
     def unfinished(self) -> list[Message]:
-        """The messages in flight that are not finished, in order of delivery."""
+        """Return the messages in flight that are not finished, in order of delivery."""
 
     def oldest(self) -> Message | None:
-        """The unfinished message that was delivered first."""
+        """Return the unfinished message that was delivered first."""
 
     def holes(self) -> int:
-        """The number of deliveries that are not settled."""
+        """Return the number of deliveries that are not settled."""
 
     def floor(self) -> int:
-        """The next position to read: every delivery below it is finished."""
+        """Return the next position to read. Every delivery below it is finished."""
 
 
 class CommitProgress(Protocol):
-    """The state of the commits of one assignment; see ``lanes.core.commits``."""
+    """The state of the commits of one assignment; see ``lanes.core.commits.PartitionCommits``."""
 
     changes: int
     confirmed: int
@@ -208,33 +209,33 @@ class PartitionInternals:
 class Partition(PartitionInternals):
     """One assignment of a partition to this process.
 
-    A source makes a new object for every assignment and passes it in ``Assigned``; the engine numbers it. The object is
-    the fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
+    A source makes a new object for every assignment and passes the object in ``Assigned``. The engine numbers the
+    assignment. The object is the fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
 
-    The source raises ``deadline`` at each renewal of the lease, but never one that has passed. A passed deadline means
-    that the assignment is lost, both for the source and for the runtime.
+    The source raises ``deadline`` at each renewal of the lease, and never raises a deadline that has passed. After its
+    deadline the assignment is lost, both for the source and for the runtime.
 
     Args:
         partition_id: Name of the partition.
-        reader: Reads its raw messages.
-        incarnation: Tells two streams or topics of the same name apart, such as a recreated one. Part of the ids of
-            dead letters.
+        reader: Reader of its raw messages.
+        incarnation: Name that tells a recreated topic or stream from the former one. Part of the ids of dead letters.
         floor: The first position that the source reads. ``None`` = the source settles each message by itself.
         completed: The positions above the floor that the former owner completed, as runs.
-        deadline: Until when the lease certainly holds, in seconds of ``lanes.clock.monotonic``. ``NEVER`` = no lease.
+        deadline: Time up to which the lease certainly holds, in seconds of ``lanes.clock.monotonic``. ``NEVER`` = no
+            lease.
         fencing_token: Number of this ownership across processes, 0 … 2⁶³−1, rising for each partition. ``None`` = the
             source has none.
 
     Attributes:
         id: Name of the partition.
-        reader: Reads its raw messages.
-        incarnation: As given.
-        floor: As given.
-        completed: As given.
-        deadline: Until when the lease certainly holds.
-        fencing_token: As given.
+        reader: Reader of its raw messages.
+        incarnation: See ``Args``.
+        floor: See ``Args``.
+        completed: See ``Args``.
+        deadline: Time up to which the lease certainly holds.
+        fencing_token: See ``Args``.
         assignment: Number of the assignment in this process, over all partitions: 1, 2, 3 …; 0 before it is assigned.
-            Rows of a history name an assignment by it.
+            Rows of a history name an assignment by this number.
         live: Whether results of the assignment count.
     """
 
@@ -274,7 +275,7 @@ class Partition(PartitionInternals):
 
     @property
     def epoch(self) -> int:
-        """The fencing token, or the number of the assignment where there is none.
+        """The fencing token; without a fencing token, the number of the assignment.
 
         Handlers, spans, dead letters, events and the status show it.
         """
@@ -289,8 +290,11 @@ class Partition(PartitionInternals):
 class MessageInternals:
     """The engine's part of a message. Not public: it may change without notice.
 
-    ``lane``: its lane; a source sets none. ``next``: its successor in the lane. ``state``: a state of
-    ``lanes.core.lane``. ``ordinal``: the number of its delivery, where the source commits.
+    Attributes:
+        lane: Its lane. A source leaves it at the key.
+        next: Its successor in the lane.
+        state: A state of ``lanes.core.lane``.
+        ordinal: Number of its delivery, if the source commits.
     """
 
     __slots__ = ("lane", "next", "ordinal", "state")
@@ -310,7 +314,7 @@ class Message(MessageInternals):
         key: Bytes of the partition key. ``None`` = no key.
         size: Bytes that count against ``max_in_flight_bytes``.
         raw: The message of the client, for ``Partition.reader``.
-        token: The source needs it to settle this delivery; a redelivery replaces it.
+        token: Value by which the source settles this delivery. A redelivery replaces it.
 
     Attributes:
         partition: The assignment that delivered it.
@@ -318,10 +322,10 @@ class Message(MessageInternals):
         key: Bytes of the partition key. ``None`` = no key.
         size: Bytes that count against ``max_in_flight_bytes``.
         raw: The message of the client.
-        token: The source needs it to settle this delivery.
-        broken: Set by a source that cannot read the message, such as its key. The handler is then not called, and the
-            error is the outcome of this one message.
-        attempt: Number of the attempt. It starts at 1 in each assignment, or as a store of attempts says.
+        token: Value by which the source settles this delivery.
+        broken: Error of a source that cannot read the message, such as its key. The handler is then not called, and
+            the error is the outcome of this message.
+        attempt: Number of the attempt. It starts at 1 in each assignment, or continues with a store of attempts.
         data: Result of the consumer's ``decode``; unset without one.
         received: Time of the delivery, in seconds of the engine's clock.
     """
@@ -369,19 +373,19 @@ class Message(MessageInternals):
 
     @property
     def subject(self) -> str:
-        """The topic (Kafka) or the subject (JetStream) that it was published to."""
+        """The topic (Kafka) or the subject (JetStream) of the message."""
         return self.partition.reader.subject(self.raw)
 
     @property
     def epoch(self) -> int:
-        """A number that rises with each assignment; pass it along with effects as a fencing token.
+        """A number that rises with each assignment, as in ``partition.epoch``. Handlers use it as a fencing token.
 
-        In a cohort it rises across processes, else within this process. It is ``partition.epoch``.
+        In a cohort the epoch rises across processes; elsewhere it rises within this process.
         """
         return self.partition.epoch
 
     def __repr__(self) -> str:
-        # A repr ends up in logs. Key and payload are the user's data, so neither is shown.
+        # A repr ends up in logs, so it shows neither key nor payload.
         return f"<Message {self.partition.id} position {self.position} attempt {self.attempt}>"
 
 
@@ -395,13 +399,14 @@ ACK: Final = Outcome()
 """The handler succeeded."""
 
 ABANDON: Final = Outcome()
-"""The handler was interrupted and counts neither as done nor as failed. The broker redelivers the message."""
+"""The handler was interrupted. The message is neither finished nor failed, and the broker redelivers it."""
 
 
 RETURN: Final = Outcome()
 """The handler was interrupted because of other messages of its batch. The message returns to the head of its lane.
 
-It counts as not started and keeps its ``attempt``. A lower position of its lane that arrives late runs before it."""
+The message counts as not started and keeps its ``attempt``. A lower position of its lane that arrives late runs first.
+"""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -426,7 +431,8 @@ class Failure(Outcome):
 class SettlementInternals:
     """The engine's part of a settlement. Not public: it may change without notice.
 
-    ``ordinal``: the number of the first delivery above the floor of a commit.
+    Attributes:
+        ordinal: Number of the first delivery above the floor of a commit.
     """
 
     __slots__ = ("ordinal",)
