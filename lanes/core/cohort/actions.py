@@ -28,10 +28,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Compare and set, as in ``lanes.cohort.leases.LeaseStore``.
+    """Compare and set, as in ``lanes.cohort.leases.LeaseStore``. The result is the new revision or an answer.
 
-    The result is the new revision, ``Refused`` or ``Unknown``.
-    It compares the ``revision`` of the key itself, or a ``fence``: another key and the revision that it must have.
+    The answers are ``Refused`` and ``Unknown``.
+
+    Attributes:
+        key: The key.
+        value: The new value.
+        revision: Revision that the key must have. ``None`` = the write has a fence instead.
+        ttl: Seconds until the entry expires. ``None`` = never.
+        fence: Another key, and the revision that it must have.
     """
 
     key: str
@@ -43,14 +49,18 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class FindConsumers:
-    """List the durables, and with ``marked`` the cohort's mark. The result is ``Found`` or ``Unknown``."""
+    """List the durables of the partition. The result is ``Found`` or ``Unknown``.
+
+    Attributes:
+        marked: Whether to read the cohort's mark too.
+    """
 
     marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CreateConsumer:
-    """Create a durable that must not exist. The result is None, ``Taken``, ``Overlapping`` or ``Unknown``."""
+    """Create a durable that must not exist. The result is ``None``, ``Taken``, ``Overlapping`` or ``Unknown``."""
 
     epoch: int
     sub: int
@@ -60,7 +70,7 @@ class CreateConsumer:
 
 @dataclass(frozen=True, slots=True)
 class DeleteConsumer:
-    """Delete a durable. The result is None or ``Unknown``."""
+    """Delete a durable. The result is ``None`` or ``Unknown``."""
 
     epoch: int
     sub: int
@@ -81,9 +91,12 @@ class Consumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The durables of the partition in rising order, and the server's clock in milliseconds.
+    """The durables of the partition.
 
-    ``lease`` is the number of seconds in the cohort's mark, if that was asked for and exists.
+    Attributes:
+        consumers: The durables in rising order.
+        server_ms: The server's clock in milliseconds.
+        lease: Seconds in the cohort's mark. 0 = the mark is missing, or was not requested.
     """
 
     consumers: tuple[Consumer, ...]
@@ -93,7 +106,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The name is taken by an acquisition with this nonce."""
+    """An acquisition with this nonce has created a durable of the same name."""
 
     nonce: str
 
@@ -109,21 +122,25 @@ class _Answer:
 
 
 Refused: Final = _Answer("Refused")
-"""The comparison failed; nothing was written."""
+"""The comparison failed, and the write changed nothing."""
 
 Unknown: Final = _Answer("Unknown")
-"""No answer came: the action may have happened, may happen later, or never."""
+"""No answer came. The action may be carried out already, later or never."""
 
 Overlapping: Final = _Answer("Overlapping")
-"""Another durable of the partition exists, and the retention allows only one."""
+"""Another durable of the partition exists, and the retention allows only one durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwned:
     """This member owns the partition from now on: pull from the consumer ``(epoch, sub)``.
 
-    ``token`` is the epoch of the acquisition, which handlers get. ``done``: the sequences that must not run again.
-    ``again``: this member owned it already (a takeover from itself), so only the consumer is new.
+    Attributes:
+        epoch: Epoch of the consumer.
+        sub: Sub-number of the consumer.
+        token: Epoch of the acquisition, which handlers get.
+        done: The sequences that must not run again.
+        again: Whether this member owned the partition already, so that only the consumer is new.
     """
 
     epoch: int
@@ -140,14 +157,14 @@ class LeaseRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """The ownership is lost or may be lost: start and send nothing more of the partition."""
+    """The ownership is lost or may be lost: start no handler and send nothing for the partition."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """A revoked partition is handed over: its ledger is written and its lease is free."""
+    """A revoked partition is handed over: its ledger is stored and its lease is free."""
 
 
 LeaseEvent = LeaseOwned | LeaseRevoked | LeaseLost | LeaseReleased

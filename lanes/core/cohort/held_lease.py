@@ -1,9 +1,9 @@
 """A held lease: its nonce, its revision, its deadline and the renewal under way.
 
-A renewal always reads the lease and then writes by compare-and-set on the revision that it read. The read checks the
-nonce, because a revision may repeat in a bucket that was lost. A renewal counts from the time it was sent, and only
-when it is known to be applied. A write without an answer is read back; if it was applied, the lease counts from the
-earliest such write.
+A renewal reads the lease, and then writes by compare-and-set on the revision that the read returned. The read checks
+the nonce, because a revision may repeat in a new bucket after a loss. The renewed lease counts from the time at which
+the write was sent, and only after the answer. A write without an answer is read back. If that write was applied, the
+lease counts from the earliest write without an answer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,19 @@ WRITE: Final = "write"
 class HeldLease:
     """The lease of one acquisition.
 
-    ``expires`` is its deadline, ``renew_at`` the time of the next renewal, and ``step`` the next step of a renewal.
-    While ``step`` is ``rest``, no write of this lease is on its way, and ``revision`` is the one to fence with.
+    Args:
+        nonce: Random text that identifies the acquisition.
+        revision: Revision of the lease.
+        sent: Time before the write was sent.
+        ttl: Length of the lease in seconds.
+        margin: Last seconds of the lease, in which no handler starts.
+
+    Attributes:
+        nonce: Random text that identifies the acquisition.
+        revision: Revision of the lease; a fence is valid only while ``step`` is ``rest``.
+        expires: Deadline of the lease.
+        renew_at: Time of the next renewal.
+        step: Next step of a renewal. ``rest`` = no write of this lease is on its way.
     """
 
     __slots__ = ("_margin", "_ttl", "_unsure", "expires", "nonce", "renew_at", "revision", "step")
@@ -40,11 +51,11 @@ class HeldLease:
         self.step = READ
 
     def due(self, now: float) -> bool:
-        """Whether the renewal has something to do."""
+        """Return whether a renewal is due or under way."""
         return self.step != REST or now >= self.renew_at
 
     def found(self, revision: int) -> None:
-        """Note that the lease was read with this nonce, which tells whether a write without an answer was applied."""
+        """Record the revision that a read returned. It shows whether a write without an answer was applied."""
         if revision != self.revision and self._unsure is not None:
             self.expires = max(self.expires, self._unsure + self._ttl - self._margin)
             self._unsure = None
@@ -52,7 +63,7 @@ class HeldLease:
         self.step = WRITE
 
     def renewed(self, revision: int, sent: float) -> None:
-        """Note a write that succeeded. Any other write on its way compares with an old revision."""
+        """Record a write that succeeded. Any other write on its way compares with an old revision, and fails."""
         self.revision = revision
         self._unsure = None
         self.expires = max(self.expires, sent + self._ttl - self._margin)
@@ -60,11 +71,11 @@ class HeldLease:
         self.step = REST
 
     def refused(self) -> None:
-        """Note a refused write: the lease has another revision, so read it."""
+        """Record a refused write. The lease has another revision, so the next step is a read."""
         self.step = READ
 
     def unknown(self, sent: float) -> None:
-        """Note a write without an answer: it may be applied now, later or never."""
+        """Record a write without an answer, which may be applied now, later or never."""
         if self._unsure is None:
             self._unsure = sent
         self.step = READ

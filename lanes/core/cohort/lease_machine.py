@@ -1,11 +1,11 @@
-"""The lease machine: how one member acquires, keeps and releases one partition of a cohort.
+"""The lease machine of one member: it acquires, keeps and releases one partition of a cohort.
 
-The protocol is that of ``docs/model``; ``phases`` has the phases and their transitions. The driver calls ``next``,
-performs the action that it returns, and passes the result to ``apply``, one action at a time. Inputs may come between
-and during actions; after each of them the driver calls ``next`` again. After every call the driver acts on ``events``,
+``docs/model`` describes the protocol, and ``phases`` has the phases and their transitions. The driver calls ``next``,
+performs the returned action and passes its result to ``apply``, one action at a time. Inputs may come between and
+during actions. After each input the driver calls ``next`` again. After every call the driver acts on ``events``,
 empties the list, and passes ``deadline`` to the code that starts handlers.
 
-Longer than most: it is one machine. Every phase reads and writes the same twenty fields.
+Longer than most: every phase of this one machine reads and writes the same twenty fields.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ INTEREST: Final = "interest"
 PAST: Final = -NEVER
 
 Handler = Callable[[Any, float, float], None]
-"""Takes the result of an action, the time now, and the time before it was sent."""
+"""A function of the result of an action, the time now, and the time before the action was sent."""
 
 _NO_STATE: Final = State(0, NOTHING)
 
@@ -59,12 +59,23 @@ _NO_STATE: Final = State(0, NOTHING)
 class LeaseMachine:
     """The machine of one partition at one member. Times are seconds of a monotonic clock that counts suspension.
 
-    ``retention`` is that of the stream. A lease lasts ``ttl`` seconds, and no handler starts in the last ``margin``
-    seconds of it. ``obstructed``: a foreign consumer prevents this acquisition. ``outlasting``: the bucket was lost,
-    and the machine waits for a lease of that many seconds, longer than its own. Raises ``ValueError`` for an unknown
-    retention, and for a margin that is not above 0 and below half of the lease.
+    No method blocks. An ``IllegalInput``, with the phase and the input, means a bug of the driver.
 
-    No method blocks. ``IllegalInput``, with the phase and the input, means a bug of the driver.
+    Args:
+        partition: Number of the cohort partition.
+        member: Name of this member.
+        retention: Retention of the stream.
+        ttl: Length of a lease in seconds.
+        margin: Last seconds of a lease, in which no handler starts. More than 0, less than half of ``ttl``.
+
+    Attributes:
+        phase: The phase.
+        events: The events for the driver, which empties the list.
+        obstructed: Whether a foreign consumer prevents the acquisition.
+        outlasting: Seconds of the longer lease that the machine waits for after a loss of the bucket; 0 = none.
+
+    Raises:
+        ValueError: The retention is unknown, or the margin is out of its range.
     """
 
     def __init__(self, partition: int, member: str, *, retention: str, ttl: float, margin: float) -> None:
@@ -76,7 +87,7 @@ class LeaseMachine:
         self.member = member
         self.phase = phases.IDLE
         self.events: list[LeaseEvent] = []
-        # A work queue allows one consumer of a partition, and removes acknowledged messages from the stream.
+        # A work queue allows one consumer for each partition, and removes acknowledged messages from the stream.
         self._alone = retention == WORKQUEUE
         self._ttl = ttl
         self._margin = margin
@@ -90,7 +101,7 @@ class LeaseMachine:
         self._announced = False  # after `LeaseOwned`, until `LeaseLost` or `LeaseReleased`
         self._epoch = 0
         self._sub = 0
-        self._done: Done = NOTHING  # as in the state, or about to be written there
+        self._done: Done = NOTHING  # the content of the stored state, or of its next write
         self._lower: list[tuple[int, int]] = []  # consumers to delete: epoch and sub-number
         self._checkpoint: Done | None = None
         self._seen = False
@@ -98,18 +109,18 @@ class LeaseMachine:
         self._release_revision: int | None = None
         self.obstructed = False
         self.outlasting = 0.0
-        self._waited = False  # long enough to trust that a state is missing
+        self._waited = False  # whether the wait was long enough to trust that a state is missing
         self._free_revision = 0
         self._claim = ("", 0.0)  # nonce and time of the acquisition under way
         self._state = _NO_STATE
         self._stopped = False
-        self._ended = True  # no handler of the drained partition runs
+        self._ended = True  # whether no handler of the drained partition runs
 
     # --- the state for the driver
 
     @property
     def deadline(self) -> float:
-        """The time from which no handler may start; minus infinity unless the partition is owned or drains.
+        """The time from which no handler may start. It is minus infinity unless the partition is owned or drains.
 
         While the partition is owned, the deadline never falls. A deadline that has passed never rises.
         """
@@ -119,25 +130,26 @@ class LeaseMachine:
 
     @property
     def token(self) -> int | None:
-        """The epoch of the acquisition, which handlers get; None while the partition is not owned."""
+        """The epoch of the acquisition, which handlers get. ``None`` = the partition is not owned."""
         return self._epoch if self._announced else None
 
     @property
     def consumer(self) -> tuple[int, int] | None:
-        """Epoch and sub-number of the consumer to pull from; None while there is none, such as in a takeover."""
+        """Epoch and sub-number of the consumer to pull from. ``None`` = no consumer exists, as in a takeover."""
         return (self._epoch, self._sub) if self.phase in (phases.OWNED, phases.DRAINING) else None
 
     @property
     def idle(self) -> bool:
-        """Whether no lease is held or wanted and no action is under way: after ``stop`` the member may leave."""
+        """Whether no lease is held or wanted, and no action is under way. After ``stop`` the member may then leave."""
         return self.phase == phases.IDLE and self._asked is None
 
     # --- inputs
 
     def planned(self, mine: bool, now: float) -> None:
-        """Tell whether the plan gives the partition to this member. Idempotent; after ``stop`` it never does.
+        """Record whether the plan gives the partition to this member. Idempotent.
 
-        A revoked partition is first handed over, and then acquired again if the plan says so.
+        A revoked partition is first handed over, and then acquired again if the plan gives it back. After ``stop`` no
+        partition is acquired.
         """
         self.expire(now)
         self._wanted = mine and not self._stopped
@@ -150,21 +162,24 @@ class LeaseMachine:
             self._step("unplanned")
 
     def stop(self, now: float) -> None:
-        """Drain and release as after ``planned(False)``, and never acquire again. Idempotent."""
+        """Drain and release the partition as after ``planned(False)``, and never acquire it again. Idempotent."""
         self._stopped = True
         self.planned(False, now)
 
     def hinted(self, now: float) -> None:
-        """Read the lease again at once if the machine waits for it, because it may have changed. Idempotent."""
+        """Read the lease at once if the machine waits for it, because the lease may have changed. Idempotent."""
         if self.phase == phases.LOOKING:
             self._not_before = now
 
     def takeover(self, done: Done, now: float) -> None:
         """Make another consumer for the same epoch, after a missing delivery or a lost connection.
 
-        ``done`` is the whole ledger. Messages in flight stay, and queued ones may start within the deadline. From the
-        gap on no delivery is taken in before the next ``LeaseOwned``, which has ``again``. Ignored unless the partition
-        is owned.
+        Messages in flight stay, and queued messages may start within the deadline. The driver enters no delivery after
+        the gap before the next ``LeaseOwned``, which has ``again``. Ignored unless the partition is owned.
+
+        Args:
+            done: The whole ledger.
+            now: Time now.
         """
         self.expire(now)
         if self.phase == phases.OWNED:
@@ -175,7 +190,7 @@ class LeaseMachine:
             self._step("takeover")
 
     def checkpoint(self, done: Done, now: float) -> None:
-        """Write the whole ledger now, so that a crash repeats only later work.
+        """Write the whole ledger now, so that a crash repeats only messages that finish later.
 
         The write is repeated until it succeeds, a newer checkpoint replaces it, or the ownership ends. Ignored for a
         partition that is not owned.
@@ -185,10 +200,14 @@ class LeaseMachine:
             self._checkpoint = done
 
     def seen(self, consumers: Iterable[tuple[int, int]], now: float) -> None:
-        """Take a listing of the partition's durables, as epoch and sub-number; lower ones are deleted.
+        """Take a listing of the partition's durables, and delete the lower durables.
 
-        If none comes between two renewals, and the retention allows leftover durables, the machine asks for one. A
-        listing may be out of date, so a higher epoch only makes the machine read the lease.
+        Without a listing between two renewals the machine asks for a listing, if the retention allows leftover
+        durables. A listing may be out of date, so after a higher epoch the machine only reads the lease.
+
+        Args:
+            consumers: Epoch and sub-number of each durable.
+            now: Time now.
         """
         self.expire(now)
         if self.phase not in (phases.OWNED, phases.DRAINING):
@@ -201,17 +220,21 @@ class LeaseMachine:
             self._required_lease().demand()
 
     def gone(self, reason: str, now: float) -> None:
-        """Give the partition up, because its consumer no longer exists. Ignored while ``consumer`` is None."""
+        """Give the partition up, because its consumer no longer exists. Ignored while ``consumer`` is ``None``."""
         self.expire(now)
         if self.consumer is not None:
             self._fence(reason)
 
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
-        """Answer ``LeaseRevoked``: no further result of the partition counts, and ``done`` is the whole ledger.
+        """Answer ``LeaseRevoked``: no further result of the partition counts.
 
-        ``ended``: no handler of it runs. Otherwise the ledger is written and the lease expires instead of being
-        released, so that no other member starts a message that still runs here. Ignored after ``LeaseLost``.
-        ``IllegalInput`` if the partition was not revoked.
+        Ignored after ``LeaseLost``. It raises ``IllegalInput`` if the partition was not revoked.
+
+        Args:
+            done: The whole ledger.
+            now: Time now.
+            ended: Whether no handler of the partition runs. If a handler runs, the machine writes the ledger and lets
+                the lease expire, so that no other member starts a message that still runs here.
         """
         self.expire(now)
         if self.phase == phases.FENCED:
@@ -230,9 +253,17 @@ class LeaseMachine:
     # --- one action at a time, renewals between them, and the end at the deadline
 
     def next(self, now: float, nonce: str) -> Action:
-        """The next action. A ``Wait`` ends at its time or with an input; ``apply`` takes the result of any other.
+        """Return the next action.
 
-        ``nonce`` is a new random text at every call, for an acquisition. ``IllegalInput`` while an action is under way.
+        A ``Wait`` ends at its time or with an input. The result of any other action goes to ``apply``. While an action
+        is under way, the call raises ``IllegalInput``.
+
+        Args:
+            now: Time now.
+            nonce: Random text for an acquisition, a new text at every call.
+
+        Returns:
+            The action.
         """
         if self._asked is not None:
             raise IllegalInput(
@@ -249,10 +280,17 @@ class LeaseMachine:
         return action
 
     def apply(self, action: Action, result: Any, now: float, sent: float) -> None:
-        """Take the result of the action that ``next`` returned; ``sent`` is the time before it was sent.
+        """Apply the result of the action that ``next`` returned.
 
-        An action without an answer has the result ``Unknown``. ``ValueError`` for a record that ``lanes`` did not
-        write: a held lease is given up, and the driver may go on. ``IllegalInput`` for any other action.
+        Args:
+            action: The action.
+            result: The result; ``Unknown`` without an answer.
+            now: Time now.
+            sent: Time before the action was sent.
+
+        Raises:
+            IllegalInput: ``next`` did not return this action.
+            ValueError: ``lanes`` did not write the record. A held lease is then given up, and the driver may continue.
         """
         if action is not self._asked:
             raise IllegalInput(
@@ -267,7 +305,7 @@ class LeaseMachine:
         if result is Unknown:
             self._not_before = now + LOOK_SECONDS
             if not isinstance(action, Write) and self.phase != phases.CONFIRMING:
-                return  # It is asked again.
+                return  # The next call of ``next`` returns the action again.
         try:
             handler(result, now, sent)
         except ValueError as error:
@@ -277,7 +315,7 @@ class LeaseMachine:
             raise
 
     def expire(self, now: float) -> None:
-        """Give up a lease past its deadline. ``next`` does so too; a driver calls it while an action is under way."""
+        """Give up a lease past its deadline. The driver calls it while an action is under way, when ``next`` cannot."""
         if self._held_lease is not None and now >= self._held_lease.expires:
             self._give_up("the lease was not renewed in time")
 
@@ -297,7 +335,7 @@ class LeaseMachine:
                 return action
 
     def _action(self, now: float, nonce: str) -> Action | None:
-        """The action of the phase; None after a step to another phase."""
+        """Return the action of the phase. ``None`` = the machine made a step to another phase."""
         match self.phase:
             case phases.IDLE | phases.FENCED:
                 return self._rest()
@@ -352,7 +390,7 @@ class LeaseMachine:
             case phases.REFINDING:
                 return self._ask(FindConsumers(), self._found_again)
             case phases.VERIFYING:
-                # The renewal that was demanded on entry has succeeded: no phase acts before that.
+                # ``_created`` demanded a renewal. ``_choose`` acts for no phase before that renewal has succeeded.
                 self._step("verified")
                 return None
         raise AssertionError(
@@ -376,7 +414,7 @@ class LeaseMachine:
         return self._held_lease
 
     def _lease(self, value: bytes | None) -> Lease | None:
-        """The lease in a value; None for a free one."""
+        """Return the lease in a value. ``None`` = the lease is free."""
         if not value:
             return None
         lease = decode(Lease, self._lease_key, value)
@@ -417,10 +455,10 @@ class LeaseMachine:
         return self._ask(Write(self._state_key, value, None, fence=fence), handler)
 
     def _is_written(self, result: Any) -> bool:
-        """Whether a fenced write is known to be applied. If not, the lease is renewed before the next write.
+        """Return whether a fenced write was applied. If that is unknown, renew the lease before the next write.
 
-        The refusal may come from a renewal of this member. The renewal also changes the fence, so a write that is still
-        on its way cannot apply after the next one.
+        A renewal of this member may be the reason of a refusal. The new renewal changes the fence, so a write that is
+        still on its way cannot apply after the next write.
         """
         if result is Refused or result is Unknown:
             self._required_lease().demand()
@@ -451,7 +489,7 @@ class LeaseMachine:
     def _surveyed(self, found: Found, now: float, sent: float) -> None:
         """Wait until every lease of a lost bucket has expired, because the state and the lease are missing.
 
-        Each owner has a consumer, which names its lease. The longest of these is the time to wait.
+        Each owner has a consumer that names the length of its lease. The machine waits for the longest lease.
         """
         longest = max([self._ttl, found.lease, *(consumer.lease for consumer in found.consumers)])
         self.outlasting = longest if longest > self._ttl else 0.0
@@ -470,14 +508,14 @@ class LeaseMachine:
     def _read_back(self, result: Any, now: float, sent: float) -> None:
         nonce, claimed = self._claim
         if now >= claimed + self._ttl - self._margin:
-            self._step("refused")  # too late, even if it is this one's
+            self._step("refused")  # too late, even if this member has the lease
         elif result is not Unknown:
             value, revision = result
             lease = self._lease(value)
             if lease is not None and lease.nonce == nonce:
                 self._hold(revision, claimed)
             else:
-                # If the write applies later, the lease expires: this nonce is never used again.
+                # If the write applies later, its lease expires, because no one uses this nonce again.
                 self._step("refused")
 
     def _hold(self, revision: int, sent: float) -> None:
@@ -544,7 +582,7 @@ class LeaseMachine:
         elif isinstance(result, Taken) and result.nonce != self._required_lease().nonce:
             self._step("taken")
         else:
-            # A member frozen before the create may create after the sweep of a new owner: verify the lease.
+            # A member that froze before the create may create after the sweep of a new owner, so it verifies its lease.
             self._required_lease().demand()
             self._step("created")
 
@@ -564,7 +602,7 @@ class LeaseMachine:
         epoch, sub = lowest
 
         def deleted(result: Any, now: float, sent: float) -> None:
-            # A listing may have replaced the list meanwhile.
+            # A new listing may have replaced ``_lower`` meanwhile.
             self._lower = [name for name in self._lower if name != lowest]
 
         return self._ask(DeleteConsumer(epoch, sub), deleted)
@@ -595,7 +633,7 @@ class LeaseMachine:
         return self._rest()
 
     def _checkpointed(self, written: Done, result: Any) -> None:
-        # A newer checkpoint may have replaced it meanwhile.
+        # A newer checkpoint may have replaced the written checkpoint meanwhile.
         if self._is_written(result) and self._checkpoint is written:
             self._checkpoint = None
 
@@ -624,13 +662,14 @@ class LeaseMachine:
 
     def _give_up(self, reason: str) -> None:
         if self.phase == phases.RELEASING:
-            self._released()  # The ledger is written, so nothing is lost.
+            self._released()  # The ledger is stored, so no result is lost.
         else:
             self._fence(reason)
 
     def _fence(self, reason: str) -> None:
-        """Give up a lease that is lost or may be lost. This member never renews or adopts it again."""
-        # Another member may own it meanwhile, and the bucket may be lost again: the next acquisition waits again.
+        """Give up a lease that is lost or may be lost. This member never renews that lease again."""
+        # Another member may own the partition meanwhile and the bucket may be lost, so the next acquisition waits
+        # again.
         self._waited = False
         self._held_lease = None
         self._then = None

@@ -1,12 +1,12 @@
-"""The ledger of a cohort partition: what the next owner must handle.
+"""The ledger of a cohort partition: the messages that the next owner must handle.
 
-The ledger stores the complement of the done sequences, so it stays small however far a stuck key falls behind. Its
-owner is the source. The engine's ``AckLedger`` has another question: which messages are in flight here.
+The ledger stores the sequences that are not done, so it stays small however far a stuck key falls behind. The source
+keeps this ledger. The engine's ``AckLedger`` stores the messages in flight in this process.
 
-A new owner gets a ``Done`` from the former one. Deliveries that the former owner did not finish are outstanding, at
-most ``max_in_flight`` of them. Every other sequence up to the highest delivery is done. That is true only if no
-delivery is missed. The source therefore enters first deliveries in the order of the stream and without a gap. When one
-is missing, it takes the partition over from itself.
+A new owner gets a ``Done`` from the former owner. Deliveries that the former owner did not finish are outstanding, at
+most ``max_in_flight`` of them. Every other sequence up to the highest delivery is done, provided that the source misses
+no delivery. The source therefore enters first deliveries in the order of the stream and without a gap. When a delivery
+is missing, the source takes the partition over from itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 HIGHEST_SEQUENCE: Final = 2**63 - 1
-"""No stream reaches it, so ``lanes`` never writes a higher number."""
+"""Bound on sequences. No stream reaches this number, so ``lanes`` never writes a higher number."""
 
 SHOWN: Final = 60
 
 
 class Done(NamedTuple):
-    """The done sequences of a partition: all up to ``highest``, except ``outstanding`` (rising)."""
+    """The done sequences of a partition: all up to ``highest`` except those in ``outstanding``, which rise."""
 
     highest: int
     outstanding: tuple[int, ...]
@@ -33,7 +33,7 @@ class Done(NamedTuple):
         return self.outstanding[0] - 1 if self.outstanding else self.highest
 
     def union(self, other: Done) -> Done:
-        """The sequences that are done in either of them."""
+        """Return the sequences that are done in either ledger."""
         mine, theirs = set(self.outstanding), set(other.outstanding)
         both = mine & theirs
         both.update(sequence for sequence in mine if sequence > other.highest)
@@ -47,7 +47,7 @@ NOTHING: Final = Done(0, ())
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An outstanding sequence. ``gap``: the number of settled sequences up to the next one that are not saved."""
+    """An outstanding sequence. ``gap``: number of settled and unsaved sequences up to the next outstanding sequence."""
 
     sequence: int
     before: _Open | None
@@ -56,13 +56,19 @@ class _Open:
 
 
 class DeliveryLedger:
-    """The ledger of one ownership, which begins with the former owner's ``Done``. Calls are O(1) except for snapshots.
+    """The ledger of one ownership. Calls are O(1) except for snapshots.
 
-    A new consumer delivers the outstanding sequences first, in the order of the stream. If it skips one, that message
-    has left the stream (a limit, a purge, a time to live). No owner can finish it, and it counts as done.
+    A new consumer delivers the outstanding sequences first, in the order of the stream. If the consumer skips a
+    sequence, its message has left the stream by a limit, a purge or a time to live. No owner can finish that message,
+    so its sequence counts as done.
 
-    ``highest`` is the highest sequence delivered. ``since_saved`` is the number of messages settled above the floor
-    since the last ``save``. A crash repeats at most so many if the consumer's own floor survives it.
+    Args:
+        done: The ``Done`` of the former owner.
+
+    Attributes:
+        highest: Highest sequence delivered.
+        since_saved: Number of messages settled above the floor since the last ``save``. A crash repeats at most so
+            many messages, if the floor of the consumer survives the crash.
     """
 
     __slots__ = ("_ahead", "_first", "_last", "_open", "highest", "since_saved")
@@ -75,12 +81,12 @@ class DeliveryLedger:
         self._last: _Open | None = None
         for sequence in done.outstanding:
             self._append(sequence)
-        self._ahead: _Open | None = self._first  # the lowest outstanding one that no consumer has delivered
+        self._ahead: _Open | None = self._first  # the lowest outstanding sequence that no consumer has delivered
 
     def delivered(self, sequence: int) -> bool:
-        """Enter a delivery; returns whether it is outstanding. Otherwise it is done: acknowledge it again.
+        """Enter a delivery, and return whether its sequence is outstanding. Acknowledge a done sequence again.
 
-        First deliveries must rise without a gap: a skipped sequence counts as done.
+        First deliveries must rise without a gap. A skipped sequence counts as done.
         """
         if self._ahead is not None:
             self._pass_over(self._ahead, sequence)
@@ -91,7 +97,7 @@ class DeliveryLedger:
         return sequence in self._open
 
     def settled(self, sequence: int) -> bool:
-        """Note a finished sequence; True the first time. ``ValueError`` for one that was never delivered."""
+        """Record a finished sequence, and return whether it was outstanding. ``ValueError`` without a delivery."""
         known = self._open.pop(sequence, None)
         if known is None:
             if sequence > self.highest:
@@ -103,7 +109,7 @@ class DeliveryLedger:
         before, after = known.before, known.after
         if before is None:
             self._first = after
-            self.since_saved -= known.gap  # they are now below the floor
+            self.since_saved -= known.gap  # the sequences of the gap are now below the floor
         else:
             before.after = after
             before.gap += known.gap + 1
@@ -124,18 +130,18 @@ class DeliveryLedger:
         return len(self._open)
 
     def snapshot(self) -> Done:
-        """The whole ledger. O(outstanding)."""
+        """Return the whole ledger. O(outstanding)."""
         return Done(self.highest, tuple(known.sequence for known in self._rising()))
 
     def save(self) -> Done:
-        """The whole ledger, for a write that is repeated until it succeeds or the ownership ends."""
+        """Return the whole ledger, for a write that the caller repeats until it succeeds or the ownership ends."""
         for known in self._rising():
             known.gap = 0
         self.since_saved = 0
         return self.snapshot()
 
     def _pass_over(self, ahead: _Open | None, sequence: int) -> None:
-        """Settle outstanding sequences below ``sequence`` that a consumer skipped: they have left the stream."""
+        """Settle the outstanding sequences below ``sequence`` that a consumer skipped, as they have left the stream."""
         while ahead is not None and ahead.sequence <= sequence:
             passed, ahead = ahead, ahead.after
             if passed.sequence < sequence:
@@ -161,7 +167,7 @@ class DeliveryLedger:
 
 
 def encode_done(done: Done) -> list[int]:
-    """Encode as small numbers: ``highest``, then the distance from each outstanding sequence to the one above it."""
+    """Encode as small numbers: ``highest``, then the distance of each outstanding sequence from the number above."""
     encoded = [done.highest]
     above = done.highest
     for sequence in reversed(done.outstanding):
@@ -171,7 +177,7 @@ def encode_done(done: Done) -> list[int]:
 
 
 def decode_done(encoded: object) -> Done:
-    """The inverse of ``encode_done``. ``ValueError`` for any value that it does not return."""
+    """Decode a result of ``encode_done``. ``ValueError`` for any other value."""
     if not isinstance(encoded, list) or not encoded:
         raise ValueError(f"a ledger is a list of whole numbers, got {shown(encoded)}")
     for number in encoded:
@@ -188,6 +194,6 @@ def decode_done(encoded: object) -> Done:
 
 
 def shown(value: object) -> str:
-    """A value as text for an error, cut at 60 characters."""
+    """Return a value as text for an error, cut at 60 characters."""
     text = repr(value[: SHOWN + 1] if isinstance(value, str | bytes | list) else value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

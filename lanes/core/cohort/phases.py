@@ -1,38 +1,38 @@
-"""The phases of a lease machine and all its transitions; ``docs/model/cohort.pml`` has the same, in small.
+"""The phases and transitions of a lease machine. ``docs/model/cohort.pml`` is a smaller model of the same machine.
 
-Numbers are those of the steps in ``docs/model/README.md``.
+The numbers in the comments are the steps of ``docs/model/README.md``.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-IDLE: Final = "idle"  # not wanted, holds nothing
+IDLE: Final = "idle"  # the plan gives the partition to another member, and no lease is held
 LOOKING: Final = "looking"  # 1: is the lease free?
 CHECKING: Final = "checking"  # 1: is the state there?
-SURVEYING: Final = "surveying"  # 1: no, the bucket was lost: which leases may owners still trust?
-GRACE: Final = "grace"  # 1: such an owner may not know of the loss yet
-ACQUIRING: Final = "acquiring"  # 1
+SURVEYING: Final = "surveying"  # 1: the state is missing because the bucket was lost: which leases may still hold?
+GRACE: Final = "grace"  # 1: wait until those leases have expired
+ACQUIRING: Final = "acquiring"  # 1: write the lease
 CONFIRMING: Final = "confirming"  # 1: no answer came: was the write applied?
 READING: Final = "reading"  # 2: the state
 FINDING: Final = "finding"  # 2: the consumers
 WRITING: Final = "writing"  # 3: the epoch and the ledger, fenced by the lease
-CLEARING: Final = "clearing"  # 4: lower epochs, where the retention allows one consumer only
-CREATING: Final = "creating"  # 4
-REFINDING: Final = "refinding"  # 4: the create met another consumer
-VERIFYING: Final = "verifying"  # 5: a renewal
-SWEEPING: Final = "sweeping"  # 4: lower epochs, where the new consumer comes first
-OWNED: Final = "owned"  # 6
+CLEARING: Final = "clearing"  # 4: delete lower epochs first, where the retention allows one consumer only
+CREATING: Final = "creating"  # 4: create the consumer
+REFINDING: Final = "refinding"  # 4: the create found another consumer
+VERIFYING: Final = "verifying"  # 5: renew the lease
+SWEEPING: Final = "sweeping"  # 4: delete lower epochs last, where the retention allows several consumers
+OWNED: Final = "owned"  # 6: handlers run
 DRAINING: Final = "draining"  # 9: until `drained`
 SAVING: Final = "saving"  # 9: the whole ledger, fenced by the lease
-RELEASING: Final = "releasing"  # 9
+RELEASING: Final = "releasing"  # 9: write the released lease
 FENCED: Final = "fenced"  # 7: until `ended`
 
 SEEKING: Final = frozenset({LOOKING, CHECKING, SURVEYING, GRACE, ACQUIRING})
-"""No lease is held, and no write of one is on its way."""
+"""The phases in which no lease is held, and no write of a lease is on its way."""
 
 TAKING: Final = frozenset({READING, FINDING, WRITING, CLEARING, CREATING, REFINDING, VERIFYING, SWEEPING})
-"""The lease is held; the consumer is missing, or lower ones are left."""
+"""The phases in which the lease is held, and the consumer is missing or lower consumers are left."""
 
 TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (IDLE, "planned"): LOOKING,
@@ -73,8 +73,8 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
 }
 """(phase, event) -> phase.
 
-``unplanned``, ``failed`` and ``lost`` are added below. An acquisition that was not announced yet is released or given
-up without an event. An announced ownership is lost.
+The code below adds ``unplanned``, ``failed`` and ``lost``. An acquisition without a ``LeaseOwned`` is released or given
+up without an event. After ``LeaseOwned`` the ownership is lost.
 """
 
 TRANSITIONS.update({(phase, "unplanned"): RELEASING for phase in TAKING})
@@ -83,11 +83,11 @@ TRANSITIONS.update({(phase, "lost"): FENCED for phase in TAKING | {OWNED, DRAINI
 
 
 class IllegalInput(Exception):
-    """The phase of a lease machine does not allow an input: a bug of the driver."""
+    """The phase of a lease machine does not allow an input. This is a bug of the driver."""
 
 
 def following(partition: int, phase: str, event: str) -> str:
-    """The next phase, or ``IllegalInput`` with partition, phase and event."""
+    """Return the next phase. ``IllegalInput`` if the phase does not allow the event."""
     found = TRANSITIONS.get((phase, event))
     if found is None:
         raise IllegalInput(

@@ -1,7 +1,7 @@
 """The plan of a cohort: which member owns which partition.
 
-It is as even as the weights allow, with as few moves as possible. It is deterministic, so members with the same view
-compute the same plan.
+A plan is as even as the weights allow, with as few moves as possible. Planning is deterministic, so members with the
+same view compute the same plan.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import NamedTuple
 class CohortPlan(NamedTuple):
     """The owner of each partition.
 
-    ``owners`` has the member of each partition, None only without a live member. ``active`` are the members that own a
-    partition, ``standbys`` the live ones that own none; both are sorted. ``under_provisioned``: fewer members live than
-    the target asks for.
+    Attributes:
+        owners: Member that owns each partition. ``None`` only without a live member.
+        active: Members that own a partition, sorted.
+        standbys: Live members that own no partition, sorted.
+        under_provisioned: Whether fewer members live than the target.
     """
 
     owners: tuple[str | None, ...]
@@ -33,14 +35,14 @@ def plan(
 ) -> CohortPlan:
     """Plan which member owns which partition.
 
-    The order of ``members`` does not matter, and a plan made from its own result stays the same. With equal weights the
-    shares differ by at most one, and no plan that is as even takes fewer moves.
+    The order of ``members`` does not matter. A plan for the owners of an earlier result returns the same owners. With
+    equal weights the shares differ by at most one, and no equally even plan takes fewer moves.
 
     Args:
-        owners: The present owner of each partition. An owner that is not among ``members`` counts as none.
-        members: The weight of each live member, 1 or more. A member that gets partitions gets its proportion, rounded
-            down or up, and at least one.
-        target: Maximum number of members that get partitions; those that own most come first. ``None`` = all.
+        owners: Present owner of each partition. An owner that is not among ``members`` does not count.
+        members: Weight of each live member, 1 or more. A member that gets partitions gets its proportion, rounded down
+            or up, and at least one partition.
+        target: Maximum number of members that get partitions. Members that own most come first. ``None`` = all members.
         draining: Members that get no partition while another member lives.
 
     Returns:
@@ -64,7 +66,7 @@ def plan(
             owned[owner].append(partition)
         else:
             free.append(partition)
-    # Members that own most come first, so that they stay; names decide between equals.
+    # Members that own most partitions come first, so that they keep them. Names decide between equal members.
     candidates.sort(key=lambda member: -len(owned[member]))
     chosen = candidates[: min(len(owners), len(candidates) if target is None else target)]
     shares = _shares(len(owners), {member: members[member] for member in chosen}, owned)
@@ -85,12 +87,12 @@ def plan(
 
 
 def _shares(partitions: int, weights: Mapping[str, int], owned: Mapping[str, list[int]]) -> dict[str, int]:
-    """The number of partitions of each member.
+    """Return the number of partitions of each member.
 
-    A member whose proportion is below one gets one, so that a chosen member stays chosen. The others get their
-    proportion of the rest rounded down, and one more by the largest remainders (Hamilton's method). Between equal
-    remainders a member that saves a move comes first, then the name decides. With equal weights all remainders are
-    equal, and no other choice takes fewer moves.
+    A member whose proportion is below one partition gets one partition, so that a chosen member stays chosen. Each
+    other member gets its proportion of the remaining partitions, rounded down. The members with the largest
+    remainders get one partition more (Hamilton's method). Between equal remainders a member that saves a move comes
+    first, then the name decides. With equal weights all remainders are equal, and no other choice takes fewer moves.
     """
     shares: dict[str, int] = {}
     heavy = dict(weights)

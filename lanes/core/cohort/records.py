@@ -9,7 +9,8 @@
 | ``s.<partition>`` | ``State`` | no |
 | ``drain.<member>`` | ``DrainRequest`` of an operator | no |
 
-Other programs may write to the bucket. A value that ``lanes`` does not write is a ``ValueError`` with key and remedy.
+Other programs may write to the bucket. For a value that ``lanes`` does not write, ``decode`` raises a ``ValueError``
+with key and remedy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STATE_PREFIX: Final = "s."
 DRAIN_PREFIX: Final = "drain."
 
 HIGHEST: Final = 2**53
-"""Some JSON readers change whole numbers above it. A clock in milliseconds reaches it after 285,000 years."""
+"""Highest number in a record. Some JSON readers change higher numbers. A clock in milliseconds takes 285,000 years."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_=-]+(\.[A-Za-z0-9_=-]+)*")
 _NAME_LIMIT: Final = 128
@@ -42,13 +43,23 @@ _BEFORE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class CohortConfig:
-    """The settings that a cohort never changes. Every join compares them, except ``start``.
+    """The settings that a cohort never changes. Every join compares all of them but ``start``.
 
-    ``choice`` is how the cohort partitions are made: ``transform`` (of the stream), ``created`` (with the stream) or
-    ``sourced`` (from another stream). ``detail`` belongs to it, such as the transform's destination. ``tokens`` are the
-    key's, from 1. ``incarnation`` tells a recreated stream apart. The first epoch begins at ``start``. ``stream`` and
-    ``namespace`` identify the cohort. ``lease`` is the seconds of every member's leases. A field is None if an earlier
-    version wrote the record without it.
+    A field is ``None`` if an earlier version of ``lanes`` wrote the record without the field.
+
+    Attributes:
+        cohort: Name of the cohort.
+        partitions: Number of cohort partitions.
+        choice: Origin of the cohort partitions: ``transform`` (of the stream), ``created`` (with the stream) or
+            ``sourced`` (from another stream).
+        detail: Text that belongs to the choice, such as the destination of the transform.
+        tokens: Numbers of the subject tokens that make the key, from 1.
+        incarnation: Text that tells a recreated stream from the former one.
+        retention: Retention of the stream.
+        start: Start of the first epoch in the stream, as the user set it.
+        stream: Name of the stream.
+        namespace: Namespace of the cohort.
+        lease: Length of every member's leases in seconds.
     """
 
     cohort: str
@@ -80,8 +91,12 @@ class PlanRecord:
 class Heartbeat:
     """A live member.
 
-    ``nonce`` identifies its process, so that a member id used twice is found. ``session`` is the time of its join, in
-    milliseconds since 1970 by its own clock, for the status only. ``lease`` is the number of seconds until it expires.
+    Attributes:
+        nonce: Random text that identifies the process. It shows a member id that two processes use.
+        weight: Weight of the member, 1 or more.
+        target: Maximum number of members that get partitions. ``None`` = all members.
+        session: Time of the join in milliseconds since 1970, by the member's clock; for the status only.
+        lease: Seconds until the heartbeat expires.
     """
 
     nonce: str
@@ -93,7 +108,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease of a partition. ``nonce`` identifies the acquisition. ``epoch`` is None until it is chosen."""
+    """The lease of a partition.
+
+    Attributes:
+        member: Member that holds the lease.
+        nonce: Random text that identifies the acquisition.
+        epoch: Epoch of the acquisition. ``None`` = not chosen yet.
+        released: Whether the member has given the lease back.
+    """
 
     member: str
     nonce: str
@@ -103,7 +125,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state of a partition, which survives every lease: its last epoch and its done sequences."""
+    """The last epoch and the done sequences of a partition. They survive every lease."""
 
     epoch: int
     done: Done
@@ -111,7 +133,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """The request that a member gets no partition while another lives. ``since``: milliseconds since 1970."""
+    """The request that a member gets no partition while another member lives. ``since``: milliseconds since 1970."""
 
     since: int
 
@@ -121,27 +143,27 @@ _R = TypeVar("_R", bound=Record)
 
 
 def lease_key(partition: int) -> str:
-    """The key of a partition's lease."""
+    """Return the key of a partition's lease."""
     return f"{LEASE_PREFIX}{partition}"
 
 
 def state_key(partition: int) -> str:
-    """The key of a partition's state."""
+    """Return the key of a partition's state."""
     return f"{STATE_PREFIX}{partition}"
 
 
 def member_key(member: str) -> str:
-    """The key of a member's heartbeat. ``ValueError`` for an invalid name."""
+    """Return the key of a member's heartbeat. ``ValueError`` for an invalid name."""
     return MEMBER_PREFIX + check_name("member", member)
 
 
 def drain_key(member: str) -> str:
-    """The key of the request to drain a member. ``ValueError`` for an invalid name."""
+    """Return the key of the request to drain a member. ``ValueError`` for an invalid name."""
     return DRAIN_PREFIX + check_name("member", member)
 
 
 def check_name(what: str, name: str) -> str:
-    """Return a name that may be part of a key. ``ValueError`` for an invalid one."""
+    """Return a name that may be part of a key. ``ValueError`` for an invalid name."""
     if len(name) > _NAME_LIMIT or _NAME.fullmatch(name) is None:
         raise ValueError(
             f"the {what} name {shown(name)} cannot be part of a key; use letters, digits, '_', '-' and '=', with "
@@ -151,7 +173,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """The value of a record."""
+    """Return the value of a record."""
     content: dict[str, Any] = {"version": VERSION}
     if isinstance(record, State):
         content |= {"epoch": record.epoch, "done": encode_done(record.done)}
@@ -161,7 +183,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[_R], key: str, value: bytes) -> _R:
-    """The record in a value. ``ValueError`` with key and remedy for a value that ``encode`` does not return.
+    """Return the record in a value. ``ValueError`` with key and remedy for a value that ``encode`` does not return.
 
     Unknown fields are ignored; another ``version`` is refused.
     """
@@ -184,7 +206,7 @@ def decode(kind: type[_R], key: str, value: bytes) -> _R:
 
 
 def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
-    """How the settings of a joining member differ from the cohort's, with the remedy; None if they agree."""
+    """Return the differences between the settings of a joining member and its cohort, with the remedy, or None."""
     differing = {
         field.name: "{} is {}, this member has {}".format(field.name, *_apart(there, here))
         for field in fields(CohortConfig)
@@ -227,7 +249,7 @@ def _not_ours(key: str, value: bytes, why: str) -> ValueError:
 
 
 def _apart(one: object, other: object) -> tuple[str, str]:
-    """Two differing values, cut so that the difference shows."""
+    """Return two differing values as texts, cut so that both show the difference."""
     begin = 0
     if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) > SHOWN:
         pairs = enumerate(zip(one, other, strict=False))
@@ -271,4 +293,4 @@ _CHECKS: Final = {
     "tuple[str | None, ...]": lambda value: tuple(None if item is None else _text(item) for item in _items(value)),
     "Done": decode_done,
 }
-"""By the annotation of a field: the function that checks and converts its JSON value."""
+"""The function that checks and converts a JSON value, by the annotation of its field."""
