@@ -1,19 +1,19 @@
-"""Keeping attempts in a store: loaded before the first start of a partition, written while their lane waits.
+"""The attempts of messages in a store. They are loaded before a partition starts, and stored while their lane waits.
 
 Theory of operation
 -------------------
-A new partition is *loading* until the store has returned the attempts of its former owners. Messages delivered by then
-are put aside. They count against the bounds, and enter the engine in their order after the answer; other partitions
-continue. A message with attempts continues with the next one. A message that was given up gets ``broken``: its lane
-reaches it like any other, its handler is not called, and the poison policy acts as before.
+A new partition is *loading* until the store has returned the attempts of its former owners. Messages that are delivered
+before the answer are put aside. They count against the bounds, and enter the engine in their order after the answer.
+Other partitions continue. A message with attempts continues with the next attempt. A message that a former owner gave
+up gets ``broken``. Its lane reaches the message in order, the handler is not called, and the poison policy decides.
 
-A failure is written while its lane waits. A hold lasts at least until the write. A drain hands the partition over after
-the write, as far as its time allows. So a message gets one attempt more than its policy allows for each process
-that died while it ran, and none for a hand-over. Writes for one message follow each other. Entries of settled messages
-are dropped after the failures, many in one call, and nothing waits for that.
+A failure is written while its lane waits. A hold lasts at least until the write has ended. A drain hands the partition
+over after the write, as far as its time allows. A message therefore gets one extra attempt for each process that died
+while the message ran, and no extra attempt for a hand-over. Writes for one message follow each other. Entries of
+settled messages are dropped after the failures, many in one call, and no lane waits for these calls.
 
-A call that fails is repeated until it succeeds. Only lanes that have failed, and partitions that are loading, wait for
-it. A message that never fails costs nothing.
+A call that fails is repeated until it succeeds. Only lanes with a failure, and partitions that are loading, wait for a
+repeated call. A message that never fails costs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lanes.workers.context import RunContext
 log = logging.getLogger("lanes")
 
 STORE_RETRY: Final = (0.2, 30.0)
-"""Seconds before a failed call of the store is repeated: the first time, and at most."""
+"""Seconds before a failed call of the store is repeated: the first time, and the maximum."""
 
 _STATES: Final[dict[Follows, AttemptState]] = {
     "hold": "held",
@@ -49,17 +49,17 @@ _STATES: Final[dict[Follows, AttemptState]] = {
     "block": "blocked",
     "halt": "held",
 }
-"""State in the store by the step that follows a failure."""
+"""The state in the store, by the step that follows a failure."""
 
 _WRITERS: Final = 8
-"""Number of concurrent calls for one partition, at most."""
+"""Maximum number of concurrent calls for one partition."""
 
 _DROPS: Final = 500
-"""Number of positions dropped by one call, at most."""
+"""Maximum number of positions that one call drops."""
 
 
 class _Loading:
-    """A partition whose attempts are being loaded: the events put aside, and the scope of the task that loads."""
+    """The loading of one partition: its start, the events put aside, and the scope of its task."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -85,10 +85,15 @@ class _Entry:
 
 
 class _Entries:
-    """The entries of one partition by position, those to write, and the scopes of the tasks that write.
+    """The entries of one partition.
 
-    ``given_up``: attempts of messages that must not be handled again. ``urgent``: failures, since a lane or a drain
-    waits for each. ``waiting``: entries to drop, and those of failed writes.
+    Attributes:
+        given_up: Attempts of messages that must not be handled again, by position.
+        by_position: All entries by position.
+        urgent: Failures to write. A lane or a drain waits for each failure.
+        waiting: Entries to drop, and entries whose last write failed.
+        writers: Scopes of the tasks that write.
+        written: Set when a task has written its entries.
     """
 
     def __init__(self) -> None:
@@ -106,8 +111,8 @@ class _Entries:
         queue[position] = entry
 
     def take(self) -> dict[int, _Entry]:
-        """Take the entries of the next call out of the queue: one failure, or many to drop. Empty when none waits."""
-        # A full call of drops goes first, or endless failures would starve them.
+        """Take the entries of the next call out of the queue: one failure, or many entries to drop."""
+        # A full call of drops goes first, or endless failures would starve the drops.
         queue = self.urgent if self.urgent and len(self.waiting) < _DROPS else self.waiting
         positions = list(islice(queue, 1))
         if positions and queue[positions[0]].drop:
@@ -116,9 +121,14 @@ class _Entries:
 
 
 class AttemptKeeper:
-    """Keeps the attempts of one consumer; without a ``store`` it does nothing. Only ``flush`` blocks.
+    """The attempts of one consumer in its store. Without a store every call does nothing. Only ``flush`` blocks.
 
-    ``active``: whether there is a store.
+    Args:
+        context: The run.
+        store: The store. ``None`` = attempts are not stored.
+
+    Attributes:
+        active: Whether the consumer has a store.
     """
 
     def __init__(self, context: RunContext, store: Attempts | None) -> None:
@@ -134,7 +144,7 @@ class AttemptKeeper:
 
     @property
     def asked_since(self) -> dict[Partition, float]:
-        """The start of loading for each partition that is loading."""
+        """The time at which loading began, for each partition that is loading."""
         return {partition: loading.since for partition, loading in self._loading.items()}
 
     def begin(self, partition: Partition, now: float) -> None:
@@ -146,9 +156,13 @@ class AttemptKeeper:
         self._context.start_soon(self._load, partition)
 
     def put_aside(self, event: SourceEvent) -> bool:
-        """Put an event aside if its partition is loading; else give its messages their known attempts.
+        """Put an event aside if its partition is loading. Otherwise give its messages their stored attempts.
 
-        Returns whether the event was put aside.
+        Args:
+            event: An event of the source.
+
+        Returns:
+            Whether the event was put aside.
         """
         if not isinstance(event, Delivered | Progressed):
             return False
@@ -160,7 +174,7 @@ class AttemptKeeper:
         return False
 
     def room(self, room: Room) -> Room:
-        """Reduce the room for the source: messages that were put aside are in flight too."""
+        """Reduce the room for the source by the messages that were put aside."""
         if not self._loading:
             return room
         aside = [event for loading in self._loading.values() for event in loading.events]
@@ -215,7 +229,7 @@ class AttemptKeeper:
         partition.recalled = begin
 
     def _stays_given_up(self, state: AttemptState) -> bool:
-        """Whether the poison policy in force gives the message up again; if not, it gets one more attempt."""
+        """Return whether the poison policy in force gives the message up again. If not, it gets one more attempt."""
         policy = self._engine.policy
         if state == "blocked":
             return policy.given_up(dead_lettered=True) == "block"
@@ -240,7 +254,7 @@ class AttemptKeeper:
         """Store a failure, for the next owner."""
         message = failed.message
         if failed.follows == "block" and given_up_before(message):
-            # `unblock` may follow, and must call the handler.
+            # `unblock` may follow, and then the handler must be called.
             message.broken = None
         entries = self._entries.get(message.partition)
         if entries is None:
@@ -279,7 +293,7 @@ class AttemptKeeper:
                 self._context.start_soon(self._write, partition, scope)
 
     async def _write(self, partition: Partition, scope: anyio.CancelScope) -> None:
-        """Write queued entries; one task at a time writes an entry, so its newest state is written last."""
+        """Write queued entries. One task at a time writes an entry, so the newest state of an entry is written last."""
         entries = self._entries.get(partition)
         if entries is None:
             return
@@ -312,7 +326,7 @@ class AttemptKeeper:
                 entries.urgent.clear()
                 entries.waiting.clear()
                 return True
-            # After the others: an entry that can never be written must not delay them.
+            # These entries go last: an entry that can never be written must not delay the others.
             entries.waiting.update(taken)
             return False
         finally:
@@ -330,7 +344,7 @@ class AttemptKeeper:
         return True
 
     def _repeats(self, error: Exception, what: str, pause: float) -> bool:
-        """Log a failed call that will be repeated; for one that cannot succeed, stop in order and return False."""
+        """Log a failed call that is repeated. If no repetition can succeed, stop in order and return False."""
         if not is_retryable(error, unknown=True):
             self._context.stop_because(error)
             return False
@@ -341,7 +355,7 @@ class AttemptKeeper:
     # --- drains, and the end of the run
 
     def leave(self, partition: Partition) -> None:
-        """Stop loading a partition that drains; its next owner gets the events put aside. Idempotent."""
+        """Stop loading a partition that drains. The next owner gets the messages put aside. Idempotent."""
         loading = self._loading.pop(partition, None)
         if loading is not None:
             loading.scope.cancel()
@@ -355,7 +369,7 @@ class AttemptKeeper:
             await entries.written.wait()
 
     def forget(self, partition: Partition) -> None:
-        """Write nothing more of a partition. Idempotent."""
+        """Write no further entry of a partition. Idempotent."""
         self.leave(partition)
         entries = self._entries.pop(partition, None)
         if entries is not None:
@@ -364,11 +378,11 @@ class AttemptKeeper:
                 scope.cancel()
 
     def end(self) -> None:
-        """Write nothing more at all: the run has ended."""
+        """Write no further entry, because the run has ended."""
         self._entries.clear()
 
 
 def _is_done(position: int, floor: int, completed: Sequence[tuple[int, int]]) -> bool:
-    # A search in sorted disjoint runs: there may be many of them, and many failures.
+    # Both the runs and the failures may be many, so the search in the sorted runs is binary.
     at = bisect_right(completed, (position, inf))
     return position < floor or (at > 0 and position < completed[at - 1][1])

@@ -1,4 +1,4 @@
-"""Checks of the events of a source: a broken rule of ``lanes.source`` is reported as a bug of the adapter."""
+"""Checks of the events of a source. A broken rule of ``lanes.source`` is reported as a bug of the adapter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ TOKEN_LIMIT: Final = 1 << 63
 
 
 def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
-    """Raise ``ContractError`` for an assignment that does not fit the way in which source ``name`` settles.
+    """Check an assignment against the traits of its source.
 
-    A fencing token that records cannot hold is refused too. ``commits``: whether the source commits positions.
+    Args:
+        name: Name of the source.
+        partition: The assignment.
+        commits: Whether the source commits positions.
+
+    Raises:
+        ContractError: The assignment does not fit the source, or records cannot hold its fencing token.
     """
     token = partition.fencing_token
     if token is not None and not 0 <= token < TOKEN_LIMIT:
@@ -35,9 +41,16 @@ def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
 
 
 def check_delivered(name: str, event: Delivered, *, stopping: bool) -> None:
-    """Raise ``ContractError`` for a run that source ``name`` must not deliver.
+    """Check a run of messages.
 
-    ``stopping``: a partition that is assigned during a stop is given back, and its messages may still come.
+    Args:
+        name: Name of the source.
+        event: The run.
+        stopping: Whether the consumer stops. It gives back a partition that is assigned during a stop, and messages of
+            that partition may still come.
+
+    Raises:
+        ContractError: The source must not deliver the run.
     """
     if not event.partition.assignment and not stopping:
         raise ContractError(

@@ -1,4 +1,4 @@
-"""Writing dead letters: each write is repeated for as long as it takes, and only its lane waits."""
+"""The writer of dead letters. A write is repeated until it is confirmed, and only its lane waits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from lanes.workers.context import RunContext
 log = logging.getLogger("lanes")
 
 DEAD_LETTER_RETRY: Final = (0.2, 30.0)
-"""Seconds before an unconfirmed dead letter is written again: the first time, and at most."""
+"""Seconds before an unconfirmed dead letter is written again: the first time, and the maximum."""
 
 
 class DeadLetterWriter:
-    """Writes the dead letters of one consumer. ``confirmed``: number of confirmed ones."""
+    """The writer of the dead letters of one consumer. ``confirmed``: number of confirmed dead letters."""
 
     def __init__(self, context: RunContext, target: DeadLetters | None) -> None:
         self._engine = context.engine

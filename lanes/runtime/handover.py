@@ -1,4 +1,4 @@
-"""Handing partitions over, one task for each: performs the steps that ``lanes.core.drain`` decides."""
+"""The hand-over of partitions. One task for each partition performs the steps that ``lanes.core.drain`` decides."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from lanes.workers.context import RunContext, Workers
 log = logging.getLogger("lanes")
 
 _SETTLE_LIMIT: Final = 30.0
-"""Seconds for the last settlement of a drain without a limit: no other owner gets the partition before its release."""
+"""Seconds for the last settlement of a drain without a limit. The next owner waits for the release anyway."""
 
 _NAMED_LIMIT: Final = 10
-"""Number of positions in one log line, at most."""
+"""Maximum number of positions in one log line."""
 
 
 class _Begun(NamedTuple):
     """A drain that has begun.
 
-    ``ended``: set when no handler runs any more or the partition is lost. ``wait``: scope in which handlers may end.
+    Attributes:
+        drain: The drain.
+        ended: Set when no handler runs any more, or the partition is lost.
+        wait: Scope of the time in which handlers may end.
     """
 
     drain: PartitionDrain
@@ -38,7 +41,17 @@ class _Begun(NamedTuple):
 
 
 class Handover:
-    """The drains of one consumer. ``grace``: seconds that cancelled handlers get."""
+    """The drains of one consumer.
+
+    Args:
+        context: The run.
+        source: Source that releases the partitions.
+        workers: Workers that cancel the handlers.
+        settler: Settler of the finished messages.
+        attempts: Attempts to store before a release.
+        grace: Seconds that cancelled handlers get.
+        close_prefix: See ``Ownership.drain``.
+    """
 
     def __init__(
         self,
@@ -65,9 +78,14 @@ class Handover:
         self._drains: dict[Partition, _Begun] = {}
 
     def begin(self, partition: Partition, timeout: float) -> bool:
-        """Start no more messages of a partition. Returns False when it drains already; else call ``drain``.
+        """Start no more messages of a partition. Does not block.
 
-        ``timeout``: seconds that its handlers get. Does not block.
+        Args:
+            partition: The assignment.
+            timeout: Seconds that its handlers get.
+
+        Returns:
+            Whether the drain has begun, so that the caller must call ``drain``. False = the partition drains already.
         """
         if partition in self._drains:
             return False
@@ -90,7 +108,7 @@ class Handover:
         return True
 
     def ended(self, partition: Partition) -> None:
-        """End the wait for handlers: none of the partition runs any more."""
+        """End the wait for the handlers of a partition, because no handler of it runs any more."""
         if partition in self._drains:
             self._drains[partition].ended.set()
 
@@ -102,20 +120,20 @@ class Handover:
             ended.set()
 
     def hasten(self, partition: Partition, timeout: float) -> None:
-        """Shorten the time of a drain's handlers to ``timeout`` seconds, if that is sooner."""
+        """Shorten the time of a drain's handlers to ``timeout`` seconds, if they have more time left."""
         self._tap.hastened(partition, timeout)
         drain, _, wait = self._drains[partition]
         drain.hasten(anyio.current_time(), timeout)
-        wait.deadline = drain.until  # a later phase has left this scope
+        wait.deadline = drain.until  # no effect in a later phase, which has left this scope
 
     async def drain(self, partition: Partition) -> None:
         """Wait for the handlers of a partition after ``begin``, settle it and release it.
 
-        The handlers get the timeout, then the grace after their cancellation. The last settlement gets
-        ``SETTLE_WITHIN``, or the rest of the timeout. The source gets ``RELEASE_WITHIN``, or the rest of the lease, for
-        the release. ``Settings.longest_drain`` is the sum.
+        The handlers get the timeout, and the grace after their cancellation. The last settlement gets
+        ``SETTLE_WITHIN``, or the unused part of the timeout if that is longer. The release gets ``RELEASE_WITHIN``, or
+        the remaining time of the lease if that is longer. ``Settings.longest_drain`` is the sum.
 
-        Ends early, without a release, when the partition is lost. Cancelled only with the whole run.
+        The drain ends early, without a release, when the partition is lost. Only the end of the whole run cancels it.
         """
         drain, ended, wait = self._drains[partition]
         self._context.after()
@@ -150,7 +168,7 @@ class Handover:
         drain.tell("ended" if ended.is_set() else "late", anyio.current_time())
 
     async def _settle(self, drain: PartitionDrain) -> None:
-        """Settle the finished messages of a fenced partition and write its attempts, in time; log the rest."""
+        """Settle the finished messages of a fenced partition and store its attempts. Log messages that are late."""
         partition, within = drain.partition, drain.until - anyio.current_time()
         with anyio.CancelScope(deadline=drain.until):
             await self._settler.settle_all(partition)
@@ -179,9 +197,15 @@ class Handover:
         drain.tell("late", anyio.current_time())
 
     async def release(self, partition: Partition) -> bool:
-        """Hand a partition back to the source, within ``RELEASE_WITHIN`` seconds or the rest of its lease.
+        """Hand a partition back to the source. No result of its handlers may count any more.
 
-        Returns whether the source has confirmed it. No handler of the partition may count any more.
+        The source gets ``RELEASE_WITHIN`` seconds, or the remaining time of the lease if that is longer.
+
+        Args:
+            partition: The assignment.
+
+        Returns:
+            Whether the source has confirmed the release.
         """
         lease = 0.0 if partition.deadline == NEVER else partition.deadline - self._clock()
         within = max(RELEASE_WITHIN, lease)

@@ -1,10 +1,10 @@
-"""One run of a consumer: it receives messages, settles finished ones, keeps deadlines, and drains.
+"""One run of a consumer: it receives messages, settles finished messages, keeps deadlines, and drains.
 
-It performs the decisions of the engine, and decides nothing about order, retries or bounds itself. Everything runs in
-one task group of one event loop, asyncio or trio, and has ended when ``run`` returns.
+A run performs the decisions of the engine, and decides nothing about order, retries or bounds itself. All its tasks
+belong to one task group of one event loop, asyncio or trio, and have ended when ``run`` returns.
 
-Every event of the source and every effect of the engine passes through this module, to one component or to several.
-Their order is therefore in one place.
+Every event of the source and every effect of the engine passes through this module to the components. This module
+alone decides the order of these calls.
 """
 
 from __future__ import annotations
@@ -60,8 +60,31 @@ log = logging.getLogger("lanes")
 class Run:
     """The run of one consumer over an open source, and the ``RunContext`` of its components.
 
-    ``fatal``: the error that stops it. ``planned``: whether the group has a plan; True for a source without plans.
-    ``redelivered``: number of redelivered positions by cause. ``unsettled``: the partitions whose settlements fail now.
+    Args:
+        engine: The engine.
+        source: The open source.
+        traits: Properties of the source.
+        handler: Handler that ``check_handler`` has accepted.
+        decode: Function for ``Message.data``.
+        dead_letters: Target of dead letters.
+        attempts: Store of attempts.
+        settings: Settings of the consumer.
+        clock: Monotonic clock in seconds.
+        tap: The observers of the run.
+
+    Attributes:
+        engine: The engine.
+        clock: Monotonic clock in seconds.
+        tap: The observers of the run.
+        name: Name of the source in logs and errors.
+        stopping: Whether the run drains, and takes no more messages.
+        planned: Whether the group has a plan; True for a source without plans.
+        fatal: The error that stops the run.
+        redelivered: Number of redelivered positions by cause.
+        workers: The workers that call the handler.
+        attempts: The attempts in a store.
+        settler: The settler of finished messages.
+        dead_letter_writer: The writer of dead letters.
     """
 
     def __init__(
@@ -129,7 +152,7 @@ class Run:
         return ThreadWorkers(self, sync_handler(handler, decode), timeout=timeout, grace=grace)
 
     async def run(self) -> None:
-        """Consume until ``stop`` is called, a finite source has ended, or an error stops it; see ``fatal``.
+        """Consume until ``stop`` is called, a finite source has ended, or the error ``fatal`` stops the run.
 
         A cancellation stops at once.
         """
@@ -149,7 +172,7 @@ class Run:
             self.attempts.end()
 
     def stop(self) -> None:
-        """Take no more messages, and drain. Does not block. Idempotent. Thread-safe: see ``ThreadSafeCall``."""
+        """Take no more messages, and drain. Does not block. Idempotent. Other threads may call it."""
         self._told_to_stop()
 
     def _stop(self) -> None:
@@ -165,7 +188,7 @@ class Run:
 
         ``taking``: number of ready lanes that the caller takes itself, without being woken.
         """
-        # Called after every message, so it reads the engine's own lists, which are never replaced.
+        # This method is called after every message, so it reads the engine's own lists. They are never replaced.
         if self._effects:
             self._perform()
         if self._dirty and self.settler.idle:
@@ -176,22 +199,22 @@ class Run:
             self._stop_when_exhausted()
 
     def floors_moved(self) -> None:
-        """Look again at the partitions at ``max_ahead``: a message has finished, or a commit was confirmed."""
+        """Check the partitions at ``max_ahead`` again, because a message has finished or a commit was confirmed."""
         if self._stalls.moved(self.clock()):
             self._timer_wake.set()
 
     def overdue(self, partition: Partition) -> bool:
-        """Whether the lease on a partition has run out; if so, the partition is lost. Idempotent."""
+        """Lose a partition whose lease has run out, and return whether it has. Idempotent."""
         if self.clock() < partition.deadline:
             return False
         self.lose(partition, "its lease has run out")
         return True
 
     def stop_because(self, error: BaseException) -> None:
-        """Stop in order and raise ``error`` from ``run``; the first one wins. Does not block."""
+        """Stop in order, and raise the first such ``error`` from ``run``. Does not block."""
         if self.fatal is None:
             self.fatal = error
-            # An error of `lanes` is complete where it is raised; another one needs this context.
+            # The caller sees an error of `lanes` with its full text. Any other error needs this log line.
             level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
             log.log(level, "%s: stopping: %s: %s", self.name, type(error).__qualname__, error_text(error))
         self.stop()
@@ -199,15 +222,15 @@ class Run:
     # --- tasks, and their end
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Start a task of the run; an error that it raises stops the run in order."""
+        """Start a task of the run. An exception of the task stops the run in order."""
         self._tasks.start_soon(self._guarded, task, *arguments)
 
     def look_for_due(self) -> None:
-        """Look at the deadlines again: a hold may end sooner than was known. Does not block."""
+        """Compute the next deadline again, because a hold may end sooner. Does not block."""
         self._timer_wake.set()
 
     async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Run a task of the run. An exception of it stops the run in order."""
+        """Run a task of the run. An exception of the task stops the run in order."""
         try:
             await task(*args)
         except Exception as error:
@@ -251,7 +274,7 @@ class Run:
             self.after()
 
     def enter(self, event: SourceEvent) -> None:
-        """Process an event of the source: at once, or after it was put aside."""
+        """Process an event of the source, at once or after it was put aside."""
         engine, now = self.engine, self.clock()
         if isinstance(event, Delivered):
             check_delivered(self.name, event, stopping=self.stopping)
@@ -261,7 +284,7 @@ class Run:
                 engine.receive(event.partition, event.run, event.size, now)
             except PositionFell as error:
                 raise ContractError(f"{self.name}: {error}") from error
-            # At once: the rows of redelivered messages must follow the row of their run.
+            # The effects are performed at once, because the rows of redelivered messages follow the row of their run.
             self._perform()
         elif isinstance(event, Assigned):
             self._assigned(event.partition)
@@ -286,7 +309,7 @@ class Run:
     def _assigned(self, partition: Partition) -> None:
         check_assigned(self.name, partition, commits=self._commits)
         if self.stopping:
-            # Once only, or a source that assigns it again each time would never let the run end.
+            # A partition is given back once, or a source that assigns it again each time would never let the run end.
             if partition.id not in self._given_back:
                 self._given_back.add(partition.id)
                 self.start_soon(self._handover.release, partition)
@@ -307,13 +330,13 @@ class Run:
         if not self.engine.owns(partition):
             self.start_soon(self._handover.release, partition)
             return
-        # With an infinite timeout the next owner waits, so no handler is cancelled.
+        # An infinite timeout means that the next owner waits, so no handler is cancelled.
         if timeout < NEVER:
             timeout = min(timeout, self._settings.drain_timeout)
         self._start_drain(partition, timeout)
 
     def lose(self, partition: Partition, reason: str) -> None:
-        """Count nothing of a partition any more, from this call on. Idempotent."""
+        """Give up a lost partition. From this call on, no result of the partition counts. Idempotent."""
         if not self.engine.owns(partition):
             return
         zombies = self.engine.lose(partition)
@@ -349,7 +372,7 @@ class Run:
             for stall in self._stalls.due(now):
                 why = self.settler.unsettled.error(stall.partition)
                 report_stall(stall, self.name, self._settings.max_ahead, now, why)
-            # If all handlers hang, no other call has the clients paused.
+            # If all handlers hang, no other call pauses the clients.
             self.after()
 
     # --- effects
@@ -374,7 +397,7 @@ class Run:
         elif isinstance(effect, fx.Redelivered):
             self.redelivered[effect.cause] += 1
             tap.redelivered(effect)
-            # Positions that a former owner completed must be committed, even if no other message finishes.
+            # Positions that a former owner has completed are committed, even if no other message finishes.
             self.settler.wake()
         elif isinstance(effect, fx.DeadLetterDue):
             self.start_soon(self.dead_letter_writer.write, effect)
@@ -389,7 +412,7 @@ class Run:
             tap.abandoned(effect.messages)
         elif isinstance(effect, fx.Zombie):
             tap.zombie(effect.message)
-            # Its key may have a message in a new assignment, which can start now.
+            # A message of the same key in a new assignment may start now.
             self.workers.wake()
         elif isinstance(effect, fx.AheadReached):
             self._ahead_reached(effect)
@@ -409,14 +432,14 @@ class Run:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """Ask the source again: it may deliver more or less than before. Does not block."""
-        # receive() is cancel-safe, and is called again with the new room.
+        """Call the source again with the new room. Does not block."""
+        # receive() is cancel-safe, and ``_pump`` calls it again.
         self._receiving.cancel()
 
     def _ahead_reached(self, effect: fx.AheadReached) -> None:
         self.tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
         self.room_changed()
-        # If only a confirmation is missing, it is requested now.
+        # If only the confirmation of a commit is missing, the commit is sent now.
         self.settler.wake()
         self._stalls.reached(effect.partition, self.clock())
         self._timer_wake.set()

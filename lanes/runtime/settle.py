@@ -1,4 +1,4 @@
-"""Settling: the broker learns which messages are finished, and unfinished ones are kept alive."""
+"""The settler: it tells the broker which messages are finished, and keeps unfinished messages alive."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ from lanes.source import Source
 from lanes.workers.context import RunContext
 
 SETTLE_RETRY: Final = (0.05, 1.0)
-"""Seconds before a settlement that may not have been sent is repeated: the first time, and at most."""
+"""Seconds before a settlement that may not have left is repeated: the first time, and the maximum."""
 
 
 class Settler:
-    """Settles the finished messages of one consumer: at most one settlement of a partition is under way.
+    """The settlements of one consumer. At most one settlement of a partition is under way.
 
-    A source that settles each message by itself gets a settlement as soon as the one before has left. For a source that
-    ``commits``, finished messages enter the ledger at once, and commits are sent concurrently when they are due.
+    A source that settles each message by itself gets the next settlement as soon as the settlement before has left. For
+    a source that commits, finished messages enter the ledger at once, and due commits are sent concurrently.
 
-    ``idle``: whether it must be woken for a finished message. ``unsettled``: the partitions whose settlements fail.
+    Args:
+        context: The run.
+        source: Source that settles.
+        attempts: Attempts in the store, which are dropped for settled messages.
+        commits: Whether the source commits positions.
+
+    Attributes:
+        idle: Whether ``wake`` must be called for a finished message.
+        unsettled: The partitions whose settlements fail.
     """
 
     def __init__(self, context: RunContext, source: Source, attempts: AttemptKeeper, *, commits: bool) -> None:
@@ -50,7 +58,7 @@ class Settler:
             while not self._failed:
                 await self._wait()
                 if self._commits:
-                    # A cancelled commit is due again at once, and must not start again during a cancellation.
+                    # A cancelled commit is due again at once. During a cancellation no commit may start.
                     await anyio.lowlevel.checkpoint_if_cancelled()
                     settlements = self._collect(everything=False)
                     if settlements:
@@ -74,15 +82,18 @@ class Settler:
         self.idle = False
 
     def wake(self) -> None:
-        """Settle a finished message soon. Cheap when it is not idle."""
+        """Settle a finished message soon. The call is cheap while the settler is not idle."""
         if self.idle:
             self.idle = False
             self._wake.set()
 
     async def settle_all(self, partition: Partition | None = None) -> None:
-        """Settle every finished message of one partition, or of all, and wait for concurrent settlements of them.
+        """Settle every finished message, and wait for concurrent settlements of the same messages.
 
-        Repeats failed settlements, and gives up once the source has failed for good.
+        Failed settlements are repeated until the source has failed for good.
+
+        Args:
+            partition: The assignment to settle. ``None`` = all assignments.
         """
         pause = SETTLE_RETRY[0]
         while not self._failed:
@@ -91,7 +102,7 @@ class Settler:
                 pause = min(pause * 2, SETTLE_RETRY[1])
             elif self._sending(partition):
                 if self._left.is_set():
-                    # Replaced only when set, because several calls may wait for it.
+                    # Several calls may wait for one event, so only an event that is set is replaced.
                     self._left = anyio.Event()
                 await self._left.wait()
             elif not self._pending(partition):
@@ -108,7 +119,7 @@ class Settler:
         return self._engine.owns(partition) and partition.commits.pending
 
     async def settle(self) -> bool:
-        """Settle every finished message. Returns False when that must be repeated. Idempotent."""
+        """Settle every finished message, and return whether the settlement has succeeded. Idempotent."""
         async with self._lock:
             settlements = self._collect(everything=True)
             return not settlements or await self._send(settlements)
@@ -134,9 +145,9 @@ class Settler:
             self._left.set()
 
     def give_up(self, partition: Partition) -> None:
-        """Cancel the commit of a partition that is under way; a late one could undo a commit of the next owner.
+        """Cancel the commit of a partition that is under way, because it could undo a commit of the next owner.
 
-        Commits sent by the same call are repeated. Does not block. Idempotent.
+        Commits of other partitions in the same call are repeated. Does not block. Idempotent.
         """
         for scope, settlements in self._sends.items():
             if any(settlement.partition is partition for settlement in settlements):
@@ -159,7 +170,7 @@ class Settler:
         return False
 
     def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
-        """The settlements whose partition was not given up between their collection and this task."""
+        """Return the settlements whose partition was not given up since their collection."""
         gone = []
         for settlement in settlements:
             commits = settlement.partition.commits
@@ -208,8 +219,8 @@ class Settler:
         return True
 
     async def keep_alive(self, interval: float) -> None:
-        """Extend each unsettled message at least every ``interval`` seconds; until cancelled."""
-        # Every half interval, messages older than half an interval: one that finishes sooner costs nothing.
+        """Extend each unsettled message at least every ``interval`` seconds, until cancelled."""
+        # Every half interval, messages older than half an interval are extended. Younger messages cost nothing.
         period = interval / 2
         while True:
             await anyio.sleep(period)
