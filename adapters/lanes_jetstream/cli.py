@@ -58,8 +58,6 @@ def drain(member: Member, stream: StreamOption = "", server: Server = "", namesp
     The drain ends when the member leaves in order, or by `undrain`. A member that dies and returns under its name is
     still drained. A second drain has no effect.
     """
-    if not stream:
-        stop("`lanes cohort drain` needs --stream NAME")
 
     async def work(view: CohortView) -> None:
         new = await view.drain(member)
@@ -71,8 +69,6 @@ def drain(member: Member, stream: StreamOption = "", server: Server = "", namesp
 @cohort.command()
 def undrain(member: Member, stream: StreamOption = "", server: Server = "", namespace: Namespace = "") -> None:
     """Withdraw a drain, so that the member gets its share again."""
-    if not stream:
-        stop("`lanes cohort undrain` needs --stream NAME")
 
     async def work(view: CohortView) -> None:
         new = await view.undrain(member)
@@ -83,6 +79,8 @@ def undrain(member: Member, stream: StreamOption = "", server: Server = "", name
 
 def _run(server: str, stream: str, namespace: str, work: Work) -> None:
     """Run ``work`` on the cohort. Report an error of ``lanes`` as one line."""
+    if not stream:
+        stop("`lanes cohort` needs --stream NAME")
     if not server:
         stop("`lanes cohort` needs --server URL, such as nats://127.0.0.1:4222")
 

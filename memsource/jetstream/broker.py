@@ -129,12 +129,8 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
     @property
     def taken(self) -> list[tuple[str, Partition]]:
         """The taken assignments, each with its member; see ``memsource.personality.Personality.taken``."""
-        found = []
-        for member, slot, epoch in self.cohort.taken:
-            partition = self._by_lease[member].announced.get((slot, epoch))
-            if partition is not None:
-                found.append((member.rpartition("#")[0], partition))
-        return found
+        known = [(name, self._by_lease[name].announced.get((slot, epoch))) for name, slot, epoch in self.cohort.taken]
+        return [(name.rpartition("#")[0], partition) for name, partition in known if partition is not None]
 
     @property
     def unfinished(self) -> list[Record]:

@@ -13,8 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from lanes.clock import Clock
 from lanes.cohort.membership import CohortSettings
-from lanes.core.cohort.records import CohortConfig, drain_key, encode
-from lanes.core.cohort.records import DrainRequest as Wish
+from lanes.core.cohort.records import CohortConfig, DrainRequest, drain_key, encode
 from lanes.core.types import Partition
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
 from memsource.jetstream.lease_store import Bucket
@@ -189,14 +188,12 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
             living = sorted({source.member for source in self.members if source.alive})
             if not living:
                 return False
-            self._drained = living[self._redelivered % len(living)]
-            value = encode(Wish(since=self.stream.server_ms(now)))
+            member = self._drained = living[self._redelivered % len(living)]
+            value = encode(DrainRequest(since=self.stream.server_ms(now)))
         else:
-            value = b""
-        key = drain_key(self._drained)
+            member, self._drained, value = self._drained, None, b""
+        key = drain_key(member)
         self.bucket.write(key, value, now, revision=self.bucket.read(key, now).revision)
-        if not value:
-            self._drained = None
         return True
 
     def lose(self, partition: int, now: float) -> bool:

@@ -309,5 +309,4 @@ class MemoryEpochConsumers:
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:
         """See ``lanes.cohort.leases.EpochConsumers.delete``."""
-        name = Durable(partition, epoch, sub)
-        await self.link.write(lambda now: self.stream.delete(name, now))
+        await self.link.write(lambda now: self.stream.delete(Durable(partition, epoch, sub), now))

@@ -29,6 +29,7 @@ from lanes_jetstream.wire.connection import (
     retrieve,
     unix_seconds,
 )
+from lanes_jetstream.wire.stream import start_fields
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -154,7 +155,7 @@ class JetStreamEpochConsumers:
             for found, epoch, sub in names:
                 if found != partition:
                     continue
-                info = await self._info(self.name(partition, epoch, sub))
+                info = await self._find("INFO", self.name(partition, epoch, sub))
                 if info is None:
                     break  # The durable was deleted, or its creation is not complete. List again.
                 described = _described(partition, epoch, sub, info)
@@ -170,7 +171,7 @@ class JetStreamEpochConsumers:
 
     async def marked(self) -> int | None:
         """Read whether a cohort used the stream; see ``lanes.cohort.leases.EpochConsumers.marked``."""
-        info = await self._info(mark_of(self.namespace))
+        info = await self._find("INFO", mark_of(self.namespace))
         return None if info is None else _lease_of(info)
 
     async def mark(self) -> None:
@@ -203,12 +204,7 @@ class JetStreamEpochConsumers:
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:
         """Delete a durable; see ``lanes.cohort.leases.EpochConsumers.delete``."""
-        name = self.name(partition, epoch, sub)
-        try:
-            await self._api(f"CONSUMER.DELETE.{self.stream}.{name}")
-        except ApiError as error:
-            if error.err_code != codes.CONSUMER_NOT_FOUND:
-                raise self._refused(name, error) from None
+        await self._find("DELETE", self.name(partition, epoch, sub))
 
     # --- further queries
 
@@ -249,11 +245,7 @@ class JetStreamEpochConsumers:
             "replay_policy": "instant",
             "metadata": {NONCE: nonce, LEASE: str(int(self.lease))},
             **({"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}),
-            **(
-                {"deliver_policy": "all"}
-                if start is None
-                else {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}
-            ),
+            **start_fields("beginning" if start is None else max(1, start)),
         }
 
     async def _api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
@@ -289,7 +281,7 @@ class JetStreamEpochConsumers:
             )
         except ApiError as error:
             if error.err_code in codes.CONSUMER_NAME_TAKEN:
-                info = await self._info(name)
+                info = await self._find("INFO", name)
                 raise ConsumerExists(f"consumer {self.stream}/{name} exists", nonce=_metadata(info, NONCE)) from None
             if error.err_code in codes.CONSUMER_NOT_UNIQUE:
                 with suppress(SourceError, UnknownResult):
@@ -304,9 +296,10 @@ class JetStreamEpochConsumers:
                 ) from None
             raise self._refused(name, error) from None
 
-    async def _info(self, name: str) -> dict[str, Any] | None:
+    async def _find(self, request: Literal["INFO", "DELETE"], name: str) -> dict[str, Any] | None:
+        """Send a request about one durable. Returns None for a missing durable."""
         try:
-            return await self._api(f"CONSUMER.INFO.{self.stream}.{name}")
+            return await self._api(f"CONSUMER.{request}.{self.stream}.{name}")
         except ApiError as error:
             if error.err_code == codes.CONSUMER_NOT_FOUND:
                 return None
@@ -332,11 +325,8 @@ class JetStreamEpochConsumers:
         names: list[EpochName] = []
         others: list[str] = []
 
-        async def ask(offset: int) -> dict[str, Any]:
-            return await self._api(f"CONSUMER.NAMES.{self.stream}", {"offset": offset})
-
         with self.connection.api_errors(f"stream {self.stream!r}"):
-            found = await read_pages(ask, lambda page: page.get("consumers") or [])
+            found = await read_pages(self._api, f"CONSUMER.NAMES.{self.stream}", "consumers")
         for name in found:
             parsed = EpochName.parse(self.namespace, name)
             if parsed is not None:

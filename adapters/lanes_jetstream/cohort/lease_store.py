@@ -280,17 +280,18 @@ class JetStreamLeaseStore:
         """List the keys with a prefix, deleted and expired keys included."""
         subject, what = self._connection.api_subject(f"STREAM.INFO.{self._stream}"), f"list of {prefix!r}"
 
-        async def ask(offset: int) -> dict[str, Any]:
-            request = {"subjects_filter": f"{self._subjects}{prefix}>", "offset": offset}
+        async def ask(subject: str, request: dict[str, object]) -> dict[str, Any]:
+            request["subjects_filter"] = f"{self._subjects}{prefix}>"
             try:
-                return await self._ask(subject, json.dumps(request).encode(), what)
+                answer = await self._ask(subject, json.dumps(request).encode(), what)
             except ApiError as error:
                 if error.err_code != codes.STREAM_NOT_FOUND:
                     raise self._refused(what, error) from None
-            await self._make_anew()
-            return {}
+                await self._make_anew()
+                return {}
+            return {**(answer.get("state") or {}), **answer}
 
-        found = await read_pages(ask, lambda page: (page.get("state") or {}).get("subjects") or {})
+        found = await read_pages(ask, subject, "subjects")
         return [subject.removeprefix(self._subjects) for subject in found]
 
     def _refused(self, what: str, error: ApiError) -> UnknownResult | SourceError:

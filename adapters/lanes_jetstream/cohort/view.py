@@ -209,10 +209,7 @@ class CohortView:
         """Read the newest durable of each cohort partition."""
         found: dict[int, DurableView] = {}
 
-        async def ask(offset: int) -> dict[str, Any]:
-            return await self._api(f"CONSUMER.LIST.{self._stream}", {"offset": offset}) or {}
-
-        for info in await read_pages(ask, lambda page: page.get("consumers") or []):
+        for info in await read_pages(self._api, f"CONSUMER.LIST.{self._stream}", "consumers"):
             name = EpochName.parse(self._namespace, info.get("name"))
             if name is None:
                 continue
@@ -358,12 +355,8 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
 
     Raises ``SourceError`` if the server does not answer.
     """
-
-    async def ask(offset: int) -> dict[str, Any]:
-        return await connection.api("STREAM.NAMES", {"offset": offset})
-
     with connection.api_errors(f"the buckets of stream {stream!r}"):
-        names = await read_pages(ask, lambda page: page.get("streams") or [])
+        names = await read_pages(connection.api, "STREAM.NAMES", "streams")
     buckets = (str(name).removeprefix("KV_") for name in names if str(name).startswith("KV_"))
     return sorted(namespace for bucket in buckets if (namespace := namespace_of(bucket, stream)) is not None)
 

@@ -143,11 +143,8 @@ class CohortWatch:
         while self.partitions.by_number.get(owned.number) is owned:
             try:
                 await self.connection.api(f"CONSUMER.INFO.{self.stream}.{consumer}")
-            except NoAnswer:
-                await asyncio.sleep(_RETRY_DELAY)
-                continue
-            except ApiError as error:
-                if error.temporary:
+            except (ApiError, NoAnswer) as error:
+                if isinstance(error, NoAnswer) or error.temporary:
                     await asyncio.sleep(_RETRY_DELAY)
                     continue
                 if error.err_code == codes.CONSUMER_NOT_FOUND:

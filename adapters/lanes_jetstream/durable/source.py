@@ -18,7 +18,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
 from lanes_jetstream.durable.consumer import DurableConsumer
 from lanes_jetstream.durable.pulls import DurablePulls
-from lanes_jetstream.durable.takeover import Takeover
+from lanes_jetstream.durable.takeover import POLL_INTERVAL, RETRY_DELAY, Takeover
 from lanes_jetstream.durable.watch import DurableWatch, ReadState
 from lanes_jetstream.wire.acks import AckMode, Acks, ack_errors, keep_alive
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
@@ -28,12 +28,6 @@ from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
 from lanes_jetstream.wire.stream import OutOfRange
 
 log = logging.getLogger("lanes.jetstream")
-
-_POLL_INTERVAL: Final = 0.25
-"""Seconds between two checks of the connection while nothing arrives."""
-
-_RETRY_DELAY: Final = 0.5
-"""Seconds between two attempts of a start that found no leader."""
 
 _OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
 """Seconds that a start waits for the end of another process's pull requests, longer than those of a dead machine."""
@@ -151,7 +145,7 @@ class DurableSource:
                 await self._pulls.pull(room)
             except (nats.errors.Error, OSError) as error:
                 self._pulls.interrupt("unsent", f"pull not sent ({type(error).__name__})")
-            await self._pulls.wait(_POLL_INTERVAL)
+            await self._pulls.wait(POLL_INTERVAL)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``.
@@ -207,7 +201,7 @@ class DurableSource:
             shortest, _ = self.durable.ack_waits
             self._extend_at = now + shortest / 3
             await keep_alive(self.connection.client, [raw.reply for raw in self._pulls.arrived], self._name)
-        await asyncio.sleep(_POLL_INTERVAL)
+        await asyncio.sleep(POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
         """Make one run of messages, up to the first sign of a lost delivery.
@@ -298,7 +292,7 @@ class DurableSource:
             if not failure.retryable or monotonic() > give_up:
                 raise failure
             log.warning("%s: %s; retrying", self._name, failure)
-            await asyncio.sleep(_RETRY_DELAY)
+            await asyncio.sleep(RETRY_DELAY)
 
     async def _refuse_other_pullers(self) -> None:
         give_up = monotonic() + _OTHER_PULLER_WAIT
@@ -310,4 +304,4 @@ class DurableSource:
                 log.warning(
                     "%s: another process pulls; waiting up to %.0f s for it to stop", self._name, _OTHER_PULLER_WAIT
                 )
-            await asyncio.sleep(_POLL_INTERVAL)
+            await asyncio.sleep(POLL_INTERVAL)

@@ -33,11 +33,11 @@ TakeoverMode = Literal["auto", "modify", "hold-back"]
 RESET_SINCE: Final = (2, 14)
 """The first nats-server that can reset a consumer."""
 
-_POLL_INTERVAL: Final = 0.25
-"""Seconds between two checks of a lost connection."""
+POLL_INTERVAL: Final = 0.25
+"""Seconds between two checks of the connection while no message arrives."""
 
-_RETRY_DELAY: Final = 0.5
-"""Seconds between two attempts of a takeover."""
+RETRY_DELAY: Final = 0.5
+"""Seconds between two attempts of a takeover, or of a start that found no leader."""
 
 _UNANSWERED: Final = 3
 """Number of consecutive unanswered requests to change the consumer after which the change counts as not permitted."""
@@ -104,7 +104,7 @@ class Takeover:
             log.warning("%s: pulling from a fresh inbox (%s)", self.name, why)
         if kind == "crowded":
             # Without a pause this loop would only send requests, while other processes pull.
-            await asyncio.sleep(_RETRY_DELAY)
+            await asyncio.sleep(RETRY_DELAY)
         while True:
             try:
                 await self._until_connected()
@@ -136,12 +136,12 @@ class Takeover:
                     self._ran_before = True
                     self._last_failure = ""
                     return collected
-            await asyncio.sleep(_RETRY_DELAY)
+            await asyncio.sleep(RETRY_DELAY)
 
     def _unfinished(self, why: str) -> None:
         # Warn once, not each half second of an outage.
         level = logging.WARNING if why != self._last_failure else logging.DEBUG
-        log.log(level, "%s: takeover not finished (%s); retrying every %g s", self.name, why, _RETRY_DELAY)
+        log.log(level, "%s: takeover not finished (%s); retrying every %g s", self.name, why, RETRY_DELAY)
         self._last_failure = why
 
     async def _restore(self) -> None:
@@ -255,7 +255,7 @@ class Takeover:
         """
         await self.pulls.request_exactly(count - len(collected))
         while len(collected) < count:
-            await self.pulls.wait(_RETRY_DELAY)
+            await self.pulls.wait(RETRY_DELAY)
             arrived = self.pulls.take()
             if self.pulls.check() is not None:
                 raise NoAnswer(f"{self.name}: {self.pulls.interruption}")
@@ -300,7 +300,7 @@ class Takeover:
         )
         deadline = monotonic() + wait
         while monotonic() < deadline:
-            await asyncio.sleep(min(_RETRY_DELAY, max(0.0, deadline - monotonic())))
+            await asyncio.sleep(min(RETRY_DELAY, max(0.0, deadline - monotonic())))
             if not (await self.durable.refresh()).unacknowledged:
                 return
             if self.pulls.check() is not None:
@@ -316,4 +316,4 @@ class Takeover:
     async def _until_connected(self) -> None:
         while not self.connection.client.is_connected:
             self.check_connection()
-            await asyncio.sleep(_POLL_INTERVAL)
+            await asyncio.sleep(POLL_INTERVAL)

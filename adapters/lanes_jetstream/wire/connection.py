@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -421,22 +421,23 @@ def fields_of(answer: Msg, what: str) -> dict[str, Any]:
 
 
 async def read_pages(
-    ask: Callable[[int], Awaitable[dict[str, Any]]], found: Callable[[dict[str, Any]], Iterable[Any]]
+    api: Callable[[str, dict[str, object]], Awaitable[dict[str, Any] | None]], subject: str, field: str
 ) -> list[Any]:
     """Read a listing to its end.
 
     Args:
-        ask: Requests one page. The argument is the number of entries to skip.
-        found: Returns the entries of a page.
+        api: Sends one request with some fields, such as ``Connection.api``.
+        subject: Name of the request.
+        field: Field of the answer that holds the entries of a page.
 
     Returns:
         The entries of all pages.
     """
     listed: list[Any] = []
     for _ in range(_PAGES):
-        page = await ask(len(listed))
         before = len(listed)
-        listed += found(page)
+        page = await api(subject, {"offset": before}) or {}
+        listed += page.get(field) or []
         if len(listed) == before or len(listed) >= int(page.get("total", 0)):
             break
     return listed

@@ -43,7 +43,11 @@ def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction |
             broken = error
     message = Message(partition, position, lane, _size_of(raw), raw, raw.reply)
     if broken is not None:
-        _break(message, broken)
+        message.broken = MessageError(
+            f"key=… failed at {partition.id.source} sequence {position} with {type(broken).__name__}; correct the key "
+            "function, or exclude the message with filter_subject"
+        )
+        message.broken.__cause__ = broken
     return message
 
 
@@ -53,14 +57,6 @@ def _size_of(raw: Msg) -> int:
     if raw.headers:
         size += sum(len(name) + len(value) for name, value in raw.headers.items())
     return size
-
-
-def _break(message: Message, error: Exception) -> None:
-    message.broken = MessageError(
-        f"key=… failed at {message.partition.id.source} sequence {message.position} with {type(error).__name__}; "
-        "correct the key function, or exclude such messages with filter_subject"
-    )
-    message.broken.__cause__ = error
 
 
 def sequences(reply: str) -> tuple[int, int]:
