@@ -1,6 +1,7 @@
-"""The promises of a run, each with a checker that judges it by a history.
+"""One checker for each promise of a run, which judges the promise by a history.
 
-``docs/checkers.md`` maps each invariant to its checker. The numbers in the docstrings are the numbers of that page.
+``docs/checkers.md`` maps each invariant to its checker. The numbers in the docstrings are the numbers of the
+invariants on that page.
 
 Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
 ``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``; ``retries``, ``progress``, ``bounds``,
@@ -86,7 +87,7 @@ __all__ = [
 ]
 
 MakeChecker = Callable[[Timeline], Checker]
-"""Makes the checker of one promise for what a history tells."""
+"""A function that makes the checker of one promise for a timeline."""
 
 TIMED: Final = (
     CommitsInTime,
@@ -95,7 +96,7 @@ TIMED: Final = (
     DrainInTime,
     DrainWaitsForRunning,
 )
-"""Those that judge deadlines, and take a ``margin``: seconds by which something may be late."""
+"""The checkers that judge deadlines. Their argument ``margin`` is the seconds by which an action may be late."""
 
 CHECKERS: Final[tuple[MakeChecker, ...]] = (
     # Order and exclusion
@@ -137,14 +138,14 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
     KeptWorkGoesOn,
     NoDuplicateCleanly,
 )
-"""All of them, in the order of a report."""
+"""All checkers, in the order of a report."""
 
 
 def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
-    """All checkers, with another margin for deadlines. Virtual time allows a small one.
+    """Return all checkers, with another margin for deadlines. Virtual time allows a small margin.
 
     Args:
-        margin: Seconds by which something may be late, 0 or more.
+        margin: Seconds by which an action may be late, 0 or more.
 
     Returns:
         The makers of the checkers, in the order of ``CHECKERS``.
@@ -162,7 +163,7 @@ def check(
 
     Args:
         segments: Segments of the history, in any order.
-        checkers: Checkers to run; all by default.
+        checkers: Makers of the checkers to run; all by default.
         taken: Assignments that the broker took away, as (member, partition, number). See ``Timeline``.
 
     Returns:
@@ -175,7 +176,7 @@ def check(
 
 
 def feed(timeline: Timeline, checkers: Sequence[Checker]) -> None:
-    """Show each row to the checkers that ask for its event.
+    """Pass each row to the checkers that ask for its event.
 
     Args:
         timeline: Rows of the history, in order.

@@ -17,9 +17,9 @@ Owner = TypeVar("Owner", bound="AssignmentChecker[Any]")
 
 
 class Assignments(Generic[State]):
-    """A state for each assignment whose rows are all known, made by ``make`` when its first row comes.
+    """A state for each assignment whose rows are all present. ``make`` makes the state at the first row.
 
-    Nothing is known about an assignment that began before or in a gap, until the process gets another assignment.
+    After a gap of a process, only an assignment that begins later has a state.
     """
 
     def __init__(self, make: Callable[[], State]) -> None:
@@ -34,7 +34,7 @@ class Assignments(Generic[State]):
         return state
 
     def of(self, segment: Segment, row: Row) -> State | None:
-        """The state of an assignment; None when rows of it may be missing, or when it is over."""
+        """Return the state of an assignment; None if its rows may be missing, or if the assignment is over."""
         assignment = segment, row.partition, row.assignment
         state = self.states.get(assignment)
         if state is not None:
@@ -44,34 +44,34 @@ class Assignments(Generic[State]):
         return state
 
     def known(self, segment: Segment, row: Row) -> State | None:
-        """The state of an assignment; None when it has none yet."""
+        """Return the existing state of an assignment, or None."""
         return self.states.get((segment, row.partition, row.assignment))
 
     def end(self, segment: Segment, row: Row) -> State | None:
-        """End an assignment and forget its state, which is returned."""
+        """End an assignment, and return its last state or None."""
         assignment = segment, row.partition, row.assignment
         self._over.add(assignment)
         return self.states.pop(assignment, None)
 
     def ending(self, segment: Segment, row: Row) -> Iterator[tuple[Row, State]]:
-        """The states of a segment, each with ``row`` as a row of its assignment."""
+        """Yield the states of a segment, each with a copy of ``row`` for its assignment."""
         for (one, partition, assignment), state in self.states.items():
             if one is segment:
                 yield row._replace(partition=partition, assignment=assignment), state
 
     def gap(self, segment: Segment) -> None:
-        """Note a gap of a segment: anything may have happened to its assignments."""
+        """Note a gap of a segment, and forget the states of its assignments."""
         self._gaps.add(segment)
         self.drop(segment)
 
     def drop(self, segment: Segment) -> list[State]:
-        """Forget the states of a segment, and return them."""
+        """Forget the states of a segment, and return the forgotten states."""
         mine = [assignment for assignment in self.states if assignment[0] is segment]
         return [self.states.pop(assignment) for assignment in mine]
 
 
 class AssignmentChecker(PromiseChecker, Generic[State]):
-    """A checker that keeps a state for each assignment. Losing the assignment ends it."""
+    """A checker that keeps a state for each assignment, until the assignment is lost."""
 
     _state_class: type[State]
 
@@ -118,7 +118,7 @@ def with_state(
 def begin_committing(
     assignments: Assignments[State], findings: Findings, segment: Segment, row: Row, setting: str, value: float | None
 ) -> None:
-    """Begin an assignment whose source commits, where the history has the ``setting`` that judges it."""
+    """Begin an assignment whose source commits, if the history has the ``setting`` that the judgement needs."""
     if row.floor < 0:
         return
     if value is None:
@@ -130,17 +130,17 @@ def begin_committing(
 class LatestRun:
     """The messages of the latest runs of deliveries that were not held before.
 
-    The rows that tell which deliveries were repeats follow the whole run.
+    The rows that mark repeated deliveries follow the whole run.
     """
 
     __slots__ = ("_n", "_new")
 
     def __init__(self) -> None:
         self._n = -1
-        self._new: dict[int, int] = {}  # position -> deliveries of it that may have been new
+        self._new: dict[int, int] = {}  # position -> number of its deliveries that may be new
 
     def delivered(self, row: Row, *, new: bool) -> None:
-        """Note a delivery: the next one of a run, or the first one of another run."""
+        """Note a delivery, which is the next delivery of the run or the first delivery of another run."""
         if row.n != self._n + 1:
             self._new.clear()
         self._n = row.n
@@ -150,7 +150,7 @@ class LatestRun:
             self._new[row.position] += 1
 
     def not_held(self, row: Row) -> bool:
-        """Whether a ``redelivered`` row shows that a message of the run is not held, because it was settled before."""
+        """Tell whether a ``redelivered`` row shows that a message of the run was settled before, and is not held."""
         if row.text == "late" or row.position not in self._new:
             return False
         self._new[row.position] -= 1
@@ -158,9 +158,9 @@ class LatestRun:
 
 
 def lane_of(rules: Rules, row: Row) -> str | None:
-    """The name of a message's lane within its partition, None where it has none.
+    """Return the name of a message's lane within its partition, or None for a message without a lane.
 
-    Keys that are folded onto one lane get a name each, because a history does not tell which keys share a lane.
+    Folded keys get a name for each key, because a history does not tell which keys share a lane.
     """
     if rules.order == "none":
         return None
@@ -172,7 +172,7 @@ def lane_of(rules: Rules, row: Row) -> str | None:
 
 
 def closes_prefix(rules: Rules) -> bool | None:
-    """Whether a drain still runs messages that are queued below the highest started one; None = unknown."""
+    """Tell whether a drain still runs the messages queued below the highest started message; None = unknown."""
     if rules.settles is None or rules.hands_over is None:
         return None
     return rules.settles == "cumulative" and not rules.hands_over

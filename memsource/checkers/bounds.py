@@ -1,4 +1,4 @@
-"""The bounds: messages and bytes in flight, max_ahead, and when intake stops and goes on."""
+"""The bounds: messages and bytes in flight, ``max_ahead``, and the stop and restart of the intake."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class _Flight:
     __slots__ = ("above", "bytes", "draining", "latest", "messages", "peak", "receiving", "size", "tentative")
 
     def __init__(self) -> None:
-        self.messages: dict[_Assignment, dict[int, float]] = defaultdict(dict)  # position -> its bytes
+        self.messages: dict[_Assignment, dict[int, float]] = defaultdict(dict)  # position -> bytes
         self.size = 0
         self.bytes = 0.0
-        # Nothing else has happened since the latest delivery, so the batch may go on.
+        # Since the latest delivery no other row came, so the batch may go on.
         self.receiving = False
-        # Deliveries of the latest run that may be repeats: the rows that tell follow the whole run.
+        # Deliveries of the latest run that may be repeats. The rows that mark repeats follow the whole run.
         self.tentative: dict[tuple[str, int, int], int] = {}
         self.latest: Row | None = None
         self.draining: set[_Assignment] = set()
@@ -35,11 +35,11 @@ class _Flight:
 
 
 class _Bound(PromiseChecker):
-    """Follows the messages that each member has in flight.
+    """A checker of a bound, which follows the messages that each member has in flight.
 
-    A message that comes again while it is held counts once. It leaves when it is settled, or when it has finished where
-    the source commits. It also leaves when it is abandoned or interrupted, when it fails during a drain, and when its
-    assignment ends.
+    A message that comes again while it is in flight counts once. A message leaves when it is settled, or when it has
+    finished if the source commits. A message also leaves when it is abandoned or interrupted, when it fails during a
+    drain, and when its assignment ends.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -53,14 +53,14 @@ class _Bound(PromiseChecker):
         return f"peak {peak:g} of {bound or '?'}"
 
     def _limit(self, segment: Segment) -> int | None:
-        """The bound of a segment; None without a ``begin`` row."""
+        """Return the bound of a segment; None without a ``begin`` row."""
         raise NotImplementedError
 
     def _begin_batch(self, segment: Segment, row: Row, flight: _Flight) -> None:
-        """The first message of a batch was delivered, and is not counted yet."""
+        """Judge the first message of a batch, before it is counted."""
 
     def _take(self, segment: Segment, flight: _Flight) -> None:
-        """Measure at a moment when all repeats are known and before anything leaves."""
+        """Measure the messages in flight, when all repeats are known and before a message leaves."""
         raise NotImplementedError
 
     @on("delivered")
@@ -86,10 +86,10 @@ class _Bound(PromiseChecker):
         flight = self._flights[segment]
         name = (row.partition, row.assignment, row.position)
         if row.text == "settled" and (segment, row.partition, row.assignment) in self._committing:
-            # It was in flight until it was known that a predecessor had finished it.
+            # The message was in flight until this row, although a former owner had finished it.
             self._left(segment, row)
             return
-        # ``held`` as well: its settlement may be under way, or it came before a gap.
+        # A message with the cause ``held`` may be in its settlement, or came before a gap.
         if row.text == "late" or name not in flight.tentative:
             return
         flight.tentative[name] -= 1
@@ -140,7 +140,7 @@ class _Bound(PromiseChecker):
     def _gap(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
         self._measure_certain(segment, flight)
-        # All messages may have left in the gap, so the count is a lower bound from here on.
+        # All messages may have left in the gap, so the count is a lower bound after the gap.
         flight.messages.clear()
         flight.size = 0
         flight.bytes = 0.0
@@ -156,7 +156,7 @@ class _Bound(PromiseChecker):
             self._findings.doubt("segments without a begin row: their bounds are unknown")
 
     def _measure_certain(self, segment: Segment, flight: _Flight) -> None:
-        """Measure where the rows that tell the repeats of the last run may be missing."""
+        """Measure without the deliveries of the last run that may be repeats, because later rows may be missing."""
         for partition, assignment, position in flight.tentative:
             flight.bytes -= flight.messages[partition, assignment].pop(position, 0.0)
         flight.size -= len(flight.tentative)
@@ -182,7 +182,7 @@ class BoundedInFlight(_Bound):
 
     @property
     def peak(self) -> int:
-        """The most messages that one member had in flight."""
+        """The largest number of messages that one member had in flight."""
         return int(max((flight.peak for flight in self._flights.values()), default=0))
 
     def _limit(self, segment: Segment) -> int | None:
@@ -195,17 +195,17 @@ class BoundedInFlight(_Bound):
         if bound is None:
             return
         above = flight.size > bound
-        # One violation for each time the bound is crossed, not for each message above it.
+        # One violation for each crossing of the bound, not for each message above the bound.
         if above and not flight.above and flight.latest is not None:
             self._findings.violation(segment, flight.latest, f"{flight.size} in flight, max_in_flight is {bound}")
         flight.above = above
 
 
 class BoundedBytes(_Bound):
-    """Nothing is received while ``max_in_flight_bytes`` or more are in flight (26).
+    """No message is received while ``max_in_flight_bytes`` or more are in flight (26).
 
-    One received batch may overshoot the bound, and a larger message comes alone. A batch ends where a handler starts or
-    ends. The note has the peak.
+    One received batch may overshoot the bound, and a message above the bound comes alone. A batch ends when a handler
+    starts or ends. The note has the peak.
     """
 
     def _limit(self, segment: Segment) -> int | None:
@@ -224,7 +224,7 @@ class BoundedBytes(_Bound):
 
 
 class _Above:
-    """The deliveries of one assignment at or above the confirmed floor, in order, and the unfinished ones."""
+    """The deliveries of one assignment at or above the confirmed floor, in order, and the unfinished positions."""
 
     __slots__ = ("_heap", "ahead", "crossed", "delivered", "unfinished")
 
@@ -244,7 +244,7 @@ class _Above:
         heappush(self._heap, position)
 
     def oldest(self) -> int:
-        """The lowest unfinished position, -1 = none."""
+        """Return the lowest unfinished position; -1 = none."""
         heap = self._heap
         while heap and heap[0] not in self.unfinished:
             heappop(heap)
@@ -290,10 +290,10 @@ class MaxAhead(AssignmentChecker[_Above]):
 
 
 class StallNamed(AssignmentChecker[_Above]):
-    """Reaching ``max_ahead`` is reported at once, with the message that holds the floor (29).
+    """A row reports at once that a partition reaches ``max_ahead``, with the message that holds the floor (29).
 
-    This is the lowest delivered message that has not finished. There is none where all have finished and only the
-    confirmation is missing. ``LaneProgress`` judges that other keys go on until then.
+    The lowest delivered and unfinished message holds the floor. No message holds the floor if all have finished and
+    only the confirmation is missing. ``LaneProgress`` judges that other keys go on up to ``max_ahead``.
     """
 
     _state_class = _Above
@@ -318,7 +318,7 @@ class StallNamed(AssignmentChecker[_Above]):
 
     @with_state("redelivered settled", find="known")
     def _redelivered(self, segment: Segment, row: Row, state: _Above) -> None:
-        # It belongs to the run that was just delivered, and the next report may name it.
+        # The message belongs to the latest run, and the next report may name it.
         state.unfinished.discard(row.position)
 
     @with_state("started", find="known")
@@ -342,7 +342,7 @@ class StallNamed(AssignmentChecker[_Above]):
         state.ahead, state.crossed = True, None
         oldest, admitted = state.oldest(), state.delivered[: segment.rules.max_ahead]
         if oldest not in admitted:
-            # A message that waits for max_ahead holds nothing up.
+            # A message that waits for max_ahead does not hold the floor.
             oldest = -1
         if row.position != oldest:
             named = "no message" if row.position < 0 else f"position {row.position}"
@@ -359,10 +359,10 @@ class StallNamed(AssignmentChecker[_Above]):
 
 
 class PauseAtBounds(PromiseChecker):
-    """Intake stops when a bound is reached and not sooner, and goes on below the low water marks and not before (31).
+    """Intake stops exactly when a bound is reached, and restarts exactly below the low water marks (31).
 
-    Each crossing has two transitions. The low mark is half-way from ``max_in_flight`` to ``concurrency``, and half of
-    ``max_in_flight_bytes``. A message that a predecessor had completed counts when it comes, and leaves at once.
+    The low water marks are half-way from ``max_in_flight`` to ``concurrency``, and half of ``max_in_flight_bytes``. A
+    message that a former owner had completed counts when it comes, and leaves at once.
 
     Args:
         timeline: History to judge.
@@ -388,7 +388,7 @@ class PauseAtBounds(PromiseChecker):
         bound, size = segment.max_in_flight, segment.max_in_flight_bytes
         if bound is None or size is None or row.number >= bound or row.bytes >= size or segment in self._gaps:
             return
-        # Rows of completed messages and of max_ahead stand between the run and this row.
+        # Rows of completed messages and of max_ahead may come between the run and this row.
         if row.n - self._completed.get(segment, -3) > 2:
             self._early[segment] = row
 

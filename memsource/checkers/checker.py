@@ -1,4 +1,4 @@
-"""The base of a checker: one promise, judged row by row."""
+"""The base class of a checker, which judges one promise row by row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVENTS = "events"
 
 
 class Checker(Protocol):
-    """One promise. A checker sees each row that it asks for once, in the order of the timeline, and then judges."""
+    """The judge of one promise. A checker gets each row that it asks for once, in the order of the timeline."""
 
     name: str
 
@@ -30,9 +30,9 @@ class Checker(Protocol):
 
 
 def on(*events: str) -> Callable[[Method], Method]:
-    """Let a method of a ``PromiseChecker`` take the rows of these events.
+    """Let a method of a ``PromiseChecker`` take the rows of some events.
 
-    ``"ended ok"`` takes only the rows of ``ended`` with the text ``ok``.
+    The event ``"ended ok"`` stands for the rows of ``ended`` with the text ``ok``.
     """
 
     def mark(method: Method) -> Method:
@@ -43,10 +43,10 @@ def on(*events: str) -> Callable[[Method], Method]:
 
 
 class PromiseChecker:
-    """A checker whose methods name their events by ``on``; its name is the name of its class.
+    """A checker whose methods name their events by ``on``. Its name is the name of its class.
 
-    A method of a subclass takes an event from the method of its base. ``_needs_order``: the promise compares rows of
-    different processes.
+    A method of a subclass replaces the method of the base class for the same event. ``_needs_order`` is True for a
+    promise that compares rows of different processes.
     """
 
     name: str
@@ -78,11 +78,11 @@ class PromiseChecker:
         return self._findings.verdict(across=self._needs_order, note=self._note(), doubts=self._doubts())
 
     def _note(self) -> str:
-        """Other measurements, for the verdict."""
+        """Return other measurements, for the verdict."""
         return ""
 
     def _doubts(self) -> dict[str, int]:
-        """Reasons that show only at the end, with their counts."""
+        """Return the reasons that show only at the end, with their counts."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Committed positions: what they may pass, when they are due, and when nothing may be committed."""
+"""The checkers of committed positions: their order, their deadlines, and the times without commits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from memsource.history.timeline import Assignment, Timeline
 class NoCommitPastUnfinished(PromiseChecker):
     """No floor is committed above an unfinished message of its assignment (8).
 
-    A message is finished when its handler returned, its dead letter was confirmed, or a predecessor had completed it. A
-    commit counts when it is sent, before its result is known.
+    A message is finished when its handler has returned, its dead letter is confirmed, or a former owner had completed
+    it. A commit counts when it is sent, before its result is known.
 
     Args:
         timeline: History to judge.
@@ -53,14 +53,14 @@ class NoCommitPastUnfinished(PromiseChecker):
     def _gap(self, segment: Segment, row: Row) -> None:
         for assignment, unfinished in self._unfinished.items():
             if assignment[0] is segment:
-                # They may have finished in the gap.
+                # The messages may have finished in the gap.
                 unfinished.clear()
 
 
 class CommitsRise(PromiseChecker):
     """The committed floors of an assignment never fall, and never below its first position (9).
 
-    A floor may be committed again: the completed set above it has changed, or the result of the last commit is unknown.
+    A floor may be committed again, because the completed set above it has changed or the last result is unknown.
 
     Args:
         timeline: History to judge.
@@ -86,7 +86,7 @@ class CommitsRise(PromiseChecker):
 
 
 class OneCommitAtATime(PromiseChecker):
-    """An assignment sends no commit while another one of it is under way: they could overtake each other (10).
+    """An assignment sends no commit while another commit is under way, because one could overtake the other (10).
 
     A commit is under way until the broker confirms it, it fails, it is cancelled, or its sender stops waiting.
 
@@ -120,7 +120,7 @@ class OneCommitAtATime(PromiseChecker):
 class NoCommitAfterRevoke(PromiseChecker):
     """A commit belongs to the current assignment of the process (11, 12).
 
-    No commit follows when the assignment was lost or handed over, or when the process got another assignment.
+    No commit follows after the assignment was lost or handed over, or after the process got a newer assignment.
 
     Args:
         timeline: History to judge.
@@ -155,7 +155,7 @@ def _violation(findings: Findings, segment: Segment, row: Row, what: str) -> Non
 
 
 class _Waiting:
-    """When the first message finished that is in no commit, and when the last commit was answered."""
+    """The times of the first finish without a commit, and of the last answer to a commit."""
 
     __slots__ = ("answered", "failed", "sending", "since")
 
@@ -167,9 +167,9 @@ class _Waiting:
 
 
 class CommitsInTime(TimedChecker[_Waiting]):
-    """A finished message is committed within ``commit_interval``, also when nothing more is delivered (14).
+    """A finished message is committed within ``commit_interval``, also if no more messages are delivered (14).
 
-    While a commit is under way the next one waits for its answer. ``UnknownCommitRepeated`` judges the time after a
+    While a commit is under way, the next commit waits for its answer. ``UnknownCommitRepeated`` judges the time after a
     failed commit, and ``NoDuplicateCleanly`` the time of a drain.
     """
 
@@ -219,7 +219,7 @@ class CommitsInTime(TimedChecker[_Waiting]):
 class UnknownCommitRepeated(TimedChecker[_Waiting]):
     """A commit that failed, or whose result is unknown, is repeated within a second (15).
 
-    It is not judged when its partition is lost or drained meanwhile.
+    A commit is not judged if its partition is lost or drained meanwhile.
     """
 
     _state_class = _Waiting

@@ -1,4 +1,4 @@
-"""Deadlines, by the clock of the process that had to keep them."""
+"""Deadlines, judged by the clock of the process that must keep them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
 MARGIN: Final = 5.0
-"""Seconds that a process may be late by default: its loop, its disk and its machine are somebody else's, too."""
+"""Seconds that a process may be late by default, because other work shares its loop, disk and machine."""
 
 SILENT: Final = "deadlines passed while the process wrote nothing: it was suspended, or it was late"
-"""The doubt about a process that missed a deadline in its sleep, or was never told of it."""
+"""The doubt about a process that missed a deadline while it wrote no row."""
 
 _WELL_NIGH: Final = 0.9
-"""Two clocks measure a drain: the engine's, which writes the rows, and the loop's, which waits."""
+"""Share of a limit after which a wait may have timed out. The clocks of the rows and of the loop differ."""
 
 
 class Deadlines:
-    """Judges actions that come later than their deadline and ``margin`` seconds.
+    """The judge of actions that come later than ``margin`` seconds after their deadline.
 
-    A process that wrote nothing between its deadline and its action may have been suspended. That is a doubt, no
-    violation. In virtual time only a mistake or a freeze makes a process late.
+    A process that wrote no row between the deadline and its action may have been suspended. Such a delay is a doubt
+    and no violation. In virtual time only a mistake or a freeze makes a process late.
     """
 
     def __init__(self, findings: Findings, margin: float) -> None:
@@ -35,12 +35,12 @@ class Deadlines:
         self._times: dict[Segment, list[float]] = {}
 
     def check(self, segment: Segment, row: Row, deadline: float, what: str) -> None:
-        """Judge an action that was due at ``deadline`` and comes with this row, or is still missing then."""
+        """Judge an action that was due at ``deadline``, and that comes with ``row`` or is still missing at ``row``."""
         if row.mono <= deadline + self._margin:
             return
         times = self._times.get(segment)
         if times is None:
-            # Rows may carry a clock reading that is a little older than that of the row before.
+            # The clock reading of a row may be a little older than that of the row before.
             times = self._times[segment] = list(accumulate((row.mono for row in segment.rows), max))
         awake = times[min(bisect_left(times, deadline), len(times) - 1)]
         if row.mono - awake > self._margin:
@@ -50,7 +50,7 @@ class Deadlines:
 
 
 class TimedChecker(AssignmentChecker[State]):
-    """A checker of deadlines. ``margin``: seconds by which something may be late, 0 or more."""
+    """A checker of deadlines. ``margin`` is the seconds by which an action may be late, 0 or more."""
 
     def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
         super().__init__(timeline)
@@ -58,7 +58,7 @@ class TimedChecker(AssignmentChecker[State]):
 
 
 class Drain:
-    """The drain of one assignment: its beginning (None before), timeout, deadline and running handlers."""
+    """The drain of one assignment: beginning (None before the drain), timeout, deadline and running handlers."""
 
     __slots__ = ("deadline", "running", "since", "timeout")
 
@@ -69,7 +69,7 @@ class Drain:
         self.deadline = 0.0
 
     def begin(self, now: float, timeout: float) -> None:
-        """Set the deadline ``timeout`` seconds after ``now``, unless an earlier one stands."""
+        """Set the deadline to ``timeout`` seconds after ``now``, unless an earlier deadline is set."""
         deadline = now + timeout
         if self.since is None:
             self.since, self.timeout, self.deadline = now, timeout, deadline
@@ -78,10 +78,10 @@ class Drain:
 
 
 def timeout_of(segment: Segment, row: Row) -> float | None:
-    """The seconds that a ``revoking`` or ``hastened`` row gives a drain; None = the history does not say."""
+    """Return the seconds that a ``revoking`` or ``hastened`` row allows for a drain; None = unknown."""
     return row.number if row.number >= 0 else segment.rules.drain_timeout
 
 
 def well_nigh(took: float, limit: float) -> bool:
-    """Whether a wait that took so long, by the rows, may have ended at its ``limit``."""
+    """Tell whether a wait that took ``took`` seconds, by the rows, may have ended at its ``limit``."""
     return took >= _WELL_NIGH * limit

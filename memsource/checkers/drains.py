@@ -1,4 +1,4 @@
-"""The drain of a partition, and its handover."""
+"""The checkers of the drain and the handover of a partition."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
 class DrainInTime(TimedChecker[Drain]):
     """A drain takes at most its timeout and the grace (38), and the handover follows in time (39).
 
-    The time of the handover is that for settling and releasing. It is not judged when the partition is lost meanwhile,
-    or the whole run is cancelled.
+    The handover has the time for settling and releasing. A drain is not judged if the partition is lost meanwhile, or
+    if the whole run is cancelled.
     """
 
     _state_class = Drain
@@ -56,7 +56,7 @@ class DrainInTime(TimedChecker[Drain]):
 
 
 class _Closing(Drain):
-    """A drain. ``highest``: highest position that had started. ``over``: handlers were cancelled at its timeout."""
+    """A drain, with the highest started position, and whether handlers were cancelled at its timeout."""
 
     __slots__ = ("highest", "over")
 
@@ -69,9 +69,9 @@ class _Closing(Drain):
 class DrainStartsNothing(PromiseChecker):
     """No handler of a partition starts after ``revoking`` (37).
 
-    Where the completed set cannot be handed over, messages queued below the highest started one still run, until the
-    drain times out and cancels its handlers. The rows of a batch after its first message are written when the call
-    ends. They may come during the drain, and the highest started message is then unknown.
+    If the completed set cannot be handed over, messages queued below the highest started message still run, until the
+    drain times out and cancels its handlers. The rows of a batch after its first message are written at the end of
+    the call. These rows may come during the drain, and then the highest started message is unknown.
 
     Args:
         timeline: History to judge.
@@ -117,7 +117,7 @@ class DrainStartsNothing(PromiseChecker):
         self._ended[segment] = row.mono
         drain = self._draining.get((segment, row.partition, row.assignment))
         if drain is not None and drain.since is not None and row.text == "cancelled":
-            # A handler may cancel itself, too.
+            # A handler may also cancel itself.
             drain.over |= well_nigh(row.mono - drain.since, drain.timeout)
 
     @on("revoking")
@@ -153,7 +153,7 @@ class DrainStartsNothing(PromiseChecker):
 
 
 class DrainWaitsForRunning(TimedChecker[Drain]):
-    """A drain ends with its last running handler (36). It waits for no message that is held, blocked or parking."""
+    """A drain ends with its last running handler (36), and waits for no held, blocked or parking message."""
 
     _state_class = Drain
 
@@ -180,7 +180,7 @@ class DrainWaitsForRunning(TimedChecker[Drain]):
 class HandedOverAfterDrain(AssignmentChecker[Drain]):
     """A partition is handed over after it was drained (36).
 
-    It is drained when none of its handlers runs any more, or its timeout has passed.
+    A partition is drained when none of its handlers runs, or when its timeout has passed.
 
     Args:
         timeline: History to judge.

@@ -1,4 +1,4 @@
-"""The order of the messages of a key."""
+"""The checker of the order of the messages of a key."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from memsource.history.timeline import Timeline
 
 
 class _Lane:
-    """The positions of one key in some scope: known ones, those that ended for good, and the highest started one."""
+    """The positions of one key in some scope: the known, the finally ended, and the highest started position."""
 
     __slots__ = ("_known", "_unfinished", "highest", "started")
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}  # position -> ended for good
-        self._unfinished: list[int] = []  # heap; ended ones are removed when they come up
+        self._unfinished: list[int] = []  # heap; ended positions are removed when they reach its top
         self.highest = -1
         self.started: tuple[Segment, Row] | None = None  # the start of ``highest``
 
     def know(self, position: int) -> bool:
-        """Note a position; True when it is new."""
+        """Note a position, and return whether it is new."""
         if position in self._known:
             return False
         self._known[position] = False
@@ -51,7 +51,7 @@ class _Lane:
             self.started = segment, row
 
     def highest_start(self) -> str:
-        """The highest started position and its row, for a witness."""
+        """Return the highest started position and its row, for a witness."""
         return f"position {self.highest} of its key" + (f" ({at(*self.started)})" if self.started else "")
 
     def forget(self, position: int) -> None:
@@ -59,23 +59,24 @@ class _Lane:
         self._known.pop(position, None)
 
     def forget_all(self) -> None:
-        """Forget all positions but the highest started one: any of them may have ended in a gap."""
+        """Forget all positions except the highest started position, because any may have ended in a gap."""
         self._known.clear()
         self._unfinished.clear()
 
 
 class PerKeyOrder(PromiseChecker):
-    """Messages of a key are handled in source order: none starts before all earlier ones have ended for good.
+    """Messages of a key are handled in source order: a message starts after all earlier messages have finally ended.
 
-    A message ends for good when its handler returns or its dead letter is confirmed, before its assignment is fenced.
-    Within one assignment the handlers of a key start in rising positions; a retry repeats its own position. A message
-    starts only after each earlier one that was delivered there has ended for good there. Across assignments, members
-    and restarts a position starts only after each known earlier one of its key has ended for good somewhere. First
-    completions therefore follow the source order of the key.
+    A message finally ends when its handler returns or its dead letter is confirmed, before its assignment is fenced.
+    Within one assignment, the handlers of a key start in rising positions, and a retry repeats its own position. A
+    message starts only after each earlier delivered message of its key has finally ended in the same assignment.
+    Across assignments, members and restarts, a message starts only after each known earlier message of its key has
+    finally ended in any assignment. First completions therefore follow the source order of the key.
 
-    A message may come too late (``redelivered``, cause ``late``). This is a violation if it had not ended before,
-    because the order was broken. If it had, the broker forgot it, and the note counts the repeat. Keyless messages have
-    no order; with ``order="none"`` no message has. Where keys share a lane, each key is judged by itself.
+    A message may come too late (``redelivered``, cause ``late``). A late message that had not ended before is a
+    violation. A late message that had ended before was forgotten by the broker, and the note counts its repeat.
+    Keyless messages have no order, and with ``order="none"`` no message has an order. If keys share a lane, each key
+    is judged by itself.
 
     Args:
         timeline: History to judge.
@@ -120,14 +121,14 @@ class PerKeyOrder(PromiseChecker):
         if row.text == "settled":
             self._lane(segment, row, row.key).finish(row.position)
         elif row.text == "held" and segment in self._gaps:
-            # It may have ended in the gap and wait for its settlement, or its handler is still to run.
+            # The message may have ended in the gap and wait for its settlement, or its handler may still have to run.
             self._lane(segment, row, row.key).forget(row.position)
         elif row.text == "late":
             lane = self._lane(segment, row, row.key)
             lane.forget(row.position)
             repeats = self._know_across(segment, row, row.key).finished(row.position)
             if not repeats or lane.first_unfinished() is None:
-                # Otherwise the messages that were delivered before it, and are still queued, start before it.
+                # Otherwise the queued messages that were delivered before the late message start before it.
                 lane.know(row.position)
             self._late.add((segment, row.partition, row.assignment, row.position))
 
@@ -141,14 +142,14 @@ class PerKeyOrder(PromiseChecker):
         lane = self._lane(segment, row, key)
         name = (segment, row.partition, row.assignment, position)
         if segment in self._gaps and not lane.knows(position):
-            # It was delivered before or in a gap, and the gap may hide that it came late.
+            # The message was delivered before or in a gap, and the gap may hide that it came late.
             self._late.add(name)
         lane.know(position)
         what = ""
         if name in self._late and across.finished(position):
             self._repeats += 1
         elif name in self._late and not self._comparable(row):
-            # It may have ended in rows that cannot be compared.
+            # The message may have ended in rows that cannot be compared.
             pass
         elif position < lane.highest:
             what = f"started after {lane.highest_start()}"
@@ -156,7 +157,7 @@ class PerKeyOrder(PromiseChecker):
             what = self._started_too_early(segment, row, lane, across)
         elif lane.finished(position):
             what = "started again after it had ended for good in the same assignment"
-        # Otherwise it is a retry. Unfinished positions below it were judged at its first start, or came late.
+        # Otherwise the start is a retry. Its first start was judged, and lower unfinished positions came late.
         if what:
             self._findings.violation(segment, row, what)
         lane.start(segment, row)
@@ -164,7 +165,7 @@ class PerKeyOrder(PromiseChecker):
 
     def _started_too_early(self, segment: Segment, row: Row, lane: _Lane, across: _Lane) -> str:
         if segment in self._gaps and row.attempt > 1:
-            # It is a retry whose first start is in the gap.
+            # The start is a retry, and the first start is in the gap.
             return ""
         first = lane.first_unfinished()
         if first is not None and first < row.position:
@@ -187,7 +188,7 @@ class PerKeyOrder(PromiseChecker):
             lane.forget_all()
 
     def _comparable(self, row: Row) -> bool:
-        # After a gap of any segment an earlier position may have ended there.
+        # An earlier position may have ended in a gap of any segment.
         return not self._gaps and row.partition not in self._incomparable
 
     def _lane(self, segment: Segment, row: Row, key: str) -> _Lane:

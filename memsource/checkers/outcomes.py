@@ -1,4 +1,4 @@
-"""The outcome of a message within one assignment."""
+"""The checkers of the outcome of a message within one assignment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FINISHED: Final = 2
 
 
 class _Outcomes:
-    """The messages that one assignment holds: position -> its state."""
+    """The messages that one assignment holds, as position -> state."""
 
     __slots__ = ("latest", "states")
 
@@ -28,11 +28,11 @@ class _Outcomes:
 
 
 class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
-    """Each message has one outcome in an assignment (61): it finishes once, or it is given up.
+    """Each message has one outcome in an assignment (61): the message finishes once, or is given up once.
 
-    It finishes when its handler returns or its dead letter is confirmed. It is given up when it is abandoned,
-    interrupted or fenced, and only if it has not finished. A message that never started is abandoned when its partition
-    is handed over, unless it was in a batch. A later delivery may have another outcome.
+    A message finishes when its handler returns or its dead letter is confirmed. An unfinished message is given up
+    when it is abandoned, interrupted or fenced. A message that never started is abandoned when its partition is
+    handed over, unless the message was in a batch. A later delivery may have another outcome.
     """
 
     _state_class = _Outcomes
@@ -57,7 +57,7 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
     @with_state("dlq_confirmed")
     def _confirmed(self, segment: Segment, row: Row, state: _Outcomes) -> None:
-        # A dead letter may be confirmed after its message was abandoned: the message runs and is parked again.
+        # A dead letter may be confirmed after its message was abandoned. The message then runs and is parked again.
         if row.position in state.states:
             self._finish(segment, row)
 
@@ -74,7 +74,7 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
     @with_state("ack")
     def _ack(self, segment: Segment, row: Row, state: _Outcomes) -> None:
-        # A repeat, where the last settlement may not have reached the broker. NoSettleBeforeEnd judges early ones.
+        # The settlement may be a repeat whose predecessor did not arrive. NoSettleBeforeEnd judges early settlements.
         state.states.pop(row.position, None)
 
     @with_state("abandoned")
@@ -90,7 +90,7 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
     @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
-        # A message of a batch whose call went on has no row.
+        # A message of a batch whose call still ran has no row.
         if state is None or segment.rules.batch != 0:
             return
         for position, outcome in state.states.items():
@@ -100,9 +100,9 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
 
 class ZombiesDoNotCount(PromiseChecker):
-    """A handler that ends after its assignment was fenced is counted as a zombie and changes nothing (40, 53).
+    """A handler that ends after its assignment was fenced is counted as a zombie and settles no message (40, 53).
 
-    Its message is neither acknowledged nor committed in that assignment.
+    The message of a zombie is neither acknowledged nor committed in the fenced assignment.
 
     Args:
         timeline: History to judge.
@@ -149,7 +149,7 @@ class ZombiesDoNotCount(PromiseChecker):
 
 
 class _Line:
-    """The held messages of one assignment, and the unfinished positions of each lane that is more than a key."""
+    """The held messages of one assignment, and the unfinished positions of each lane without a key."""
 
     __slots__ = ("held", "lanes", "latest")
 
@@ -163,8 +163,8 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
     """A handler starts only a message that its assignment holds, and lanes without a key keep their order (5).
 
     Lanes without a key are whole partitions (``order="partition"`` or ``"serial"``), and all messages without a key
-    (``keyless="one_lane"``). They start in the order of delivery, except for messages that come too late.
-    ``PerKeyOrder`` judges the order of keys.
+    (``keyless="one_lane"``). Messages of these lanes start in the order of delivery, except for messages that come
+    too late. ``PerKeyOrder`` judges the order of keys.
     """
 
     _state_class = _Line

@@ -1,4 +1,4 @@
-"""The exclusion of handlers of a key."""
+"""The checker that handlers of a key exclude each other."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ class NoOverlap(PromiseChecker):
     overlap within a member, also across its assignments. Two members may overlap in these cases only:
 
     - The assignment of the first handler was lost. Its handlers run until they are cancelled.
-    - The broker had taken one of the two assignments, and the process did not know it when its handler started.
+    - The broker had taken one of the two assignments, and the process had not noticed the loss when its handler
+      started.
     - The first assignment had a lease whose deadline has passed.
 
-    In an assignment under a lease nothing starts or is acknowledged after its deadline or its loss. A message without a
-    key, and each one with ``order="none"``, must only not run beside itself, and not after its assignment was lost.
-    Where keys share a lane, each key is judged by itself.
+    In an assignment under a lease nothing starts or is acknowledged after its deadline or its loss. A message without
+    a key, and each message with ``order="none"``, must not overlap with itself, and must not start after its
+    assignment was lost. If keys share a lane, each key is judged by itself.
 
     Args:
         timeline: History to judge.
-        late: Processes stood still in this run, so the grace of a drain may have passed while they could not act. A
-            cancelled handler that started before the deadline of the drain may then run beside the next owner's.
+        late: Whether processes may have stood still in this run, so that the grace of a drain passed before they
+            could act. A cancelled handler that started before the deadline of the drain may then overlap with a
+            handler of the next owner.
     """
 
     _needs_order = True
@@ -48,7 +50,7 @@ class NoOverlap(PromiseChecker):
             if row.event == "lost"
         }
         self._deadlines = timeline.deadlines
-        # The deadlines of the leases, as far as the process knows them.
+        # The deadlines of the leases, in the knowledge of the process at the present row.
         self._leases: dict[Assignment, float] = {}
         self._drains = Assignments(Drain) if late else None
         self._outlived: set[tuple[Segment, str, int, int]] = set()
@@ -62,7 +64,7 @@ class NoOverlap(PromiseChecker):
         running = self._running.setdefault(name, [])
         unaware = self._unaware(segment, row)
         for other, start in running:
-            # A lane waits for a handler of a lost assignment, but a message without a lane has none.
+            # A lane waits for a handler of a lost assignment, but a message without a lane does not wait.
             same = other is segment and (isinstance(name[1], str) or row.assignment == start.assignment)
             leased = other is not segment and self._leased_at(other, start, row)
             if same or leased or (not unaware and self._exclusive(other, start)):
@@ -76,7 +78,7 @@ class NoOverlap(PromiseChecker):
         self._leases[segment, row.partition, row.assignment] = row.number
 
     def _leased_at(self, other: Segment, start: Row, row: Row) -> bool:
-        """Whether the lease of an assignment certainly held when a message started elsewhere."""
+        """Tell whether the lease of an assignment certainly held when a message started in another assignment."""
         deadline = self._deadlines.get((other, start.partition, start.assignment), 0.0)
         return row.mono < deadline and start.partition not in self._incomparable
 
@@ -88,11 +90,11 @@ class NoOverlap(PromiseChecker):
             self._findings.violation(segment, row, "acknowledged when its lease had run out or was lost")
 
     def _exclusive(self, other: Segment, start: Row) -> bool:
-        """Whether a handler of another member or assignment may certainly not run beside this one."""
+        """Tell whether a handler of another member or assignment must certainly not overlap with this handler."""
         if (other, start.partition, start.assignment) in self._deadlines or start.partition in self._incomparable:
             return False
         if other.gaps:
-            # A gap may hide that the partition was lost, even one that comes later.
+            # A gap, even a later gap, may hide that the partition was lost.
             return False
         if (other, start.partition, start.assignment, start.position) in self._outlived:
             return False
@@ -100,7 +102,7 @@ class NoOverlap(PromiseChecker):
         return lost < start.n and not self._unaware(other, start)
 
     def _unaware(self, segment: Segment, row: Row) -> bool:
-        """Whether the broker had taken the partition, and the process did not know it at this row."""
+        """Tell whether the broker had taken the partition, but the process had not noticed the loss at this row."""
         assignment = segment, row.partition, row.assignment
         return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
@@ -137,7 +139,7 @@ class NoOverlap(PromiseChecker):
 
     @on("gap", "over")
     def _over(self, segment: Segment, row: Row) -> None:
-        """Nothing is known to run any more: the process is gone, or handlers may have ended in a gap."""
+        """Forget the running handlers, because the process is gone or the handlers may have ended in a gap."""
         for name in list(self._running):
             running = [(other, start) for other, start in self._running[name] if other is not segment]
             if running:
@@ -147,5 +149,5 @@ class NoOverlap(PromiseChecker):
 
 
 def _name(segment: Segment, row: Row) -> tuple[str, str | int]:
-    """The name that excludes messages from each other: their key, or their own position where they have no order."""
+    """Return the name that only one handler may run with: the key, or the position of a message without an order."""
     return row.partition, row.position if row.key is None or segment.rules.order == "none" else row.key

@@ -1,4 +1,4 @@
-"""The owner of a partition, and the work on other partitions when it gives one up."""
+"""The checkers of the owner of a partition, and of other work while a partition is given up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from memsource.history.timeline import Assignment, Timeline
 
 
 class _Tenure:
-    """The time of an owner.
+    """The ownership of a partition by one assignment.
 
-    ``rival``: a process that was assigned the partition meanwhile. ``acted``: the first act of the owner after that.
+    Attributes:
+        rival: The row in which another process was assigned the partition meanwhile.
+        acted: The first start or commit of the owner after that row.
     """
 
     __slots__ = ("acted", "rival")
@@ -25,15 +27,15 @@ class _Tenure:
 
 
 class ExclusiveOwner(PromiseChecker):
-    """A partition has one owner or none (43), and a process never has two assignments of it (42).
+    """A partition has at most one owner (43), and a process never has two assignments of a partition (42).
 
-    An owner has a partition from ``assigned`` until the partition is drained or lost, or the process is gone. Two
-    processes may have it between a loss and the moment when the first one learns of it. An owner is convicted in this
-    case: it starts a handler or commits although another process was assigned the partition, and later hands it over as
-    its own. It is not convicted when the other process lost the partition, or when the broker says that it took it from
-    one of them.
+    A process owns a partition from ``assigned`` until the partition is drained or lost, or the process is gone. Two
+    processes may both own a partition until the former owner notices its loss. The checker reports an owner that
+    starts a handler or commits after another process was assigned the partition, and that later hands the partition
+    over. The checker reports no owner if the other process lost the partition, or if the broker took the partition
+    from one of the two.
 
-    Tasks of Spark share a partition, each with its own keys, so they are no rivals. ``NoOverlap`` judges their keys.
+    Spark tasks share a partition, each with its own keys, so they are no rivals. ``NoOverlap`` judges their keys.
 
     Args:
         timeline: History to judge.
@@ -67,13 +69,13 @@ class ExclusiveOwner(PromiseChecker):
     def _acts(self, segment: Segment, row: Row) -> None:
         if self._contested:
             tenure = self._contested.get((segment, row.partition, row.assignment))
-            # Rows of two processes at the same moment have no order.
+            # Rows of two processes with the same time have no order.
             if tenure is not None and tenure.rival is not None and row.mono > tenure.rival[1].mono:
                 tenure.acted = tenure.acted or (segment, row)
 
     @on("drained")
     def _drained(self, segment: Segment, row: Row) -> None:
-        # Its acts until the handover still count, but from now on another process may have the partition.
+        # The acts until the handover still count, but after this row another process may own the partition.
         self._owners[row.partition].pop((segment, row.partition, row.assignment), None)
 
     @on("revoked")
@@ -105,15 +107,15 @@ class ExclusiveOwner(PromiseChecker):
 
 
 def _shares(segment: Segment) -> bool:
-    # A history without this rule is older than the sources that share.
+    # A history without this rule is older than the first source that shares partitions.
     return segment.rules.exclusive is False
 
 
 class KeptWorkGoesOn(PromiseChecker):
-    """Giving up one partition cancels no handler of another one (41).
+    """Giving up one partition cancels no handler of another partition (41).
 
-    A handler is cancelled when its own partition is given up, or when the whole run ends; then nothing more is
-    delivered. Batches are not judged, because one call may have messages of several partitions.
+    A handler is cancelled only when its own partition is given up or the whole run ends. After the end of a run no
+    message is delivered. Batches are not judged, because one call may have messages of several partitions.
 
     Args:
         timeline: History to judge.
@@ -149,5 +151,5 @@ class KeptWorkGoesOn(PromiseChecker):
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
         self._cancelled.pop(segment, None)
-        # The gap may hide which of its partitions were given up.
+        # The gap may hide which partitions of the process were given up.
         self._gaps.add(segment)

@@ -1,4 +1,4 @@
-"""The progress of lanes that could go on."""
+"""The checker of the progress of lanes whose head can start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memsource.history.timeline import Timeline
 
 
 class _Ready:
-    """The unfinished messages of each lane of one assignment, and the number of starts when a head became ready."""
+    """The unfinished messages of each lane of one assignment, and the count of starts when a head became ready."""
 
     __slots__ = ("ahead", "lanes", "measured", "since")
 
@@ -24,12 +24,13 @@ class _Ready:
 
 
 class LaneProgress(AssignmentChecker[_Ready]):
-    """A lane whose head can start does so before ``max_in_flight`` other starts (30).
+    """A lane whose head can start starts its head before ``max_in_flight`` other starts (30).
 
-    Other lanes and other partitions do not delay it (29, 35). With batches the bound is that many calls, of ``batch``
-    messages each. A head after a handler of an earlier assignment can start when that handler has ended. Some heads are
-    not measured: those held for a retry or blocked, those that wait for ``max_ahead``, those that come late, and those
-    of drained partitions. Folded lanes are not measured either, because a history does not tell which keys share one.
+    Other lanes and other partitions do not delay a head (29, 35). With batches the bound is ``max_in_flight`` calls,
+    of ``batch`` messages each. A head behind a running handler of an earlier assignment can start when that handler
+    has ended. The checker does not measure heads that are held for a retry or blocked, wait for ``max_ahead``, come
+    late, or belong to drained partitions. Folded lanes are not measured either, because a history does not tell which
+    keys share a lane.
 
     Args:
         timeline: History to judge.
@@ -40,14 +41,14 @@ class LaneProgress(AssignmentChecker[_Ready]):
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
         self._starts: dict[Segment, int] = defaultdict(int)
-        # (segment, partition, lane) -> its running handlers, as (assignment, position). There are several when the
-        # earlier ones were fenced.
+        # (segment, partition, lane) -> running handlers, as (assignment, position). Several handlers of a lane run
+        # only if earlier handlers were fenced.
         self._running: dict[tuple[Segment, str, str], set[tuple[int, int]]] = {}
         self._bounds = {segment: self._bound(segment) for segment in timeline.segments}
 
     @staticmethod
     def _bound(segment: Segment) -> int | None:
-        """The most starts of others meanwhile; None = not measured."""
+        """Return the largest number of other starts before a head starts; None = not measured."""
         rules = segment.rules
         unsaid = None in (rules.order, rules.keyless, rules.lanes, rules.batch)
         if segment.max_in_flight is None or unsaid or rules.lanes:
@@ -78,7 +79,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
             state.since.setdefault(row.position, self._starts[segment])
 
     def _behind(self, segment: Segment, row: Row, lane: str | None) -> bool:
-        """Whether a handler of an earlier assignment still runs in its lane."""
+        """Tell whether a handler of an earlier assignment still runs in the lane."""
         running = self._running.get((segment, row.partition, lane), ()) if lane is not None else ()
         return any(assignment != row.assignment for assignment, _ in running)
 
@@ -90,7 +91,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
         if segment.rules.settles == "cumulative":
             self._leave(segment, row, state)
         else:
-            # Only the consumer knows its place in the lane.
+            # The history does not tell the place of the message in its lane.
             state.measured = False
             state.since.clear()
             state.lanes.clear()
@@ -129,7 +130,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
                 state.since.setdefault(waiting[0], self._starts[segment])
 
     def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
-        """Note the end of a handler; returns its lane, None when it has none or was not known to run."""
+        """Note the end of a handler. Return its lane, or None if it has no lane or was not known to run."""
         lane = lane_of(segment.rules, row)
         running = None if lane is None else self._running.get((segment, row.partition, lane))
         if lane is None or running is None or (row.assignment, row.position) not in running:
@@ -146,7 +147,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
             self._leave(segment, row, state)
 
     def _leave(self, segment: Segment, row: Row, state: _Ready) -> None:
-        """Make the next message of its lane the head."""
+        """Make the next message of the lane the head."""
         state.since.pop(row.position, None)
         lane = lane_of(segment.rules, row)
         waiting = None if lane is None else state.lanes.get(lane)
@@ -166,7 +167,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
     def _ahead(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is not None:
-            # No row tells which of them wait for max_ahead.
+            # No row tells which messages wait for max_ahead.
             state.ahead = True
             state.since.clear()
 

@@ -1,4 +1,4 @@
-"""Redelivered messages, and the extensions that prevent a redelivery."""
+"""The checkers of redelivered messages, and of the extensions that prevent a redelivery."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class _Run:
 
     def __init__(self) -> None:
         self.running: set[int] = set()
-        self.finished: dict[int, None] = {}  # the latest ones, in order
+        self.finished: dict[int, None] = {}  # the latest finished positions, in order
 
 
 class RedeliveryNotRun(AssignmentChecker[_Run]):
     """A message that is redelivered within an assignment does not run again.
 
-    It runs neither beside the handler that runs (21) nor after one has finished it (22). The checker remembers the last
-    65,536 finished messages of an assignment, as a consumer does.
+    No handler starts for a message whose handler still runs (21), or whose handler has finished (22). The checker
+    remembers the last 65,536 finished messages of an assignment, as a consumer does.
     """
 
     _state_class = _Run
@@ -62,9 +62,12 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
 
 
 class _Alive:
-    """When the broker last heard of each position.
+    """The times of the last contact with the broker about each position.
 
-    ``failed`` has those whose handler did not end well: they may be held no longer.
+    Attributes:
+        heard: Time of the last delivery or extension of each held position.
+        failed: The same for positions whose handler failed. The engine may no longer hold these messages.
+        latest: The latest run of deliveries.
     """
 
     __slots__ = ("failed", "heard", "latest")
@@ -76,10 +79,11 @@ class _Alive:
 
 
 class KeptAlive(TimedChecker[_Alive]):
-    """The broker hears of each held message, queued ones included, within ``extend_interval`` (20).
+    """A source extends each held message, also a queued message, every ``extend_interval`` seconds (20).
 
-    It hears of a message by the delivery and by each ``extended`` row. This lasts until the message is acknowledged or
-    given up, or its partition is drained or lost. Only brokers with such a timer are judged.
+    The interval begins with the delivery and with each ``extended`` row of the message. The duty ends when the
+    message is acknowledged or given up, or when its partition is drained or lost. Only brokers with such a timer are
+    judged.
 
     Args:
         timeline: History to judge.
@@ -110,7 +114,7 @@ class KeptAlive(TimedChecker[_Alive]):
 
     @with_state("extended")
     def _extended(self, segment: Segment, row: Row, state: _Alive) -> None:
-        # Compare with the ends of a run and do not walk it: its length is the writer's claim.
+        # Compare with the ends of a run instead of walking the run, because a damaged row may claim any length.
         for position in [p for p in state.failed if any(first <= p <= last for first, last in row.runs)]:
             state.heard[position] = state.failed.pop(position)
         held = sorted(state.heard)
@@ -127,7 +131,7 @@ class KeptAlive(TimedChecker[_Alive]):
         state = self._assignments.of(segment, row)
         heard = None if state is None else state.heard.pop(row.position, None)
         if state is not None and heard is not None:
-            # A drained partition holds it no longer, and no row says so.
+            # A drained partition no longer holds the message, and no row tells so.
             self._judge(segment, row, heard)
             state.failed[row.position] = heard
 

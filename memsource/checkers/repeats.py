@@ -1,4 +1,4 @@
-"""Messages that a later assignment runs again, and those that it must not run again."""
+"""The checkers of messages that a later assignment runs again, or must not run again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from memsource.history.timeline import Assignment, Timeline
 class _Line:
     """The messages of one key.
 
-    ``delivered``: their positions, in order. ``started``: how many of them have started, without those that a rewind
-    took back. ``taken``: the most of them that started in an assignment that the broker had taken.
+    Attributes:
+        delivered: Positions of the messages, in order.
+        started: Number of started messages, without the starts that a rewind repeats.
+        taken: Largest number of messages that started in an assignment that the broker had taken.
+        by: The assignment of the latest start.
     """
 
     __slots__ = ("by", "delivered", "started", "taken")
@@ -30,16 +33,16 @@ class _Line:
         self.delivered: list[int] = []
         self.started = 0
         self.taken = 0
-        self.by: tuple[Segment, int] | None = None  # the assignment of the latest start
+        self.by: tuple[Segment, int] | None = None
 
 
 class OrderAcrossAssignments(PromiseChecker):
-    """Without rewinds to a committed position, the messages of a key start in order and none is skipped (4).
+    """Without rewinds to a committed position, the messages of a key start in order and without a skip (4).
 
-    An assignment begins at a committed position, or where the first one of this history began, and starts nothing below
-    it. Within an assignment a start goes back only to repeat the last message. An assignment that the broker has taken
-    runs on beside the next owner until it learns of that, so its holes and rewinds are not judged. Only sources that
-    commit positions are judged; ``PerKeyOrder`` judges the others.
+    An assignment begins at a committed position, or at the first position of this history, and starts no lower
+    message. Within an assignment a start goes back only to repeat the last message. A process whose assignment the
+    broker has taken runs on beside the next owner until it notices the loss. Holes and rewinds of such an assignment
+    are not judged. Only sources that commit positions are judged; ``PerKeyOrder`` judges the other sources.
 
     Args:
         timeline: History to judge.
@@ -55,7 +58,7 @@ class OrderAcrossAssignments(PromiseChecker):
         self._floors: dict[Assignment, int] = {}
 
     def _doubts(self) -> dict[str, int]:
-        # Rows of two processes at the same moment have no order, so floors are compared at the end.
+        # Rows of two processes with the same time have no order, so floors are compared at the end.
         strange = sum(floor not in self._committed[name] for (_, name, _), floor in self._floors.items())
         return {"assignments began at a position that is not committed in this history": strange}
 
@@ -94,7 +97,7 @@ class OrderAcrossAssignments(PromiseChecker):
             return
         index = bisect_left(delivered, row.position)
         if delivered[index] != row.position:
-            # An earlier owner skipped it, or is not in this history.
+            # An earlier owner skipped the message, or is not in this history.
             delivered.insert(index, row.position)
             line.started += index < line.started
             line.taken += index < line.taken
@@ -103,7 +106,7 @@ class OrderAcrossAssignments(PromiseChecker):
     def _redelivered(self, segment: Segment, row: Row) -> None:
         line = self._line(segment, row) if row.text == "settled" else None
         if line is not None:
-            # A predecessor had completed it, and with it all earlier messages of its key.
+            # A former owner had completed the message and all earlier messages of its key.
             line.started = max(line.started, bisect_left(line.delivered, row.position) + 1)
 
     @on("started")
@@ -120,7 +123,7 @@ class OrderAcrossAssignments(PromiseChecker):
         if row.position < floor:
             self._findings.violation(segment, row, f"started below {floor}, where its assignment began")
         if (segment, row.partition, row.assignment) in self._taken:
-            # The next owner may have rewound meanwhile. The owner after it goes on from either position.
+            # The next owner may have rewound meanwhile, and the owner after that goes on from either position.
             line.started, line.by = max(line.started, index + 1), None
             line.taken = max(line.taken, index + 1)
             return
@@ -137,23 +140,31 @@ class OrderAcrossAssignments(PromiseChecker):
 
     @on("blocked", "dlq_sent")
     def _given_up(self, segment: Segment, row: Row) -> None:
-        """Where attempts are kept, a message that an earlier owner gave up takes its turn without a start."""
+        """Count a message that an earlier owner gave up, which takes its turn without a start if attempts are kept."""
         line = self._line(segment, row) if segment.rules.attempts_kept else None
         if line is not None and row.position in line.delivered[line.started : line.started + 1]:
             line.started += 1
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
-        # Any process may have started messages in the gap.
+        # Any process may have started messages during the gap.
         self._stopped = True
 
 
 class _Work:
     """The work of one assignment.
 
-    ``finished``: position -> row of its end, while it is not settled for good. ``began``: started and unfinished.
-    ``abandoned``: given up. ``too_late``: given up because no time was left. ``confirmed``: number of the latest
-    confirmed commit.
+    Attributes:
+        finished: Number of the row of the end, by position, until the message is settled.
+        began: Positions that started and are unfinished.
+        abandoned: Positions that were given up.
+        too_late: Positions that were given up because the drain had no time left.
+        drain: The drain of the assignment.
+        floor: Last confirmed floor; -1 = none.
+        sent: The commit under way.
+        confirmed: Number of the row of the latest confirmed commit; -1 = none.
+        unsure: Whether the last commit failed or has an unknown result.
+        drained: Time at which the partition was drained.
     """
 
     __slots__ = (
@@ -177,13 +188,13 @@ class _Work:
         self.drain = Drain()
         self.floor = -1
         self.sent: Row | None = None
-        self.confirmed = -1  # row number of the latest confirmed commit
+        self.confirmed = -1
         self.unsure = False
         self.drained: float | None = None
 
 
 class _Done(NamedTuple):
-    """A message that finished in an assignment that was handed over cleanly, at ``floor``."""
+    """A message that finished in a cleanly handed over assignment, whose last confirmed floor is ``floor``."""
 
     segment: Segment
     row: Row
@@ -193,12 +204,11 @@ class _Done(NamedTuple):
 class NoDuplicateCleanly(AssignmentChecker[_Work]):
     """A clean handover repeats no finished message (44) and leaves no finished message uncommitted (54).
 
-    A handover is clean when the partition was drained and handed over, all commits were confirmed in time, and the
-    broker had not taken the partition before. Where the completed set cannot be handed over, messages above the
-    committed floor may repeat. That is allowed when a message below waited, ran on or had no time to start, or when a
-    handler of an earlier assignment still ran. Messages below the floor are never delivered again, as
-    ``OrderAcrossAssignments`` says. An acknowledged message that comes again was forgotten by its broker, and the
-    handover is not to blame.
+    A handover is clean if the partition was drained and handed over, all commits were confirmed in time, and the
+    broker had not taken the partition before. If the completed set cannot be handed over, messages above the
+    committed floor may repeat in two cases. A lower message waited, ran on or had no time to start, or a handler of
+    an earlier assignment still ran. ``OrderAcrossAssignments`` judges that messages below the floor never come again.
+    An acknowledged message that comes again was forgotten by its broker, which is no fault of the handover.
 
     Args:
         timeline: History to judge.
@@ -229,7 +239,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
                 self._disturb(row.partition)
 
     def _comes_late(self, segment: Segment, row: Row) -> None:
-        """A commit of an assignment that the broker has taken may overwrite the commit of the next owner."""
+        """Note a late commit: in an assignment that the broker has taken, it may overwrite that of the next owner."""
         assignment = segment, row.partition, row.assignment
         if assignment in self._taken and self._newest.get(row.partition) != assignment:
             self._disturb(row.partition)
@@ -250,7 +260,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
         if done is None or row.partition in self._disturbed or row.partition in self._incomparable or self._stopped:
             return
         if self._floors.get((segment, row.partition, row.assignment), -1) >= done.floor:
-            # Otherwise a lower position was committed since then.
+            # Otherwise a lower position was committed after the handover.
             what = f"started again after it had finished and was handed over cleanly ({at(done.segment, done.row)})"
             self._findings.violation(segment, row, what)
 
@@ -348,7 +358,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
                 done[position] = _Done(segment, row, state.floor)
 
     def _disturb(self, partition: str) -> None:
-        """A commit of an assignment that is over may still arrive, and overwrite later commits."""
+        """Note that a commit of an ended assignment may still arrive, and overwrite later commits."""
         self._disturbed.add(partition)
         self._done.pop(partition, None)
 
@@ -377,16 +387,16 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
 class BoundedRepeats(PromiseChecker):
     """A handover under a lease repeats a bounded number of finished messages (56).
 
-    A clean handover repeats none. After a crash or a loss only messages repeat that were not written down. Their number
-    is at most ``written_every`` and as many again as may be in flight, because their acknowledgements were under way. A
-    file alone does not show what the broker forgot, so this checker is not one of ``CHECKERS``.
+    A clean handover repeats no message. After a crash or a loss, only messages repeat whose progress was not written.
+    Their number is at most ``written_every`` plus ``max_in_flight``, because acknowledgements may be under way. A
+    history does not show the data that the broker forgot, so this checker is not one of ``CHECKERS``.
 
     Args:
         timeline: History to judge.
-        written_every: Finished messages after which a member writes its progress; None = ``max_in_flight``, as in a
-            cohort.
-        excused: Assignments that are not judged, as (member, partition, number): the broker has forgotten something of
-            them, or could not be told.
+        written_every: Number of finished messages after which a member writes its progress; None = ``max_in_flight``,
+            as in a cohort.
+        excused: Assignments that are not judged, as (member, partition, number), because the broker has forgotten or
+            not received a part of their progress.
     """
 
     _needs_order = True
@@ -456,7 +466,7 @@ class BoundedRepeats(PromiseChecker):
             )
 
     def _bound(self, assignment: Assignment) -> int | None:
-        """How many messages of an assignment may repeat; None = the history does not say."""
+        """Return the number of messages of an assignment that may repeat; None = unknown."""
         if assignment in self._clean:
             return 0
         flight = assignment[0].max_in_flight

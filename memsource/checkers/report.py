@@ -1,4 +1,4 @@
-"""A history in figures, and its verdicts as plain text: what ``lanes check`` prints."""
+"""The report of ``lanes check``: a history in figures, and its verdicts as plain text."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Counts:
 
     Attributes:
         segments: Number of segments, one for each run of a process.
-        crashed: Segments without an orderly end.
+        crashed: Number of segments without an ``end`` row.
         members: Number of distinct members.
         messages: Number of distinct positions.
-        events: Number of rows of each event.
-        redeliveries: Number by cause: ``held``, ``settled``, ``late``, and ``restart`` (started again in a later
-            segment).
-        dropped: Rows that could not be written.
-        gaps: Places where something is missing.
-        peak_in_flight: The most messages that one member had in flight.
+        events: Number of rows by event.
+        redeliveries: Number of redeliveries by cause: ``held``, ``settled``, ``late``, and ``restart`` (started again
+            in a later segment).
+        dropped: Number of rows that could not be written.
+        gaps: Number of places where rows are missing.
+        peak_in_flight: Largest number of messages that one member had in flight.
     """
 
     segments: int
@@ -53,8 +53,8 @@ class Checked(NamedTuple):
     """The result of ``check_files``.
 
     Attributes:
-        verdicts: One verdict for each checker; empty when no history was read.
-        text: The report, or the reason why there is none.
+        verdicts: One verdict for each checker; empty if no history was read.
+        text: The report, or the reason why no history was read.
         status: Exit status for ``lanes check``.
     """
 
@@ -66,14 +66,14 @@ class Checked(NamedTuple):
 def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
     """Read histories and check every promise over them. Blocks.
 
-    Invalid content raises nothing; the report names it.
+    Invalid content raises no error. The report names the invalid content.
 
     Args:
         paths: Files and directories to read.
 
     Returns:
-        The verdicts, the report, and an exit status: 0 all promises were kept, 1 one was violated, 2 one could not be
-        proven, 3 no history could be read.
+        The verdicts, the report, and an exit status: 0 = all promises were kept, 1 = a promise was violated, 2 = a
+        promise could not be proven, 3 = no history could be read.
     """
     try:
         segments = read(paths)
@@ -84,20 +84,20 @@ def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """The exit status for some verdicts.
+    """Return the exit status for some verdicts.
 
     Args:
         verdicts: Verdicts of one history.
 
     Returns:
-        0 when all verdicts passed, 1 when one was violated, 2 otherwise.
+        0 if all promises passed, 1 if a promise was violated, 2 otherwise.
     """
     statuses = {verdict.status for verdict in verdicts}
     return VIOLATED if "violated" in statuses else UNPROVEN if "unproven" in statuses else PASSED
 
 
 def counts(segments: Sequence[Segment]) -> Counts:
-    """The figures of a history. Pure; O(rows).
+    """Count the figures of a history. Pure. Takes O(rows) time.
 
     Args:
         segments: Segments of the history, in any order.
@@ -137,7 +137,7 @@ def counts(segments: Sequence[Segment]) -> Counts:
 
 
 def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
-    """The report as text: the figures, then the verdicts with their witnesses and reasons, violations first.
+    """Return the report as text: the figures, then the verdicts with their witnesses and reasons, violations first.
 
     Args:
         verdicts: Verdicts of the history.

@@ -1,4 +1,4 @@
-"""Retries: their number, their backoff, and the lane that they hold."""
+"""The checkers of retries: their number, their backoff, and the lane that waits for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
 _ROUNDING: Final = 2e-6
-"""Seconds: rows and delays are written in whole microseconds."""
+"""Tolerance in seconds, because rows and delays are written in whole microseconds."""
 
 
 class _Attempts:
-    """The latest attempt of each position, negative when cancelled.
+    """The attempts of the messages of one assignment.
 
-    ``unlimited`` has the positions that were blocked once.
+    Attributes:
+        latest: The latest attempt of each position, negative if it was cancelled.
+        unlimited: Positions that were blocked once, whose attempts have no limit.
     """
 
     __slots__ = ("latest", "unlimited")
@@ -31,9 +33,9 @@ class _Attempts:
 class AttemptsCount(AssignmentChecker[_Attempts]):
     """The attempts of a message count 1, 2, 3 … in an assignment, and are at most ``attempts`` (46).
 
-    A cancelled attempt does not count when the message goes back to its lane. Each ``unblock`` of a blocked message
-    allows one more. A new delivery begins at 1. Where attempts are kept they go on instead: the first attempt of an
-    assignment is no lower than the one handed over, and may be one above ``attempts``.
+    A cancelled attempt does not count if the message goes back to its lane. Each ``unblock`` of a blocked message
+    allows one more attempt. A new delivery begins at attempt 1. If attempts are kept in a store, the first attempt of
+    an assignment is at least the attempt that was handed over, and may be one above ``attempts``.
 
     Args:
         timeline: History to judge.
@@ -43,7 +45,7 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._handed: dict[tuple[str, int], int] = {}  # (partition, position) -> attempt, where attempts are kept
+        self._handed: dict[tuple[str, int], int] = {}  # (partition, position) -> attempt, if attempts are kept
 
     @with_state("started")
     def _started(self, segment: Segment, row: Row, state: _Attempts) -> None:
@@ -88,7 +90,13 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
 
 
 class _Head(NamedTuple):
-    """The message that a lane waits for. ``due``: when it may start again; None = not before it is unblocked."""
+    """The message that a lane waits for.
+
+    Attributes:
+        position: Position of the message.
+        key: Hash of its key; None = no key.
+        due: Time at which the message may start again; None = only after ``unblock``.
+    """
 
     position: int
     key: str | None
@@ -98,9 +106,9 @@ class _Head(NamedTuple):
 class RetryHoldsLane(PromiseChecker):
     """A failed message stays the head of its lane until it starts again, after its backoff (45).
 
-    A blocked one waits for ``unblock`` (47). Nothing else of the lane starts before it. The backoff before attempt n +
-    1 is at most ``backoff`` doubled n - 1 times, and at most ``max_backoff``; a handler may ask for another one.
-    ``LaneProgress`` judges that other lanes go on.
+    A blocked message waits for ``unblock`` (47). No other message of the lane starts before the head. The backoff
+    before attempt n + 1 is at most ``backoff`` doubled n - 1 times, and at most ``max_backoff``; a handler may ask
+    for another delay. ``LaneProgress`` judges that other lanes go on.
 
     Args:
         timeline: History to judge.
@@ -172,7 +180,7 @@ class RetryHoldsLane(PromiseChecker):
 
     @on("dlq_sent", "abandoned")
     def _left(self, segment: Segment, row: Row) -> None:
-        """The message has a dead letter or runs again elsewhere. The messages after it still wait."""
+        """Release a head that has a dead letter or runs again in another assignment."""
         heads = self._heads.get((segment, row.partition, row.assignment))
         if heads:
             lane = _lane(segment, row)
@@ -194,5 +202,5 @@ class RetryHoldsLane(PromiseChecker):
 
 
 def _lane(segment: Segment, row: Row) -> str:
-    """The name of its lane; a message without a lane waits for itself alone."""
+    """Return the name of the lane. A message without a lane has a lane of its own."""
     return lane_of(segment.rules, row) or f"position {row.position}"

@@ -1,4 +1,4 @@
-"""Nothing is lost: each message is handled, and settled only after that."""
+"""The checkers of settlements: each message is handled, and settled only after its end."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
 
 _Span = tuple[int, Segment, Row]
-"""From where on a commit settles, and the commit."""
+"""The first position that a commit settles, and the row of the commit with its segment."""
 
 _Delivery = tuple[str, int, int]
-"""(partition, assignment, position): a message within one assignment."""
+"""A message within one assignment, as (partition, assignment, position)."""
 
 _KNOWN: Final = 1
 _FINAL: Final = 3  # includes _KNOWN
 
 
 class AtLeastOnce(PromiseChecker):
-    """Each message that was delivered or produced is handled, or its dead letter confirmed, at least once.
+    """Each delivered or produced message is handled at least once, or its dead letter is confirmed.
 
-    A message that was settled and never handled is lost. One that was neither settled nor handled is still at the
-    broker: this is no violation, but the history does not prove that the message will be handled. A committed floor
-    settles each position from where its assignment began to read, also those that were never delivered. A successor
-    that skips a completed message settles it too.
+    A message that was settled and never handled is lost. A message that was neither settled nor handled is still at
+    the broker. Such a message is no violation, but the history does not prove that it will be handled. A committed
+    floor settles each position from the first position of its assignment on, also positions that were never
+    delivered. A later owner that skips a completed message settles the message too.
 
     Args:
         timeline: History to judge.
@@ -45,7 +45,7 @@ class AtLeastOnce(PromiseChecker):
     def verdict(self) -> Verdict:
         """The judgement after the last row. Changes nothing."""
         findings = Findings(self.name, self._timeline)
-        # The missing end may be a missing row of any segment.
+        # The missing end of a message may be in a gap of any segment.
         complete = not any(segment.gaps for segment in self._timeline.segments)
         committed = self._committed()
         for partition, states in self._states.items():
@@ -61,7 +61,7 @@ class AtLeastOnce(PromiseChecker):
                 else:
                     findings.doubt("messages were settled, and handled at most in a gap")
         if self._timeline.recreated:
-            # One position was two messages, and one handled message does not prove the other.
+            # One position stands for two messages, and the end of one message does not prove the end of the other.
             findings.doubt(
                 "partitions were recreated, so positions do not tell messages apart", len(self._timeline.recreated)
             )
@@ -104,13 +104,13 @@ class AtLeastOnce(PromiseChecker):
     def _committed(self) -> dict[str, list[_Span]]:
         spans: dict[str, list[_Span]] = defaultdict(list)
         for assignment, (segment, row) in self._commits.items():
-            # After a gap the first position is unknown, and only the rows count.
+            # After a gap the first position is unknown, so only the rows count.
             spans[row.partition].append((self._begun.get(assignment, row.floor), segment, row))
         return spans
 
 
 def _covering(spans: list[_Span], position: int) -> tuple[Segment, Row] | None:
-    """The first commit that settled a position without a row."""
+    """Return the first commit that settled a position without a row."""
     for begun, segment, row in spans:
         if begun <= position < row.floor:
             return segment, row._replace(position=position)
@@ -122,7 +122,7 @@ def _delivery(row: Row) -> _Delivery:
 
 
 class DeadLetterBeforeSettle(PromiseChecker):
-    """A message that is given up is settled only after its dead letter was confirmed (48).
+    """A message that is given up is settled only after the confirmation of its dead letter (48).
 
     Args:
         timeline: History to judge.
@@ -148,15 +148,15 @@ class DeadLetterBeforeSettle(PromiseChecker):
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
-        # They may have been confirmed in the gap.
+        # The dead letters may have been confirmed in the gap.
         self._unconfirmed[segment].clear()
 
 
 class NoSettleBeforeEnd(PromiseChecker):
-    """A message is settled only after it ended well, or was given up, in the same assignment (19).
+    """A message is settled only after its handler returned, or it was given up, in the same assignment (19).
 
-    A commit settles all messages below its floor; those that a predecessor had completed were settled there. Settling a
-    message again because the broker forgot it (``redelivered``, cause ``settled``) is no new settlement.
+    A commit settles all messages below its floor, except messages that a former owner had settled. A second
+    settlement of a message that the broker forgot (``redelivered``, cause ``settled``) is no new settlement.
     ``DeadLetterBeforeSettle`` judges messages that were given up.
 
     Args:
@@ -166,7 +166,7 @@ class NoSettleBeforeEnd(PromiseChecker):
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
         self._may_settle: dict[Segment, set[_Delivery]] = defaultdict(set)
-        # Segments that had a gap -> messages that were certainly not handled at its end.
+        # Segment with a gap -> messages that were certainly unhandled at the end of the gap.
         self._certain: dict[Segment, set[_Delivery]] = {}
 
     @on("delivered")
@@ -181,7 +181,7 @@ class NoSettleBeforeEnd(PromiseChecker):
         elif row.text == "late":
             self._may_settle[segment].discard(_delivery(row))
         elif segment in self._certain:
-            # It is held, but perhaps only because it was not settled yet: it may have ended in the gap.
+            # The message is held, perhaps only because it ended in the gap and is not settled yet.
             self._certain[segment].discard(_delivery(row))
 
     @on("ended ok", "dlq_sent", "dlq_confirmed")

@@ -1,4 +1,4 @@
-"""The verdict of a checker, and the findings that lead to it."""
+"""The verdict of a checker, and the findings that lead to the verdict."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
 WITNESSES: Final = 5
-"""Violations, and reasons of a kind, that a verdict names; the rest is counted."""
+"""Number of violations, and of reasons of each kind, that a verdict names. A verdict counts the others."""
 
 _SHOWN: Final = 200
 
 Status = Literal["passed", "violated", "unproven"]
-"""The state of a promise; ``"unproven"`` where the history does not tell enough."""
+"""The state of a promise. ``"unproven"`` means that the history lacks rows that could decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The answer of one checker to one history.
 
-    A violation stands even where rows are missing. A verdict without violations is ``"unproven"`` when it has reasons.
+    A violation stands even if rows are missing. A verdict without violations is ``"unproven"`` if it has reasons.
 
     Attributes:
         name: Name of the checker.
         status: ``"passed"``, ``"violated"`` or ``"unproven"``.
-        checked: How often the checker had something to judge.
+        checked: Number of judgements of the checker.
         violations: Number of violations.
-        witnesses: The first violations, one line each.
-        reasons: Why the history does not prove the promise, one line each.
+        witnesses: The first violations, one line for each.
+        reasons: Reasons why the history does not prove the promise, one line for each.
         note: Other measurements of the checker.
     """
 
@@ -58,26 +58,31 @@ class Findings:
         self._unsaid: set[tuple[Segment, str]] = set()
 
     def violation(self, segment: Segment, row: Row, what: str) -> None:
-        """Note that a row shows a violation."""
+        """Record that a row shows a violation."""
         self._violations += 1
         if len(self._witnesses) < WITNESSES:
             self._witnesses.append(f"{place(segment, row)}: {what}")
 
     def doubt(self, why: str, count: int = 1) -> None:
-        """Note a reason why the history proves nothing. Equal reasons are counted."""
+        """Record a reason why the history does not prove the promise. Equal reasons are counted."""
         self._doubts[why] += count
 
     def unsaid(self, segment: Segment, name: str) -> None:
-        """Note that the ``begin`` row of a segment lacks the setting ``name``, which a judgement needs."""
+        """Record that the ``begin`` row of a segment lacks the setting ``name``, which a judgement needs."""
         if (segment, name) not in self._unsaid:
             self._unsaid.add((segment, name))
             self.doubt(f"segments whose begin row does not say {name}")
 
     def verdict(self, *, across: bool = False, note: str = "", doubts: Mapping[str, int] | None = None) -> Verdict:
-        """The verdict so far.
+        """Return the verdict so far.
 
-        ``across``: the promise needs an order between segments. ``doubts``: reasons that show only at the end, with
-        their counts; a count of 0 is ignored.
+        Args:
+            across: Whether the promise needs an order between segments.
+            note: Other measurements of the checker.
+            doubts: Reasons that show only at the end, with their counts. A count of 0 is ignored.
+
+        Returns:
+            The verdict.
         """
         late = {why: count for why, count in (doubts or {}).items() if count}
         reasons = []
@@ -101,17 +106,17 @@ class Findings:
 
 
 def place(segment: Segment, row: Row) -> str:
-    """Where a row stands, for a witness: partition, position, key, member and row number."""
+    """Return the place of a row for a witness: partition, position, key, member and row number."""
     return f"{printable(row.partition)} position {row.position} key {row.key or 'none'}, {at(segment, row)}"
 
 
 def at(segment: Segment, row: Row) -> str:
-    """Member and number of a row."""
+    """Return member and number of a row."""
     return f"{segment.label} row {row.n}"
 
 
 def printable(text: str, limit: int = _SHOWN) -> str:
-    """The text as one line that is safe to print. Names in a history come from elsewhere."""
+    """Return a text as one line that is safe to print, because the names in a history are not trusted."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
