@@ -128,9 +128,9 @@ def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) ->
 
 
 def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
-    """The error of a client that refuses its settings, without the secrets among them."""
+    """The error of a client that refuses its settings. The text shows no secret."""
     text = error.str() if isinstance(error, KafkaError) else str(error)
-    return ConfigError(f"the Kafka client refuses its settings: {redacted(text, settings)}")
+    return ConfigError(f"the Kafka client refuses its settings: {redacted(text, settings)}; correct the named setting")
 
 
 @dataclass(eq=False, repr=False)

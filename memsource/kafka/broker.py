@@ -100,7 +100,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     ) -> Record:
         """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` for a deleted topic."""
         if not self.coordinator.exists:
-            raise LookupError(f"topic {self.topic} was deleted: create_topic first")
+            raise LookupError(f"topic {self.topic} was deleted; call create_topic first")
         return self.group.publish(value, key=key, headers=headers, partition=partition)
 
     def skip(self, count: int, *, partition: int = 0) -> None:
@@ -206,14 +206,14 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._at(now)
         log = self.group.topic.log(partition)
         if not 0 <= before <= log.end:
-            raise ValueError(f"before={before}: partition {partition} of {self.topic} ends at {log.end}")
+            raise ValueError(f"before={before}: must be 0 … {log.end}, the end of partition {partition}")
         self._starts[partition] = max(before, self._starts[partition])
         log.trim(before)
 
     def delete_topic(self, now: float) -> None:
         """Delete the topic with its messages and commits. Raises ``LookupError`` without a topic."""
         if not self.coordinator.exists:
-            raise LookupError(f"topic {self.topic} was deleted already: create_topic first")
+            raise LookupError(f"topic {self.topic} was deleted already; call create_topic first")
         self._at(now)
         self._incarnation += 1
         self._commits.clear()

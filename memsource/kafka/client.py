@@ -71,11 +71,11 @@ class Commit(NamedTuple):
             UnicodeEncodeError: The metadata contains a lone surrogate.
         """
         if self.offset < 0:
-            raise ValueError(f"offset={self.offset}: a position to read next is 0 or more")
+            raise ValueError(f"offset={self.offset}: the position to read next must be 0 or more")
         if not isinstance(self.metadata, str):
-            raise TypeError(f"commit metadata must be a str, not {type(self.metadata).__name__}")
+            raise TypeError(f"commit metadata is of type {type(self.metadata).__name__}; must be a str")
         if "\0" in self.metadata:
-            raise ValueError("commit metadata has a NUL: the client would end it there")
+            raise ValueError("commit metadata contains a NUL, at which a client would end it; remove the NUL")
         return len(self.metadata.encode("utf-16-le")) // 2 + 1
 
 

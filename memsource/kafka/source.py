@@ -180,7 +180,7 @@ class KafkaMemberSource(CommittingSource):
 
     def _told_failure(self, failure: KafkaFailure) -> Iterator[SourceEvent]:
         if failure.code == "_FATAL":
-            self._failed = SourceError(f"{self._name} cannot go on: {failure}")
+            self._failed = SourceError(f"{self._name}: the client failed permanently ({failure}); make a new source")
             for number in list(self._owned):
                 yield Lost(self._forget(number), str(failure))
         elif failure.code == "_AUTO_OFFSET_RESET":
@@ -268,7 +268,7 @@ class KafkaMemberSource(CommittingSource):
                     deadline = now + broker.settings.commit_timeout
                     broker.wait_until(deadline)
                 if deadline is not None and now >= deadline:
-                    raise SourceError(f"{self._name}: nothing was committed, the broker is down", retryable=True)
+                    raise SourceError(f"{self._name}: nothing was committed; start the broker", retryable=True)
             await self._change()
 
     def _commit(self, settlements: Sequence[Settlement]) -> None:

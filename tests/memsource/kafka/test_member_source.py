@@ -149,7 +149,7 @@ async def test_with_the_broker_down_a_commit_blocks_or_fails_after_seconds(proto
     if protocol == "848":
         assert (told, stand.broker.committed(0)) == (["made"], Commit(3))
     else:
-        assert told == ["retryable=True: T/one: nothing was committed, the broker is down"]
+        assert told == ["retryable=True: T/one: nothing was committed; start the broker"]
         assert stand.broker.committed(0) is None
 
 

@@ -120,7 +120,7 @@ def test_retention_that_overtakes_a_reader() -> None:
     two = stand.client("two")
     stand.poll(two)
     assert two.partitions[0].position == 6
-    with pytest.raises(ValueError, match="before=11: partition 0 of T ends at 10"):
+    with pytest.raises(ValueError, match="before=11: must be 0 … 10, the end of partition 0"):
         stand.broker.delete_records(0, 11, stand.now)
 
 
