@@ -9,6 +9,7 @@ Nothing is imported before an option needs it. A project without a simulated tes
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 RUNS_MAX: Final = 10_000_000
 
 _PROPERTY: Final = "lanes_simulation"
-_BEFORE: Final = pytest.StashKey[tuple[int | None, str | None]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,17 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
             decode(token)
         except TokenRefused as error:
             raise pytest.UsageError(f"--lanes-replay: {error}") from error
-    config.stash[_BEFORE] = OPTIONS.runs, OPTIONS.replay
+    # A test run may be made within another one, which gets its options back.
+    config.add_cleanup(functools.partial(vars(OPTIONS).update, runs=OPTIONS.runs, replay=OPTIONS.replay))
     OPTIONS.runs, OPTIONS.replay = runs, token
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    before = config.stash.get(_BEFORE, None)
-    if before is not None:
-        from memsource.sim.runs.simulate import OPTIONS
-
-        # A test run may be made within another one.
-        OPTIONS.runs, OPTIONS.replay = before
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -76,13 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    simulation = _simulation(item)
-    if simulation is None:
-        return (yield)
     try:
         return (yield)
     finally:
-        if simulation.report is not None:
+        simulation = _simulation(item)
+        if simulation is not None and simulation.report is not None:
             # A property of the item goes with its report, from another process too.
             item.user_properties.append((_PROPERTY, _told(simulation.report)))
 
