@@ -62,7 +62,16 @@ class Sparse:
 
     def __init__(self, schedule: Schedule) -> None:
         self._deviations: Final = dict(schedule.deviations)
-        self._jumps: Final = frozenset(schedule.jumps)
+        self._jumps: Final = set(schedule.jumps)
+
+    def at(self, turn: int, index: int) -> None:
+        """Choose the task at ``index`` in this turn; 0 = time jumps."""
+        if index:
+            self._deviations[turn] = index
+            self._jumps.discard(turn)
+        else:
+            self._deviations.pop(turn, None)
+            self._jumps.add(turn)
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
         index = self._deviations.get(turn, 0)
@@ -72,7 +81,7 @@ class Sparse:
         return turn in self._jumps
 
 
-class Priorities:
+class Priorities(RandomWalk):
     """The ready task with the highest priority. A task keeps its priority until a change.
 
     Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At ``changes``
@@ -89,7 +98,7 @@ class Priorities:
                 f"Priorities(changes={changes}, span={span}, mix={mix}): changes must be 0 or more, "
                 "span no less than changes and 1, mix 0 to 1"
             )
-        self._random: Final = Random(seed)
+        super().__init__(seed)
         self._priorities: Final[dict[int, float]] = {}
         self._changes: Final = frozenset(self._random.sample(range(span), changes))
         self._mix: Final = mix
@@ -112,10 +121,7 @@ class Priorities:
             self._lowest -= 1.0
             priorities[tasks[best]] = self._lowest
             return self.choose(turn, tasks)
-        return int(random() * len(tasks)) if random() < self._mix else best
-
-    def jump(self, turn: int) -> bool:
-        return self._random.random() < _JUMPS
+        return super().choose(turn, tasks) if random() < self._mix else best
 
 
 class Recording:
@@ -138,10 +144,10 @@ class Recording:
         return index
 
     def jump(self, turn: int) -> bool:
-        if self._inner.jump(turn):
+        jumps = self._inner.jump(turn)
+        if jumps:
             self._jumps.append(turn)
-            return True
-        return False
+        return jumps
 
 
 def mixed(seed: int) -> Chooser:

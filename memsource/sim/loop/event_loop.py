@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextvars import Context
 from operator import itemgetter
 from types import FrameType
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from memsource.sim.errors import Deadlock, Livelock, NeverYields, Refused, SimulationError
 from memsource.sim.loop.choosers import Chooser
@@ -39,6 +39,7 @@ from memsource.sim.loop.tasks import (
     OrderedWeakSet,
     SimFuture,
     SimTask,
+    Threads,
     Timers,
     inline,
     owner_of,
@@ -50,7 +51,6 @@ __all__ = ["GROUP", "SimLoop", "SimTask", "Threads", "current"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 E = TypeVar("E", bound=BaseException)
-Threads = Literal["refuse", "inline"]
 
 _CALLBACK_TURNS: Final = 100
 """Turns in which only callbacks ran, after which time passes all the same: anyio's cancellation of a task that is
@@ -100,9 +100,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._mark = 0
         self._stepping: asyncio.Handle | None = None
         self._frozen: dict[str, float] = {}
-        self._frozen_steps: list[tuple[str, int, asyncio.Handle]] = []
+        self._frozen_handles: list[tuple[str | None, int | None, asyncio.Handle]] = []
         self._wrapped: list[Coroutine[Any, Any, Any]] = []
-        self._frozen_callbacks: list[tuple[str, asyncio.Handle]] = []
         # Retries of anyio's cancellation, each with the number of steps to take before it. They come as often as on a
         # loop that takes a step of every ready task in each turn.
         self._retries: deque[tuple[int, asyncio.Handle]] = deque()
@@ -122,17 +121,14 @@ class SimLoop(asyncio.BaseEventLoop):
             raise RuntimeError("Event loop is closed")
         handle = asyncio.Handle(callback, args, self, context)
         owner, name = getattr(callback, "__self__", None), getattr(callback, "__name__", None)
+        number = None
         if isinstance(owner, asyncio.Task) and name not in TASK_METHODS:
             number = owner.number if type(owner) is SimTask else self._number_of(owner)
-            group = self._group_of(owner, handle) if self._frozen else None
-            if group is not None and group in self._frozen:
-                self._frozen_steps.append((group, number, handle))
-            else:
-                self._tasks.append(number)
-                self._steps.append(handle)
-        elif self._frozen and (group := self._group_of(None, handle)) in self._frozen:
-            assert group is not None
-            self._frozen_callbacks.append((group, handle))
+        if self._frozen and (group := self._group_of(handle)) in self._frozen:
+            self._frozen_handles.append((group, number, handle))
+        elif number is not None:
+            self._tasks.append(number)
+            self._steps.append(handle)
         elif name == _CANCELLATION:
             self._retries.append((self.steps + len(self._tasks), handle))
         else:
@@ -193,14 +189,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def close(self) -> None:
         super().close()
-        for queue in (
-            self._callbacks,
-            self._tasks,
-            self._steps,
-            self._frozen_steps,
-            self._frozen_callbacks,
-            self._retries,
-        ):
+        for queue in (self._callbacks, self._tasks, self._steps, self._frozen_handles, self._retries):
             queue.clear()
         self._timers.clear()
 
@@ -293,8 +282,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks.clear()
         self._steps.clear()
         for index, (number, step) in enumerate(queue):
-            if self._group_of(owner_of(step), step) == group:
-                self._frozen_steps.append((group, number, step))
+            if self._group_of(step) == group:
+                self._frozen_handles.append((group, number, step))
                 self._mark -= index < ranked
             else:
                 self._tasks.append(number)
@@ -306,19 +295,15 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._frozen.get(group, math.inf) > self._now:
             return
         del self._frozen[group]
-        steps, self._frozen_steps = self._frozen_steps, []
-        for one in steps:
-            if one[0] == group:
-                self._tasks.append(one[1])
-                self._steps.append(one[2])
-            else:
-                self._frozen_steps.append(one)
-        waiting, self._frozen_callbacks = self._frozen_callbacks, []
-        for of, handle in waiting:
-            if of == group:
+        waiting, self._frozen_handles = self._frozen_handles, []
+        for of, number, handle in waiting:
+            if of != group:
+                self._frozen_handles.append((of, number, handle))
+            elif number is None:
                 self._callbacks.append(handle)
             else:
-                self._frozen_callbacks.append((of, handle))
+                self._tasks.append(number)
+                self._steps.append(handle)
 
     # --- tasks
 
@@ -333,10 +318,12 @@ class SimLoop(asyncio.BaseEventLoop):
         return number
 
     @staticmethod
-    def _group_of(task: asyncio.Task[Any] | None, step: Any) -> str | None:
+    def _group_of(handle: Any) -> str | None:
+        """The group of a task's step or of a callback."""
+        task = owner_of(handle)
         if isinstance(task, SimTask):
             return task.group
-        context: Context = step._context
+        context: Context = handle._context
         return context.get(GROUP, None)
 
     def _rank(self) -> None:
@@ -391,7 +378,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._thread_time()
 
     def overdue(self, frame: FrameType | None) -> None:
-        """Note a step without end at ``frame``; see ``memsource.sim.loop.watch.Watched``."""
+        """Note a step without end at ``frame``. Other threads may call this."""
         step = self._stepping
         task = None if step is None else owner_of(step)
         who = "a callback" if task is None else title(task)

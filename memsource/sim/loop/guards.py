@@ -21,7 +21,7 @@ import threading
 import time
 from asyncio.events import _get_running_loop
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from typing import Any, Final, Protocol
 
@@ -89,8 +89,7 @@ LOOP_CALLS: Final[dict[str, str]] = {
 
 _lock: Final = threading.Lock()
 _users = 0
-_replaced: list[tuple[Any, str, Any]] = []
-_collecting = False
+_undo: Final = ExitStack()
 
 
 @contextmanager
@@ -101,13 +100,14 @@ def installed(kind: type[Refuser]) -> Iterator[None]:
     are collected at its end. A finalizer during the run would act at a turn that depends on other memory of the
     process.
     """
-    global _users, _collecting
+    global _users
     with _lock:
         _users += 1
         if _users == 1:
+            if gc.isenabled():
+                gc.disable()
+                _undo.callback(gc.enable)
             _install(kind)
-            _collecting = gc.isenabled()
-            gc.disable()
     try:
         yield
     finally:
@@ -115,11 +115,7 @@ def installed(kind: type[Refuser]) -> Iterator[None]:
             _users -= 1
             last = _users == 0
             if last:
-                while _replaced:
-                    owner, name, original = _replaced.pop()
-                    setattr(owner, name, original)
-                if _collecting:
-                    gc.enable()
+                _undo.close()
         if last:
             # Objects that were made with the collector off are all in the youngest generation.
             gc.collect(0)
@@ -145,14 +141,13 @@ def _install(kind: type[Refuser]) -> None:
     asynchronous = backend.AsyncIOBackend
     _replace(asynchronous, "run_sync_in_worker_thread", classmethod(_to_thread(kind)))
     for name in ("run_async_from_thread", "run_sync_from_thread"):
-        original = getattr(asynchronous, name)
-        guard = _guard(kind, original, "anyio.from_thread", _FROM_THREAD)
+        guard = _guard(kind, getattr(asynchronous, name), "anyio.from_thread", _FROM_THREAD)
         _replace(asynchronous, name, staticmethod(guard))
 
 
 def _replace(owner: Any, name: str, by: object) -> None:
     # From the dictionary, because getattr would bind a classmethod.
-    _replaced.append((owner, name, vars(owner)[name]))
+    _undo.callback(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, by)
 
 

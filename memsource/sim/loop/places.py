@@ -74,10 +74,7 @@ def _frames(task: asyncio.Task[Any]) -> list[FrameType]:
 
 def title(task: asyncio.Task[Any]) -> str:
     """A task for an error message: its number, name and group."""
-    if not isinstance(task, SimTask):
-        return f"task {task.get_name()!r}"
-    group = "" if task.group is None else f" of {task.group!r}"
-    return f"task {task.number} {task.get_name()!r}{group}"
+    return f"task {task.title if isinstance(task, SimTask) else repr(task.get_name())}"
 
 
 def handlers(tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:

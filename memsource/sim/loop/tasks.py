@@ -7,17 +7,30 @@ import heapq
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 _CANCELLED: Final = 100
 """Cancelled timers that may wait for their time, beside as many that are not cancelled."""
 
 T = TypeVar("T")
+Threads = Literal["refuse", "inline"]
 
 GROUP: Final[ContextVar[str | None]] = ContextVar("memsource.sim.group", default=None)
 """The group, such as a worker, that the tasks made in this context belong to. Children inherit it."""
+
+
+@contextmanager
+def in_group(group: str | None) -> Iterator[None]:
+    """Let tasks that are made within belong to this group; None = to no group."""
+    token = GROUP.set(group)
+    try:
+        yield
+    finally:
+        GROUP.reset(token)
+
 
 TASK_METHODS: Final = frozenset(dir(asyncio.Task))
 """Methods that somebody else may schedule (``call_later(1, task.cancel)``); a task's steps are not among them."""
@@ -39,8 +52,12 @@ class SimTask(asyncio.Task[Any]):
 
     def __repr__(self) -> str:
         # anyio puts it into the message of each cancellation, so it must be cheap and the same in every run.
-        group = "" if self.group is None else f" of {self.group!r}"
-        return f"<SimTask {self.number} {self.get_name()!r}{group}>"
+        return f"<SimTask {self.title}>"
+
+    @property
+    def title(self) -> str:
+        """The number, name and group."""
+        return f"{self.number} {self.get_name()!r}" + ("" if self.group is None else f" of {self.group!r}")
 
 
 class SimFuture(asyncio.Future[Any]):

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
-from typing import Final, Protocol
+from typing import Final
+
+from memsource.sim.loop.event_loop import SimLoop
 
 _LOOKS: Final = 4
 """How often within a limit is looked; a step is interrupted after the limit and at most so much of it."""
@@ -20,54 +22,40 @@ class Interrupted(BaseException):
     """Raised inside a step that does not end. It is no ``Exception``, because handlers catch those and go on."""
 
 
-class Watched(Protocol):
-    """The loop that is watched."""
-
-    @property
-    def turns(self) -> int:
-        """The number of turns so far. When it changes, the last step has ended."""
-
-    def overdue(self, frame: FrameType | None) -> None:
-        """A step takes longer than the limit, and is at ``frame``. Other threads may call this."""
-
-    def fail(self, error: BaseException) -> BaseException:
-        """An error from outside ended the run."""
-
-
 @contextmanager
-def watching(watched: Watched, limit: float) -> Iterator[None]:
+def watching(loop: SimLoop, limit: float) -> Iterator[None]:
     """Interrupt each step of the calling thread that takes longer than ``limit`` seconds by the wall clock.
 
     Takes the process's real-time timer where it can, and gives it back. An alarm that was set before (the timeout of a
     test) is still delivered meanwhile, up to a quarter of the limit late.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) is not None:
-        with _by_signal(watched, limit):
+        with _by_signal(loop, limit):
             yield
     else:
-        with _by_thread(watched, limit):
+        with _by_thread(loop, limit):
             yield
 
 
 class _Patience:
     """Whether one step has taken too long by now."""
 
-    def __init__(self, watched: Watched, limit: float) -> None:
-        self._watched = watched
+    def __init__(self, loop: SimLoop, limit: float) -> None:
+        self._loop = loop
         self._limit = limit
         self._turn = -1
         self._since = 0.0
 
     def ended(self) -> bool:
         now = monotonic()
-        if self._watched.turns != self._turn:
-            self._turn, self._since = self._watched.turns, now
+        if self._loop.turns != self._turn:
+            self._turn, self._since = self._loop.turns, now
         return now - self._since >= self._limit
 
 
 @contextmanager
-def _by_signal(watched: Watched, limit: float) -> Iterator[None]:
-    patience = _Patience(watched, limit)
+def _by_signal(loop: SimLoop, limit: float) -> Iterator[None]:
+    patience = _Patience(loop, limit)
     before = signal.getsignal(signal.SIGALRM)
     delay, interval = signal.getitimer(signal.ITIMER_REAL)
     alarm = monotonic() + delay if delay else None
@@ -81,10 +69,10 @@ def _by_signal(watched: Watched, limit: float) -> Iterator[None]:
                     before(number, frame)
                 except BaseException as error:
                     # The task of this step would keep the error.
-                    watched.fail(error)
+                    loop.fail(error)
                     raise
         if patience.ended():
-            watched.overdue(frame)
+            loop.overdue(frame)
             raise Interrupted
 
     signal.signal(signal.SIGALRM, look)
@@ -99,8 +87,8 @@ def _by_signal(watched: Watched, limit: float) -> Iterator[None]:
 
 
 @contextmanager
-def _by_thread(watched: Watched, limit: float) -> Iterator[None]:
-    patience = _Patience(watched, limit)
+def _by_thread(loop: SimLoop, limit: float) -> Iterator[None]:
+    patience = _Patience(loop, limit)
     here = ctypes.c_ulong(threading.get_ident())
     over = threading.Event()
     interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -108,7 +96,7 @@ def _by_thread(watched: Watched, limit: float) -> Iterator[None]:
     def look() -> None:
         while not over.wait(limit / _LOOKS):
             if patience.ended():
-                watched.overdue(sys._current_frames().get(here.value))
+                loop.overdue(sys._current_frames().get(here.value))
                 interrupt(here, ctypes.py_object(Interrupted))
 
     thread = threading.Thread(target=look, name="memsource-watch", daemon=True)
