@@ -38,20 +38,20 @@ _TARGETS: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultBudget:
-    """The most faults of each kind in a run, each 0 … 1,000. ``faults`` describes the kinds.
+    """The most faults of each kind in a run, each 0 … 1,000.
 
     Attributes:
-        crash: Crashes of a worker.
-        freeze: Pauses of a worker.
-        rebalance: Rebalances.
-        lost: Partitions taken away.
-        redeliver: Redeliveries.
-        slow: Periods of slow answers.
-        commit_fails: Failing settlements.
-        letter_fails: Dead letters without a confirmation.
-        io_fails: Failing calls of ``World.io``.
-        clock_jump: Jumps of the wall clock.
-        restart: Restarts of the server.
+        crash: A worker dies without a word, and a new one starts later.
+        freeze: A worker does not run for some time.
+        rebalance: The coordinator makes a new plan.
+        lost: A partition is taken away without asking.
+        redeliver: A message is delivered again; only on JetStream.
+        slow: The broker's answers take longer for a while.
+        commit_fails: A settlement raises, made or not.
+        letter_fails: A dead letter is not confirmed.
+        io_fails: A call of ``World.io`` raises.
+        clock_jump: The wall clock jumps forward or back.
+        restart: The server is killed and back at once, without its last acknowledgements; only on JetStream.
 
     Raises:
         ImpossiblePlan: A number is out of its range.
@@ -127,54 +127,8 @@ class FaultBudget:
                 )
 
 
-def faults(
-    *,
-    crash: int = 0,
-    freeze: int = 0,
-    rebalance: int = 0,
-    lost: int = 0,
-    redeliver: int = 0,
-    slow: int = 0,
-    commit_fails: int = 0,
-    letter_fails: int = 0,
-    io_fails: int = 0,
-    clock_jump: int = 0,
-    restart: int = 0,
-) -> FaultBudget:
-    """The most faults of each kind in a run, each 0 … 1,000.
-
-    Args:
-        crash: A worker dies without a word, and a new one starts later.
-        freeze: A worker does not run for some time.
-        rebalance: The coordinator makes a new plan.
-        lost: A partition is taken away without asking.
-        redeliver: A message is delivered again; only on JetStream.
-        slow: The broker's answers take longer for a while.
-        commit_fails: A settlement raises, made or not.
-        letter_fails: A dead letter is not confirmed.
-        io_fails: A call of ``World.io`` raises.
-        clock_jump: The wall clock jumps forward or back.
-        restart: The server is killed and back at once, without its last acknowledgements; only on JetStream.
-
-    Returns:
-        The budget with these numbers.
-
-    Raises:
-        ImpossiblePlan: A number is out of its range.
-    """
-    return FaultBudget(
-        crash=crash,
-        freeze=freeze,
-        rebalance=rebalance,
-        lost=lost,
-        redeliver=redeliver,
-        slow=slow,
-        commit_fails=commit_fails,
-        letter_fails=letter_fails,
-        io_fails=io_fails,
-        clock_jump=clock_jump,
-        restart=restart,
-    )
+faults = FaultBudget
+"""The function that users call to make a budget."""
 
 
 def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng: random.Random) -> tuple[Fault, ...]:

@@ -113,18 +113,15 @@ def _simpler_faults(search: _Search) -> None:
     for number in range(len(search.best.faults)):
         fault = search.best.faults[number]
         others = [*search.best.faults[:number], *search.best.faults[number + 1 :]]
-
-        def changed(to: Fault, others: list[Fault] = others) -> bool:
-            return search.smaller(replace(search.best, faults=tuple(sorted([*others, to]))))
-
         simpler: Fault | None = fault
         while simpler is not None:
-            simpler = next((each for each in _simpler(simpler) if changed(each)), None)
+            plans = {each: replace(search.best, faults=tuple(sorted([*others, each]))) for each in _simpler(simpler)}
+            simpler = next((each for each, plan in plans.items() if search.smaller(plan)), None)
 
 
 def _simpler(fault: Fault) -> Iterator[Fault]:
     """Simpler faults, the simplest first: with a lower target, a smaller amount, an earlier boundary."""
-    amounts = [amount for amount in (0.0, 1.0, float(int(fault.amount))) if _less(amount, fault.amount)]
+    amounts = [amount for amount in (0.0, 1.0, float(int(fault.amount))) if abs(amount) < abs(fault.amount)]
     for target in dict.fromkeys((0, fault.target // 2)):
         if target < fault.target:
             yield replace(fault, target=target)
@@ -134,10 +131,6 @@ def _simpler(fault: Fault) -> Iterator[Fault]:
     while step:
         yield replace(fault, at=fault.at - step)
         step //= 2
-
-
-def _less(amount: float, than: float) -> bool:
-    return abs(amount) < abs(than)
 
 
 def _simpler_schedule(search: _Search) -> None:

@@ -24,6 +24,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from itertools import accumulate, pairwise
 from typing import Any, Final, NoReturn, cast
 
 from memsource.sim.errors import ImpossiblePlan, TokenRefused
@@ -197,21 +198,14 @@ def _list(fields: dict[str, object], name: str) -> list[Any]:
 
 
 def _distances(turns: Iterable[int]) -> list[int]:
-    found, last = [], 0
-    for turn in turns:
-        found.append(turn - last)
-        last = turn
-    return found
+    return [turn - before for before, turn in pairwise((0, *turns))]
 
 
 def _turns(distances: Sequence[Any]) -> list[int]:
-    found, last = [], 0
     for distance in distances:
         if type(distance) is not int or not 0 <= distance < NUMBERS_END:
             raise TokenRefused(f"replay token: goes on by {_shown(distance)} turns; must be a whole number below 2**64")
-        last += distance
-        found.append(last)
-    return found
+    return list(accumulate(distances))
 
 
 def _base64(data: bytes) -> str:
