@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from memsource.history.rows import EVENTS
@@ -122,13 +123,20 @@ class Campaign:
         self._budget = FaultBudget() if budget is None else budget
         self._budget.check(personalities)
         _check(runs, seed, sometimes)
-        self._check_runs(runs, personalities)
+        named, least = ", ".join(personalities), len(personalities)
+        if runs < least:
+            raise ImpossiblePlan(f"runs={runs}: not one for each of {named}; make {least} or more")
+        if runs == least and len(self._budget):
+            raise ImpossiblePlan(
+                f"runs={runs}: the first run on each of {named} is without faults, and there would be no other; make "
+                f"{least + 1} or more, or leave the faults out"
+            )
         self._runs = runs
         self._personalities = tuple(personalities)
         self._seed = seed
         self._sometimes = tuple(sometimes)
         self._attempts = attempts
-        self._clean: dict[tuple[PersonalityName, int, int | None], Run] = {}
+        self._clean_run = lru_cache(maxsize=4 * len(self._personalities))(self._make_clean_run)
         self.report = CampaignReport()
 
     def go(self) -> CampaignReport:
@@ -183,16 +191,6 @@ class Campaign:
 
     # --- inside
 
-    def _check_runs(self, runs: int, personalities: Sequence[PersonalityName]) -> None:
-        named, least = ", ".join(personalities), len(personalities)
-        if runs < least:
-            raise ImpossiblePlan(f"runs={runs}: not one for each of {named}; make {least} or more")
-        if runs == least and len(self._budget):
-            raise ImpossiblePlan(
-                f"runs={runs}: the first run on each of {named} is without faults, and there would be no other; make "
-                f"{least + 1} or more, or leave the faults out"
-            )
-
     def _run(self, number: int) -> Run:
         personality = self._personalities[number % len(self._personalities)]
         seed = self._seed + number // RUNS_A_SEED
@@ -212,14 +210,8 @@ class Campaign:
             return Sparse(_drawn(rng, turns))
         return mixed(rng.getrandbits(32))
 
-    def _clean_run(self, personality: PersonalityName, seed: int, limit: int | None) -> Run:
-        where = personality, seed, limit
-        run = self._clean.get(where)
-        if run is None:
-            if len(self._clean) > 4 * len(self._personalities):
-                self._clean.clear()
-            run = self._clean[where] = run_plan(Plan(personality, seed, limit=limit), self._conditions)
-        return run
+    def _make_clean_run(self, personality: PersonalityName, seed: int, limit: int | None) -> Run:
+        return run_plan(Plan(personality, seed, limit=limit), self._conditions)
 
     def _compare(self, run: Run) -> None:
         plan = run.plan

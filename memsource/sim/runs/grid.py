@@ -50,9 +50,13 @@ def draw(
     widths = [min(room - 1, max(1, *(len(line.texts[i]) for line in lines))) for i in range(len(groups))]
     starts = [times[group[0]] for group in groups]
     gaps = [""] + [_gap(times[one[-1]], times[other[0]]) for one, other in pairwise(groups)]
-    return [
-        _panel(lines, starts, gaps, widths, first, last, label, room) for first, last in _folded(gaps, widths, room)
-    ]
+    panels = []
+    for first, last in _folded(gaps, widths, room):
+        shown = [line for line in lines if not line.empty(first, last)]
+        axis = _axis(starts, gaps, widths, first, last, room)
+        texts = [(line.label.ljust(label) + line.text(gaps, widths, first, last)).rstrip() for line in shown]
+        panels.append(["seconds".ljust(label) + axis, *texts])
+    return panels
 
 
 class _Line:
@@ -119,25 +123,6 @@ def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple
             first, used = number, 0
         used += needed
     return [*found, (first, len(widths))]
-
-
-def _panel(
-    lines: Sequence[_Line],
-    starts: Sequence[float],
-    gaps: Sequence[str],
-    widths: Sequence[int],
-    first: int,
-    last: int,
-    label: int,
-    room: int,
-) -> list[str]:
-    shown = ["seconds".ljust(label) + _axis(starts, gaps, widths, first, last, room)]
-    shown += [
-        (line.label.ljust(label) + line.text(gaps, widths, first, last)).rstrip()
-        for line in lines
-        if not line.empty(first, last)
-    ]
-    return shown
 
 
 def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], first: int, last: int, room: int) -> str:

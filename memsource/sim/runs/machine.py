@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -18,12 +18,13 @@ import anyio.lowlevel
 from lanes.handlers import Handler
 from memsource.personality import PersonalityName
 from memsource.sim.errors import SimulationFailed
+from memsource.sim.loop.choosers import Recording, Sparse
 from memsource.sim.loop.event_loop import SimLoop, Threads
 from memsource.sim.loop.guards import installed
 from memsource.sim.loop.watch import watching
 from memsource.sim.plans.faults import AMOUNTS
 from memsource.sim.plans.plan import IMPOSSIBLE_FAULTS, Fault, FaultKind, Plan, Schedule
-from memsource.sim.runs.run import Conditions, broker_of, judged
+from memsource.sim.runs.run import Conditions, Run, broker_of, found, judged
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World
 
@@ -80,7 +81,8 @@ class SimulationMachine(RuleBasedStateMachine):
         super().__init__()
         # An example may run while an error is handled; only a later error has ended this example.
         self._handled = sys.exc_info()[1]
-        self._chooser = _Deviating()
+        self._deviations = Sparse(Schedule())
+        self._chooser = Recording(self._deviations)
         self._loop = SimLoop(
             self._chooser,
             thread_time=(lambda: _THREAD_TIME) if self.threads == "inline" else None,
@@ -204,7 +206,7 @@ class SimulationMachine(RuleBasedStateMachine):
             turns: Turns from now.
             index: Index of the task; 0 = time jumps.
         """
-        self._chooser.at(self._loop.turns + turns, index)
+        self._deviations.at(self._loop.turns + turns, index)
 
     @rule(worker=st.integers(0, 3), after=st.sampled_from(AMOUNTS["crash"]))
     def crash(self, worker: int, after: float) -> None:
@@ -243,7 +245,7 @@ class SimulationMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_found(self) -> None:
         """The world's own checks have found nothing yet."""
-        _raise(self.personality, self.world.findings, self.world.causes)
+        _raise(self.world)
 
     def teardown(self) -> None:
         """End the example: catch up, stop the workers, and let the checkers judge the history."""
@@ -278,9 +280,8 @@ class SimulationMachine(RuleBasedStateMachine):
         self.drive(self.world.stop())
         self.call(self.world.end)
         # After a jump of time every process is late, so no deadline is judged.
-        plan = replace(self._plan, schedule=Schedule(jumps=self._chooser.jumps))
-        run = judged(plan, self._conditions, self.world, self._loop.turns, self._loop.time())
-        _raise(self.personality, run.findings, run.causes)
+        plan = replace(self._plan, schedule=self._chooser.schedule)
+        _raise(judged(plan, self._conditions, self.world, self._loop.turns, self._loop.time()))
 
     def _close(self) -> None:
         self._over = True
@@ -308,38 +309,10 @@ class SimulationMachine(RuleBasedStateMachine):
         await asyncio.wait([self._life])
 
 
-class _Deviating:
-    """First in, first out, except where it was told otherwise; see ``Chooser``."""
-
-    def __init__(self) -> None:
-        self._told: dict[int, int] = {}
-        self._jumped: list[int] = []
-
-    def at(self, turn: int, index: int) -> None:
-        """Choose the task at ``index`` in this turn; 0 = time jumps."""
-        self._told[turn] = index
-
-    @property
-    def jumps(self) -> tuple[int, ...]:
-        """The turns in which time has jumped, rising."""
-        return tuple(sorted(set(self._jumped)))
-
-    def choose(self, turn: int, tasks: Sequence[int]) -> int:
-        index = self._told.get(turn, 0)
-        return index if index < len(tasks) else 0
-
-    def jump(self, turn: int) -> bool:
-        told = self._told.get(turn) == 0
-        if told:
-            self._jumped.append(turn)
-        return told
-
-
 async def _no_test(world: World) -> None:
     """The rules are the test."""
 
 
-def _raise(personality: PersonalityName, findings: dict[str, str], causes: list[BaseException]) -> None:
-    if findings:
-        found = "\n".join(f"  {name}: {what}" for name, what in findings.items())
-        raise SimulationFailed(f"{len(findings)} found, on {personality}:\n{found}") from next(iter(causes), None)
+def _raise(of: World | Run) -> None:
+    if of.findings:
+        raise SimulationFailed(found(of.findings, of.plan.personality)) from next(iter(of.causes), None)

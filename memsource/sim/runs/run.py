@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from memsource.checkers.deadlines import SILENT
 from memsource.history.reader import Segment, read_bytes
 from memsource.jetstream.source import JetStreamPersonality
 from memsource.kafka.source import KafkaPersonality
-from memsource.personality import Personality
+from memsource.personality import Personality, PersonalityName
 from memsource.sim.errors import Deadlock, ImpossiblePlan, Livelock, NeverYields, Overtime, is_finding, notable
 from memsource.sim.loop.choosers import Chooser, Recording, Sparse
 from memsource.sim.loop.event_loop import SimLoop, Threads, current
@@ -31,6 +31,7 @@ from memsource.sim.loop.places import place_of_task, waits
 from memsource.sim.loop.virtual import run
 from memsource.sim.plans.plan import Plan
 from memsource.sim.world.injection import Moment
+from memsource.sim.world.progress import listed
 from memsource.sim.world.world import World
 
 Test = Callable[[World], Awaitable[None]]
@@ -128,7 +129,6 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
     recording = None if chooser is None else Recording(chooser)
     worlds: list[World] = []
     loops: list[SimLoop] = []
-    unexpected: list[tuple[str, BaseException]] = []
     conditions.set_up()
     state = random.getstate()
     random.seed(plan.seed)
@@ -157,7 +157,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
     except (Deadlock, Livelock, Overtime) as error:
         if not worlds:
             raise
-        unexpected.append((type(error).__name__, error))
+        worlds[0].find(type(error).__name__, str(error), error)
     except BaseExceptionGroup as group:
         raise notable(group) from None
     finally:
@@ -165,8 +165,6 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
     (world,), (loop,) = worlds, loops
     if world.interrupted is not None:
         raise world.interrupted
-    for name, cause in unexpected:
-        world.find(name, str(cause), cause)
     if recording is not None:
         plan = Plan(plan.personality, plan.seed, plan.faults, recording.schedule, plan.limit)
     return judged(plan, conditions, world, loop.turns, loop.time())
@@ -268,6 +266,12 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
     )
 
 
+def found(findings: Mapping[str, str], personality: PersonalityName) -> str:
+    """The findings of a run as text, one on each line."""
+    lines = "".join(f"\n  {name}: {what}" for name, what in findings.items())
+    return f"{len(findings)} found, on {personality}:{lines}"
+
+
 def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
     """Check that each message that the broker holds as finished was handled well or has a dead letter."""
     left = {(record.partition, record.position) for record in world.broker.unfinished}
@@ -284,7 +288,5 @@ def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
         if (place := (record.partition, record.position)) not in left and place not in handled and place not in parked
     ]
     if lost:
-        shown = ", ".join(f"partition {record.partition} position {record.position}" for record in lost[:5])
-        world.find(
-            "NothingLost", f"{len(lost)} messages count as finished, and were neither handled nor parked: {shown}"
-        )
+        what = f"{len(lost)} messages count as finished, and were neither handled nor parked: {listed(lost)}"
+        world.find("NothingLost", what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, cast, overload
 
 from memsource.personality import PERSONALITIES, PersonalityName
@@ -14,8 +14,8 @@ from memsource.sim.plans.faults import FaultBudget
 from memsource.sim.plans.plan import Plan
 from memsource.sim.plans.token import decode
 from memsource.sim.runs.campaign import Campaign, CampaignReport, Failure
-from memsource.sim.runs.run import TIME_LIMIT, Conditions, Run, Test
-from memsource.sim.runs.view import render
+from memsource.sim.runs.run import TIME_LIMIT, Conditions, Run, found
+from memsource.sim.runs.view import counted, render
 
 
 @dataclass
@@ -144,29 +144,19 @@ def simulate(
         if not inspect.iscoroutinefunction(test):
             raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world; options go by their names")
         place = _place_of_world(test)
+        conditions = Conditions(test=test, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit)
+        make = functools.partial(Campaign, budget=faults, personalities=personalities, seed=seed)
+        # Refuse impossible arguments here, and not at the first run.
+        make(conditions, runs=runs, sometimes=sometimes)
 
         def campaign(*args: Any, **kwargs: Any) -> Campaign:
             if len(args) < place:
                 raise ImpossiblePlan(f"{test.__qualname__} is a method: pass the object it is called on, too")
-            return made_of(
-                lambda world: test(*args[:place], world, *args[place:], **kwargs),
-                OPTIONS.runs or runs,
-                () if OPTIONS.runs else sometimes,
-            )
-
-        def made_of(whole: Test, runs: int, sometimes: Sequence[str]) -> Campaign:
-            conditions = Conditions(
-                test=whole, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit
-            )
-            return Campaign(
-                conditions, runs=runs, budget=faults, personalities=personalities, seed=seed, sometimes=sometimes
-            )
-
-        # Refuse impossible arguments here, and not at the first run.
-        made_of(test, runs, sometimes)
+            whole = replace(conditions, test=lambda world: test(*args[:place], world, *args[place:], **kwargs))
+            return make(whole, runs=OPTIONS.runs or runs, sometimes=() if OPTIONS.runs else sometimes)
 
         def again(token: str, *args: Any, **kwargs: Any) -> Run:
-            return replay(campaign(*args, **kwargs), token)
+            return campaign(*args, **kwargs).judged(decode(token))
 
         @functools.wraps(test)
         def simulated(*args: Any, **kwargs: Any) -> None:
@@ -195,11 +185,6 @@ def simulate(
         return cast(Simulation, made)
 
     return decorate if test is None else decorate(test)
-
-
-def replay(campaign: Campaign, token: str) -> Run:
-    """Make the run of a token. Raises ``TokenRefused`` for one that cannot be replayed here."""
-    return campaign.judged(decode(token))
 
 
 def _place_of_world(test: Simulated) -> int:
@@ -237,18 +222,13 @@ def _explained(failure: Failure) -> str:
 
 
 def _shown(run: Run, token: str) -> str:
-    found = "\n".join(f"  {name}: {what}" for name, what in run.findings.items())
     faults = "".join(f"\n  {fault.kind} at boundary {fault.at}" for fault in run.plan.faults)
     return (
-        f"{len(run.findings)} found, on {run.plan.personality}:\n{found}\n\nfaults:{faults or ' none'}\n\n"
+        f"{found(run.findings, run.plan.personality)}\n\nfaults:{faults or ' none'}\n\n"
         f"{render(run)}\n\nreplay: pytest --lanes-replay {token}"
     )
 
 
 def _sized(plan: Plan) -> str:
-    limit = "all messages" if plan.limit is None else f"at most {_counted(plan.limit, 'message')}"
-    return f"{_counted(len(plan.faults), 'fault')} and {_counted(len(plan.schedule), 'deviation')} with {limit}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    limit = "all messages" if plan.limit is None else f"at most {counted(plan.limit, 'message')}"
+    return f"{counted(len(plan.faults), 'fault')} and {counted(len(plan.schedule), 'deviation')} with {limit}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from string import ascii_uppercase
@@ -72,8 +73,7 @@ class _Track:
 
     strokes: list[Stroke] = field(default_factory=list)
     bars: list[tuple[Stroke, Stroke]] = field(default_factory=list)
-    running: tuple[Segment, int] | None = None
-    since: Stroke | None = None
+    running: tuple[Segment, int, Stroke] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -122,22 +122,19 @@ class Story:
             for segment in segments
         }
         self.crashes = {moment.whom for moment in moments if moment.fault.kind == "crash"}
-        self._tell(Timeline(segments), list(moments))
+        self._tell(Timeline(segments), moments)
 
     # --- inside
 
-    def _tell(self, timeline: Timeline, moments: list[Moment]) -> None:
-        due = iter(moments)
-        moment = next(due, None)
+    def _tell(self, timeline: Timeline, moments: Sequence[Moment]) -> None:
+        due = deque(moments)
         for event, segment, row in timeline:
-            while moment is not None and moment.at < max(row.mono, self._now):
-                self._fault(moment)
-                moment = next(due, None)
+            while due and due[0].at < max(row.mono, self._now):
+                self._fault(due.popleft())
             self._now = max(self._now, row.mono)
             self._row(event, segment, row)
-        while moment is not None:
+        for moment in due:
             self._fault(moment)
-            moment = next(due, None)
         # Changes of ownership after everything else belong to the end of the run.
         while self.notes and self.notes[-1].rank == 2 and self.notes[-1].stroke is self.strokes[-1]:
             self.notes.pop()
@@ -190,21 +187,20 @@ class Story:
         if free == len(lane.tracks):
             lane.tracks.append(_Track())
         track = lane.tracks[free]
-        track.since = self._stroke(f"{self.letters[segment]}{row.position}")
-        track.strokes.append(track.since)
-        track.running = segment, row.position
+        stroke = self._stroke(f"{self.letters[segment]}{row.position}")
+        track.strokes.append(stroke)
+        track.running = segment, row.position, stroke
         lane.odd |= row.position in lane.ran
         lane.ran.add(row.position)
         lane.positions[row.position] = free
 
     def _ended(self, segment: Segment, position: int, lane: LaneView, mark: str) -> None:
         for track in lane.tracks:
-            if track.running == (segment, position):
+            if track.running is not None and track.running[:2] == (segment, position):
                 stroke = self._stroke(mark, mark)
                 track.strokes.append(stroke)
-                assert track.since is not None, "it runs"
-                track.bars.append((track.since, stroke))
-                track.running = track.since = None
+                track.bars.append((track.running[2], stroke))
+                track.running = None
                 lane.odd |= mark in _ODD
 
     def _mark(self, row: Row, mark: str, text: str | None = None) -> Stroke:
@@ -281,10 +277,10 @@ def render(run: Run, width: int = 100) -> str:
     plan = run.plan
     title = [plan.personality, f"seed {plan.seed}"]
     if plan.limit is not None:
-        title.append(f"at most {_counted(plan.limit, 'message')}")
-    title += [_counted(len(plan.faults), "fault"), _counted(len(plan.schedule.deviations), "deviation")]
+        title.append(f"at most {counted(plan.limit, 'message')}")
+    title += [counted(len(plan.faults), "fault"), counted(len(plan.schedule.deviations), "deviation")]
     if plan.schedule.jumps:
-        title.append(_counted(len(plan.schedule.jumps), "jump"))
+        title.append(counted(len(plan.schedule.jumps), "jump"))
     head = f"{', '.join(title)}; {run.seconds:g} virtual seconds"
     return "\n".join(_fit([head, *_history(run.segments, run.moments, run.findings.values(), width, LINES - 1)], width))
 
@@ -337,7 +333,7 @@ def _body(
     for panel in draw(times, rows, width=width, merged=merged, alone=alone):
         lines += ["", *panel]
     if left:
-        lines += ["", f"{_counted(left, 'lane')} left out"]
+        lines += ["", f"{counted(left, 'lane')} left out"]
     cut = any("~" in line for line in lines)
     return [*lines, "", *_legend(columns, cut, width)]
 
@@ -367,8 +363,8 @@ def _rows(story: Story, notes: Sequence[Note], lanes: Sequence[LaneView]) -> tup
                 row = GridRow(f"{name} {key}" if number == 0 else "")
                 row.cells = {column[stroke]: stroke.text for stroke in track.strokes}
                 row.bars = [(column[start], column[end]) for start, end in track.bars]
-                if track.since is not None:
-                    row.bars.append((column[track.since], last))
+                if track.running is not None:
+                    row.bars.append((column[track.running[2]], last))
                 rows.append(row)
     return rows, columns
 
@@ -393,7 +389,8 @@ def _ranked(story: Story, about: Iterable[str]) -> tuple[list[LaneView], int]:
     return sorted(ranks, key=lambda lane: ranks[lane]), sum(found == 0 for found in ranks.values())
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number with its noun."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

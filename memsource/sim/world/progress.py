@@ -37,12 +37,6 @@ class WorldProgress:
         """
         return [record for record in self._broker.unfinished if not self._was_committed(record)]
 
-    def left_in_words(self) -> tuple[int, str]:
-        """How many messages are left, and the places of the first five."""
-        left = self.left()
-        few = ", ".join(f"partition {record.partition} position {record.position}" for record in left[:_NAMED])
-        return len(left), few + (", …" if len(left) > _NAMED else "")
-
     def caught_up(self, asked: Callable[[], Sequence[Status]]) -> bool:
         """Whether nothing is left, or the rest cannot go on because a poison policy has blocked it.
 
@@ -61,6 +55,12 @@ class WorldProgress:
     def _was_committed(self, record: Record) -> bool:
         floor, completed = self._committed.get(record.partition, (0, ()))
         return record.position < floor or any(start <= record.position < end for start, end in completed)
+
+
+def listed(records: Sequence[Record]) -> str:
+    """The places of the first five records."""
+    few = ", ".join(f"partition {record.partition} position {record.position}" for record in records[:_NAMED])
+    return few + (", …" if len(records) > _NAMED else "")
 
 
 def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool:

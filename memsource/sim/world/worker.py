@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol, TypeVar
 
 import anyio
 
@@ -25,10 +25,12 @@ from lanes.history.writer import GivenUp, SegmentFile
 from lanes.source import Source, SourceEvent, SourceTraits
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, Refused, is_finding, notable
-from memsource.sim.loop.tasks import GROUP
+from memsource.sim.loop.tasks import Threads, in_group
 from memsource.sim.plans.plan import Fault, FaultKind
 from memsource.sim.world.injection import Injection
 from memsource.sim.world.progress import WorldProgress
+
+T = TypeVar("T")
 
 _BLOCKING: Final = ("block", "block_and_dlq")
 
@@ -90,7 +92,6 @@ class MemoryRecorder(Recorder):
 
     def _segment(self, path: Path, head: str) -> SegmentFile:
         self._kept = _MemorySegment(path, head)
-        self._kept.append([])
         return self._kept
 
 
@@ -126,11 +127,24 @@ def checked_app(app: object, what: str) -> App:
     return App(handler=app)
 
 
+def _settings_of(app: App, threads: Threads) -> Settings:
+    """The settings of an app, with which a plain handler runs on the loop."""
+    settings = app.settings or Settings()
+    if is_async(app.handler) or settings.sync_handlers == "inline":
+        return settings
+    if threads != "inline":
+        raise Refused(
+            f"the handler {app.handler!r} is a plain function, which runs in threads, and threads have no "
+            'virtual time: pass threads="inline", or sync_handlers="inline" in its settings'
+        )
+    return dataclasses.replace(settings, sync_handlers="inline")
+
+
 class WorkerHost(Protocol):
     """The part of a ``World`` that its workers use."""
 
     broker: Personality
-    threads: Literal["refuse", "inline"]
+    threads: Threads
     injection: Injection
     progress: WorldProgress
 
@@ -153,7 +167,7 @@ class WorkerHost(Protocol):
     def boundary(self, worker: Worker) -> None:
         """A worker reaches a boundary to the broker: perform the faults that the plan has there."""
 
-    def strikes(self, kind: FaultKind, who: str, of: str = "") -> Fault | None:
+    def strikes(self, kind: FaultKind, who: str) -> Fault | None:
         """Take the armed fault of this kind, if there is one."""
 
     def happens(self, fault: Fault, whom: str) -> None:
@@ -175,7 +189,8 @@ class Worker:
         self.world = world
         self.name = name
         self.app = app
-        self.blocks = (app.settings or Settings()).poison in _BLOCKING
+        self._settings = _settings_of(app, world.threads)
+        self.blocks = self._settings.poison in _BLOCKING
         self.make = make
         self.gone = False
         self.slow = 0.0
@@ -188,7 +203,7 @@ class Worker:
         self.consumer = Consumer(
             self.source,
             app.handler,
-            settings=self._settings(),
+            settings=self._settings,
             decode=app.decode,
             dead_letters=_WorkerDeadLetters(self) if app.dead_letters else None,
             attempts=app.attempts,
@@ -196,28 +211,12 @@ class Worker:
             clock=world.clock,
         )
 
-    def _settings(self) -> Settings:
-        settings = self.app.settings or Settings()
-        if is_async(self.app.handler) or settings.sync_handlers == "inline":
-            return settings
-        if self.world.threads != "inline":
-            raise Refused(
-                f"the handler {self.app.handler!r} is a plain function, which runs in threads, and threads have no "
-                'virtual time: pass threads="inline", or sync_handlers="inline" in its settings'
-            )
-        return dataclasses.replace(settings, sync_handlers="inline")
-
     def __repr__(self) -> str:
         return f"<Worker {self.name}{' crashed' if self.gone else ''}>"
 
-    @contextmanager
-    def acting(self) -> Iterator[None]:
+    def acting(self) -> AbstractContextManager[None]:
         """Let the calls within be those of this worker's process: their tasks end and freeze with it."""
-        token = GROUP.set(self.name)
-        try:
-            yield
-        finally:
-            GROUP.reset(token)
+        return in_group(self.name)
 
     async def run(self) -> None:
         """Consume until the worker is stopped. Another end is a finding."""
@@ -242,9 +241,8 @@ class Worker:
 
     def stop_limit(self) -> float:
         """Virtual seconds from now within which a stop must end."""
-        settings = self.app.settings or Settings()
         # A drain, and at most 5 s for each of three things to close. Twice, to be safe.
-        waits = 2 * (settings.longest_drain + 15.0)
+        waits = 2 * (self._settings.longest_drain + 15.0)
         return waits + self.slow + max(0.0, self.frozen_until - self.world.now)
 
     async def reach(self) -> None:
@@ -264,34 +262,28 @@ class _Link:
     def __repr__(self) -> str:
         return f"<link of {self._worker.name}>"
 
-    async def _begin(self) -> None:
+    async def _begin(self, *, at_once: bool = False) -> None:
+        """Begin a call. ``at_once``: the source takes in its facts at once, so a slow link delays only its writes."""
         await self._worker.reach()
-        if self._worker.slow_until > anyio.current_time():
+        if self._worker.slow_until > anyio.current_time() and not at_once:
             await anyio.sleep(self._worker.slow)
 
-    async def _begin_within(self) -> None:
-        """Begin a call whose facts the source takes in at once: a slow link delays only its writes."""
-        if self._worker.world.broker.takes_in_at_once:
-            await self._worker.reach()
-        else:
-            await self._begin()
+    async def _call(self, call: Callable[..., Awaitable[T]], *args: object, at_once: bool = False) -> T:
+        await self._begin(at_once=at_once)
+        result = await call(*args)
+        # Nothing after the call suspends while the process lives, so a cancellation loses no received event.
+        await self._worker.reach()
+        return result
 
     async def open(self) -> SourceTraits:
-        await self._begin()
-        traits = await self._inner.open()
-        await self._worker.reach()
-        return traits
+        return await self._call(self._inner.open)
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        await self._begin()
-        events = await self._inner.receive(room)
-        # Nothing after it suspends while the process lives, so a cancellation loses no received event.
-        await self._worker.reach()
-        return events
+        return await self._call(self._inner.receive, room)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         worker = self._worker
-        await self._begin_within()
+        await self._begin(at_once=worker.world.broker.takes_in_at_once)
         failing = worker.world.injection.take("commit_fails", worker.name)
         if failing is None or failing.amount >= 1:
             await self._inner.settle(settlements)
@@ -302,19 +294,13 @@ class _Link:
             raise SourceError(f"injected: the settlement of {worker.name} was not confirmed", retryable=True)
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        await self._begin()
-        await self._inner.extend(messages)
-        await self._worker.reach()
+        await self._call(self._inner.extend, messages)
 
     async def release(self, partition: Partition) -> None:
-        await self._begin_within()
-        await self._inner.release(partition)
-        await self._worker.reach()
+        await self._call(self._inner.release, partition, at_once=self._worker.world.broker.takes_in_at_once)
 
     async def aclose(self) -> None:
-        await self._begin()
-        await self._inner.aclose()
-        await self._worker.reach()
+        await self._call(self._inner.aclose)
 
 
 class _WorkerDeadLetters:

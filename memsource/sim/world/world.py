@@ -15,18 +15,19 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from lanes.core.types import PartitionKey
+from lanes.core.types import PartitionKey, key_bytes
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, SimulationError
-from memsource.sim.loop.event_loop import GROUP, SimLoop
+from memsource.sim.loop.event_loop import SimLoop
+from memsource.sim.loop.tasks import GROUP, in_group
 from memsource.sim.loop.virtual import until
 from memsource.sim.plans.plan import Fault, FaultKind, Plan
 from memsource.sim.plans.traffic import Traffic
 from memsource.sim.world.injection import InjectedFailure, Injection
-from memsource.sim.world.progress import WorldProgress
+from memsource.sim.world.progress import WorldProgress, listed
 from memsource.sim.world.state import copied
 from memsource.sim.world.worker import App, Worker, checked_app
 
@@ -135,10 +136,8 @@ class World:
         drawn = Traffic(n=n, keys=keys, skew=skew, hot=hot, keyless=keyless, gaps=gaps)
         records = []
         for item in drawn.items(self.plan.seed + self._drawn, len(self.broker.partitions)):
-            key = item.key.encode() if isinstance(item.key, str) else item.key
-            payload = (
-                f"{topic} {item.index}" if value is None else value(item.index, key if key is None else bytes(key))
-            )
+            key = None if item.key is None else key_bytes(item.key)
+            payload = f"{topic} {item.index}" if value is None else value(item.index, key)
             if item.gap:
                 self.broker.skip(item.gap, partition=item.partition)
             records.append(self.publish(payload, key=item.key, partition=item.partition))
@@ -224,8 +223,8 @@ class World:
         finally:
             self._settling = False
         if not caught_up:
-            count, few = self.progress.left_in_words()
-            what = f"{count} messages are unfinished after {timeout:g} s without a fault: {few}"
+            left = self.progress.left()
+            what = f"{len(left)} messages are unfinished after {timeout:g} s without a fault: {listed(left)}"
             self.find("CaughtUp", "\n".join([what, *self._hindrances()]))
 
     async def io(self, name: str = "io", seconds: float = 0.0) -> None:
@@ -319,18 +318,17 @@ class World:
             if self._faulty or fault.kind == "crash":
                 self.perform(fault, worker)
 
-    def strikes(self, kind: FaultKind, who: str, of: str = "") -> Fault | None:
+    def strikes(self, kind: FaultKind, who: str) -> Fault | None:
         """Take the armed fault that strikes now.
 
         Args:
-            kind: Kind of fault.
+            kind: Kind of fault that strikes any worker.
             who: Worker that it strikes, for the view of the run.
-            of: Worker for which it was armed; "" = for any.
 
         Returns:
             The fault, or None when no armed fault strikes.
         """
-        fault = self.injection.take(kind, of)
+        fault = self.injection.take(kind)
         if fault is not None:
             self.happens(fault, who)
         return fault
@@ -393,11 +391,8 @@ class World:
     def _start(self, make: Callable[[], App | Handler]) -> Worker:
         number = len(self.members) + 1
         name = f"w-{number}"
-        token = GROUP.set(name)
-        try:
+        with in_group(name):
             app = checked_app(make(), f"make= of {name}")
-        finally:
-            GROUP.reset(token)
         worker = Worker(self, name, number, app, make)
         self.members.append(worker)
         with worker.acting():
@@ -494,11 +489,8 @@ class World:
             # A stopped worker is not replaced.
             return
         # The caller is a task of the worker, and tasks that it starts would end with the worker.
-        token = GROUP.set(None)
-        try:
+        with in_group(None):
             self._tasks.start_soon(self._replace, worker.make, after)
-        finally:
-            GROUP.reset(token)
 
     async def _replace(self, make: Callable[[], App | Handler], after: float) -> None:
         await anyio.sleep(after)
