@@ -1,4 +1,4 @@
-"""The errors of a simulation, and which exceptions of the user are findings."""
+"""The errors of a simulation, and the test that tells a finding from another exception."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from lanes.errors import LanesError
 
 
 class SimulationError(LanesError):
-    """A simulation could not run, or could not go on."""
+    """The base of the errors of a simulation that cannot start or cannot continue."""
 
 
 class Refused(SimulationError):
     """Code in a simulation used something without virtual time.
 
     Examples are a thread, a socket, a signal, and a sleep by the wall clock.
-    The message names it and its replacement.
+    The message names the call and its replacement.
     """
 
 
 class Deadlock(SimulationError):
-    """Every task waits for another task, and none for a time. The message names the tasks and where they wait."""
+    """Every task waits for another task, and no task waits for a time.
+
+    The message names the tasks and the lines where they wait.
+    """
 
 
 class Livelock(SimulationError):
-    """No time passed during too many turns. The message names the tasks that took them."""
+    """No time passed during too many turns. The message names the tasks that took most of these turns."""
 
 
 class NeverYields(Livelock):
-    """A step of a task does not end; it must await something. The message names the task and its line."""
+    """A step of a task does not end. The task must await something. The message names the task and its line."""
 
 
 class Overtime(SimulationError):
-    """The test did not end in its virtual time. The message names the lines where it and the other tasks wait."""
+    """The test did not end in its virtual time. The message names the lines where the test and the other tasks wait."""
 
 
 class ImpossiblePlan(SimulationError):
-    """A plan asks for something that cannot happen. The message names the field, its value and its range."""
+    """An argument asks for something that cannot happen. The message names the argument, its value and its range."""
 
 
 class TokenRefused(SimulationError):
@@ -45,23 +48,23 @@ class TokenRefused(SimulationError):
 
 
 class Nondeterministic(SimulationError):
-    """The same plan gave two different runs. The message names the first different row and likely causes."""
+    """One plan produced two different runs. The message names the first different row and likely causes."""
 
 
 class SimulationFailed(AssertionError):
-    """A simulated test failed. The message has the finding, the smallest failing run, and the token that repeats it."""
+    """A simulated test failed. The message has the finding, the smallest failing run, and the token of that run."""
 
 
 def is_finding(error: BaseException) -> bool:
-    """Whether an exception says that the code under test is wrong.
+    """Return whether an exception shows a fault of the code under test.
 
-    Any ``Exception`` does, and so does the failure of ``pytest.fail``.
-    Bad use of the simulation is no finding. Neither is an exception for the runner of the test: Ctrl-C, an exit,
-    ``pytest.skip``.
+    Each ``Exception`` and the failure of ``pytest.fail`` are findings. ``ImpossiblePlan`` and ``Refused`` are no
+    findings, because they report bad use of the simulation. An exception for the runner of the test is no finding
+    either: Ctrl-C, an exit, ``pytest.skip``.
     """
     if isinstance(error, Exception):
         return not isinstance(error, ImpossiblePlan | Refused)
-    # Code that raises it has imported it.
+    # Code that raises an exception of pytest has imported pytest.
     pytest: Any = sys.modules.get("pytest")
     return (
         pytest is not None
@@ -71,7 +74,7 @@ def is_finding(error: BaseException) -> bool:
 
 
 def notable(error: BaseException) -> BaseException:
-    """The first exception of a group that is more than an ``Exception``, or bad use; otherwise the group itself."""
+    """Return the first exception of a group that is no finding; without one return the group itself."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             found = notable(each)

@@ -1,7 +1,7 @@
 """The choosers of a ``SimLoop``, which decide who takes the next step.
 
 A chooser sees only the number of the turn and the numbers of the ready tasks. Its answers depend on its seed or its
-schedule alone. It serves one run.
+schedule alone. Each run needs a chooser of its own.
 """
 
 from __future__ import annotations
@@ -13,23 +13,33 @@ from typing import Final, Protocol
 from memsource.sim.plans.plan import Schedule
 
 _JUMPS: Final = 0.01
-"""How often, of the turns in which it could, time jumps although tasks are ready."""
+"""Share of the turns in which time jumps although tasks are ready, of all turns in which time can jump."""
 
 
 class Chooser(Protocol):
-    """Decides which ready task takes a step, and when time jumps. Neither call may await, block or keep ``tasks``."""
+    """Decides which ready task takes a step, and when time jumps. Neither method may block or keep ``tasks``."""
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
-        """The index of the task that takes a step in this turn: 0 … len(tasks) - 1.
+        """Choose the task that takes the step of a turn.
 
-        ``tasks`` has the numbers of the ready tasks, the one that has waited longest first. Called only for two or
-        more.
+        Args:
+            turn: Number of the turn.
+            tasks: Numbers of two or more ready tasks, the longest waiting task first.
+
+        Returns:
+            The index of the task, 0 … len(tasks) - 1.
         """
 
     def jump(self, turn: int) -> bool:
-        """Whether time jumps to the next timer although tasks are ready, as on a slow processor.
+        """Decide whether time jumps to the next timer although tasks are ready, as on a slow processor.
 
-        Called before ``choose``, and only where a task is ready and a timer is due within a second.
+        The loop calls ``jump`` before ``choose``, and only while a task is ready and a timer is due within a second.
+
+        Args:
+            turn: Number of the turn.
+
+        Returns:
+            Whether time jumps.
         """
 
 
@@ -44,13 +54,13 @@ class Fifo:
 
 
 class RandomWalk:
-    """Any ready task, each with the same probability. Time jumps in one turn of a hundred."""
+    """Chooses each ready task with the same probability. Time jumps in one turn of a hundred."""
 
     def __init__(self, seed: int) -> None:
         self._random: Final = Random(seed)
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
-        # Not randrange: its draws depend on the number of tasks, and it takes five times as long.
+        # The draws of randrange depend on the number of tasks, and randrange takes five times as long.
         return int(self._random.random() * len(tasks))
 
     def jump(self, turn: int) -> bool:
@@ -82,14 +92,21 @@ class Sparse:
 
 
 class Priorities(RandomWalk):
-    """The ready task with the highest priority. A task keeps its priority until a change.
+    """Chooses the ready task with the highest priority. A task keeps its priority until a change.
 
-    Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At ``changes``
-    choices, anywhere among the first ``span``, the task that would run gets the lowest priority so far. This finds a
-    bug that needs few changes in few tasks more often than a random walk does.
+    Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At a change, the
+    task that would run gets the lowest priority so far. For a bug that needs few changes in few tasks, this strategy
+    finds the bug more often than a random walk does.
 
-    With probability ``mix`` (0 … 1) a choice is any ready task, because a task that polls would starve the one it waits
-    for. Raises ``ValueError`` for a number out of its range.
+    Args:
+        seed: Seed of the priorities.
+        changes: Number of changes, 0 or more.
+        span: Number of choices from the start of the run that contain all changes.
+        mix: Probability of a random choice, 0 … 1. Without random choices, a task that polls would starve the task that
+            it polls for.
+
+    Raises:
+        ValueError: A number is out of its range.
     """
 
     def __init__(self, seed: int, changes: int = 3, *, span: int = 1_000, mix: float = 0.1) -> None:
@@ -111,7 +128,7 @@ class Priorities(RandomWalk):
         for index, task in enumerate(tasks):
             priority = priorities.get(task)
             if priority is None:
-                # In order of first sight, which is the same in each run of the seed.
+                # Tasks draw in the order in which they appear; the order is the same in each run of the seed.
                 priority = priorities[task] = random()
             if priority > highest:
                 best, highest = index, priority
@@ -125,7 +142,7 @@ class Priorities(RandomWalk):
 
 
 class Recording:
-    """Another chooser, and its choices. ``Sparse(recording.schedule)`` repeats the run."""
+    """Records the choices of an ``inner`` chooser. ``Sparse(recording.schedule)`` repeats the run."""
 
     def __init__(self, inner: Chooser) -> None:
         self._inner: Final = inner
@@ -134,7 +151,7 @@ class Recording:
 
     @property
     def schedule(self) -> Schedule:
-        """The deviations of this run from first in, first out, so far."""
+        """The deviations from first in, first out, and the jumps of the run so far."""
         return Schedule(tuple(self._deviations), tuple(self._jumps))
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
@@ -151,8 +168,8 @@ class Recording:
 
 
 def mixed(seed: int) -> Chooser:
-    """A chooser for this seed: of three seeds, two walk at random and one has priorities.
+    """Make a chooser: ``RandomWalk`` for two of three seeds, and ``Priorities`` for the third.
 
-    No strategy finds every bug, so a campaign over seeds uses all of them.
+    No strategy finds every bug, so a campaign over many seeds uses both strategies.
     """
     return Priorities(seed, changes=seed // 3 % 5) if seed % 3 == 2 else RandomWalk(seed)

@@ -5,11 +5,11 @@ out. One of the ready tasks takes one step. Time stands still while anything can
 timer. The operating system, the clock and the memory decide nothing: with the same chooser the same program takes the
 same steps.
 
-Three rules keep it so. Tasks are numbered as they are made, and those that become ready in one turn queue by number,
-because anyio delivers a cancellation by walking a set. Tasks, futures and cancel scopes hash by number, so each walk
-over a set of them has the same order. This includes the user's own walk over the result of ``asyncio.wait``. Garbage is
-collected only between runs. The user is responsible for sets of other objects, for strings in sets
-(``PYTHONHASHSEED``), and for clocks.
+Three rules make runs repeatable. First, the loop numbers tasks as they are made, and tasks that become ready in one
+turn queue by number, because anyio walks a set to deliver a cancellation. Second, tasks, futures and cancel scopes hash
+by number, so each walk over a set of them has the same order. The user's own walk over the result of ``asyncio.wait``
+has the same order too. Third, the garbage collector runs only between runs. The user is responsible for sets of other
+objects, for strings in sets (``PYTHONHASHSEED``), and for clocks.
 """
 
 from __future__ import annotations
@@ -53,19 +53,22 @@ Ts = TypeVarTuple("Ts")
 E = TypeVar("E", bound=BaseException)
 
 _CALLBACK_TURNS: Final = 100
-"""Turns in which only callbacks ran, after which time passes all the same: anyio's cancellation of a task that is
-frozen tries again in every turn."""
+"""The most turns in which only callbacks run. Time passes after these turns, because anyio retries the cancellation of
+a frozen task in every turn."""
 _CANCELLATION: Final = "_deliver_cancellation"  # anyio's method that cancels tasks, repeatedly until they end
 _JUMP_LIMIT: Final = 1.0
-"""Virtual seconds that a chooser may have time jump at once, although tasks are ready."""
+"""The longest jump of time that a chooser may make while tasks are ready, in virtual seconds."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
     """The loop of one run. It has no file descriptor and starts no thread.
 
-    ``run`` makes it, and ``current`` finds it. ``thread_time`` returns the virtual seconds that the function of a
-    thread takes; None = threads are refused. ``turns_limit``: the most turns without passing time, and the most turns
-    to cancel the remaining tasks.
+    ``memsource.sim.loop.virtual.run`` makes the loop, and ``current`` finds the loop.
+
+    Args:
+        chooser: Decides which ready task takes the next step.
+        thread_time: Returns the virtual seconds that the function of a thread takes; None = refuse threads.
+        turns_limit: The most turns without passing time, and the most turns to cancel the remaining tasks.
     """
 
     _closed: bool
@@ -94,7 +97,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._foreign: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
         self._callbacks: deque[asyncio.Handle] = deque()
         self._timers: Final = Timers()
-        # The queue of ready tasks: their numbers, and their steps. Tasks from the mark on are not ranked yet.
+        # The queue of ready tasks: their numbers, and their steps. Tasks from the mark on are not sorted yet.
         self._tasks: list[int] = []
         self._steps: list[asyncio.Handle] = []
         self._mark = 0
@@ -102,13 +105,13 @@ class SimLoop(asyncio.BaseEventLoop):
         self._frozen: dict[str, float] = {}
         self._frozen_handles: list[tuple[str | None, int | None, asyncio.Handle]] = []
         self._wrapped: list[Coroutine[Any, Any, Any]] = []
-        # Retries of anyio's cancellation, each with the number of steps to take before it. They come as often as on a
-        # loop that takes a step of every ready task in each turn.
+        # Retries of anyio's cancellation, each with the number of steps to take before it. So retries come as often as
+        # on a loop that takes a step of every ready task in each turn.
         self._retries: deque[tuple[int, asyncio.Handle]] = deque()
-        # BaseEventLoop keeps them in a weak set, and closes them in its order.
+        # BaseEventLoop keeps asynchronous generators in a weak set, and closes them in the order of that set.
         self._asyncgens: Any = OrderedWeakSet()
 
-    # --- what asyncio calls
+    # --- methods that asyncio calls
 
     def time(self) -> float:
         """Virtual seconds since the run began."""
@@ -169,7 +172,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._numbered += 1
         group = GROUP.get() if context is None else context.get(GROUP, None)
         number = self._numbered
-        # asyncio numbers its own names over the whole process.
+        # The names that asyncio gives depend on the number of tasks in the whole process.
         title = f"Task-{number}" if name is None else str(name)
         return SimTask(coro, number, group, loop=self, name=title, context=context, **options)
 
@@ -182,7 +185,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Handle a report of asyncio about a task.
 
-        After a failure most reports are about abandoned tasks, and are dropped.
+        After a failure the loop drops all reports, because most of them are about abandoned tasks.
         """
         if self.failure is None:
             super().call_exception_handler(context)
@@ -238,7 +241,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- time
 
     def _pass_time(self, turn: int) -> bool:
-        """Move on if nothing else can happen, or if the chooser says so; False = the loop stops instead."""
+        """Let time pass when nothing else can happen or the chooser decides so. Return False when the loop stops."""
         when = self._timers.next_at()
         if when > self._now:
             if self._tasks:
@@ -266,11 +269,13 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- groups
 
     def freeze(self, group: str, until: float) -> None:
-        """Let no task of ``group`` take a step before ``until`` (seconds of ``time``), as under SIGSTOP.
+        """Stop the tasks of a group for some time, as under SIGSTOP. Does not block.
 
-        Does not block.
-        Its timers come due meanwhile, and it notices when it wakes. A later call replaces an earlier one. A time in the
-        past wakes the group at once.
+        Timers of the group that come due meanwhile act when the group wakes. A later call replaces an earlier call.
+
+        Args:
+            group: Name of the group.
+            until: Time of the next step, in seconds of ``time``; a time in the past wakes the group at once.
         """
         self._frozen[group] = until
         if until <= self._now or self._ending:
@@ -310,7 +315,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _number_of(self, task: asyncio.Task[Any]) -> int:
         if isinstance(task, SimTask):
             return task.number
-        # Another factory has made it. Its first step is scheduled while it is made.
+        # Another factory makes the task, and the loop sees the task first when its first step is scheduled.
         number = self._foreign.get(task)
         if number is None:
             self._numbered += 1
@@ -319,7 +324,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     @staticmethod
     def _group_of(handle: Any) -> str | None:
-        """The group of a task's step or of a callback."""
+        """Return the group of a task's step or of a callback."""
         task = owner_of(handle)
         if isinstance(task, SimTask):
             return task.group
@@ -332,16 +337,16 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks[mark:] = [number for number, _ in fresh]
         self._steps[mark:] = [step for _, step in fresh]
 
-    # --- what ends a run
+    # --- the end of a run
 
     def fail(self, error: E) -> E:
-        """End the run with this error, if it is the first one. Returns it."""
+        """End the run with an error, unless the run has another error already. Return the error."""
         if self.failure is None:
             self.failure = error
         return error
 
     def end(self) -> None:
-        """End the run: the remaining tasks are cancelled next, and all frozen groups wake. Idempotent."""
+        """Wake all frozen groups, because the caller cancels the remaining tasks next. Idempotent."""
         self._ending = True
         self._still = 0
         for group in list(self._frozen):
@@ -355,9 +360,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return error
 
     def abandon(self) -> None:
-        """Close the coroutines of unfinished tasks after the loop was closed, and drop their errors.
+        """Close the coroutines of unfinished tasks, and drop their errors.
 
-        Otherwise the garbage collector would close them later, at any place.
+        Otherwise the garbage collector would close the coroutines later, during other code.
         """
         for inner in self._wrapped:
             inner.close()
@@ -367,12 +372,12 @@ class SimLoop(asyncio.BaseEventLoop):
                 coroutine.close()
 
     def refuse(self, what: str, remedy: str) -> Refused:
-        """The error for a call without virtual time; the run ends with it in the next turn."""
+        """Return the error for a call without virtual time. The run ends with that error in the next turn."""
         frame = sys._getframe(1)
         return self.fail(Refused(f"{what}, called at {place_of_frame(frame)}, has no virtual time; {remedy}"))
 
     def thread_seconds(self, what: str) -> float:
-        """Virtual seconds of a thread's function; see ``memsource.sim.loop.guards.Refuser``."""
+        """Return the virtual seconds of a thread's function; see ``memsource.sim.loop.guards.Refuser``."""
         if self._thread_time is None:
             raise self.refuse(what, THREADS)
         return self._thread_time()
@@ -390,7 +395,14 @@ class SimLoop(asyncio.BaseEventLoop):
         )
 
     def waiting(self, groups: Collection[str]) -> list[str]:
-        """One line for each of the first ten tasks of these groups that run the user's code: where it waits."""
+        """Return a line for each of the first ten tasks of these groups that run the user's code.
+
+        Args:
+            groups: Names of the groups.
+
+        Returns:
+            Lines with the title of a task and the place where the task waits.
+        """
         return waits(
             task for task in handlers(asyncio.all_tasks(self)) if isinstance(task, SimTask) and task.group in groups
         )
@@ -422,7 +434,14 @@ for _name, _remedy in LOOP_CALLS.items():
 
 
 def current() -> SimLoop:
-    """The loop of the running simulation. Raises ``SimulationError`` outside of one."""
+    """Return the loop of the running simulation.
+
+    Returns:
+        The loop.
+
+    Raises:
+        SimulationError: No simulation is running in this thread.
+    """
     loop = _get_running_loop()
     if not isinstance(loop, SimLoop):
         raise SimulationError("no simulation is running here; call it inside memsource.sim.loop.virtual.run")

@@ -1,9 +1,9 @@
 """Guards that refuse calls without virtual time: threads, sockets, processes, signals and sleeps.
 
-The guards stand in the standard library and in anyio's asyncio backend while a simulation runs in the process. They
-refuse only where its loop is the running one, and let other threads through. They do not see a function that was
-imported by name before (``from time import sleep``). A step that waits by the wall clock ends at the loop's
-``step_limit`` instead.
+The guards replace functions of the standard library and of anyio's asyncio backend while a simulation runs in the
+process. A guard refuses a call only on the loop of a simulation, and lets calls of other threads through. A guard does
+not see a function that was imported by name before (``from time import sleep``). The ``step_limit`` of the loop ends a
+step that waits by the wall clock.
 """
 
 from __future__ import annotations
@@ -33,18 +33,25 @@ from memsource.sim.errors import Refused
 
 
 class Refuser(Protocol):
-    """The loop of a running simulation, as far as the guards use it."""
+    """The methods of a simulation's loop that the guards use."""
 
     scopes: Iterator[int]
     """0, 1, 2 …: the numbers of the cancel scopes of this run."""
 
     def refuse(self, what: str, remedy: str) -> Refused:
-        """The error to raise. The run ends with it even where the code catches it."""
+        """Return the error to raise. The run ends with that error even when the code catches the error."""
 
     def thread_seconds(self, what: str) -> float:
-        """Virtual seconds that a thread's function takes, before it is called on the loop.
+        """Return the virtual seconds to wait before the loop calls a thread's function.
 
-        Raises ``Refused`` where threads are not inlined; ``what`` names the call that asked for one.
+        Args:
+            what: Name of the call that needs a thread.
+
+        Returns:
+            Virtual seconds.
+
+        Raises:
+            Refused: The simulation refuses threads.
         """
 
 
@@ -94,11 +101,16 @@ _undo: Final = ExitStack()
 
 @contextmanager
 def installed(kind: type[Refuser]) -> Iterator[None]:
-    """Guards on and garbage collection off, until the last caller leaves.
+    """Install the guards and switch garbage collection off, until the last caller leaves.
 
-    ``kind`` is the class of the guarded loops; from several threads at once it must be the same. The cycles of a run
-    are collected at its end. A finalizer during the run would act at a turn that depends on other memory of the
-    process.
+    A finalizer during a run would act at a turn that depends on other memory of the process. So the garbage of a run is
+    collected at the end of the run.
+
+    Args:
+        kind: Class of the guarded loops. Callers in several threads must pass the same class.
+
+    Yields:
+        Nothing.
     """
     global _users
     with _lock:
@@ -117,12 +129,12 @@ def installed(kind: type[Refuser]) -> Iterator[None]:
             if last:
                 _undo.close()
         if last:
-            # Objects that were made with the collector off are all in the youngest generation.
+            # All objects of the run are in the youngest generation, because the collector was off.
             gc.collect(0)
 
 
 def refusing(what: str, remedy: str) -> Callable[..., Any]:
-    """A method of a loop that refuses."""
+    """Make a method of a loop that refuses each call."""
 
     def call(loop: Refuser, *args: object, **kwargs: object) -> Any:
         raise loop.refuse(what, remedy)
@@ -146,7 +158,7 @@ def _install(kind: type[Refuser]) -> None:
 
 
 def _replace(owner: Any, name: str, by: object) -> None:
-    # From the dictionary, because getattr would bind a classmethod.
+    # The original comes from the dictionary, because getattr would bind a classmethod.
     _undo.callback(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, by)
 
@@ -165,10 +177,10 @@ def _guard(kind: type[Refuser], original: Callable[..., Any], what: str, remedy:
 
 @functools.cache
 def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> type[backend.CancelScope]:
-    """Cancel scope of anyio, with a hash that is the same in every run.
+    """Make a class of anyio's cancel scopes, with a hash that is the same in every run.
 
-    anyio keeps the scopes within a scope in a set, and cancels them in its order, which would be by address. One class
-    serves all runs, because the interpreter specializes code for a class.
+    anyio keeps the scopes within a scope in a set, and cancels them in the order of the set. Without the hash, that
+    order depends on memory addresses. One class serves all runs, because the interpreter specializes code for a class.
     """
 
     def number_of(scope: Any) -> int:
@@ -183,7 +195,10 @@ def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> typ
 
 
 def _as_completed(kind: type[Refuser]) -> Callable[..., Any]:
-    """``asyncio.as_completed`` makes tasks of coroutines in the order of a set, which would be by address."""
+    """Make an ``asyncio.as_completed`` that makes tasks in the order of its argument.
+
+    The original makes tasks of coroutines in the order of a set, which depends on memory addresses.
+    """
     original = asyncio.as_completed
 
     @functools.wraps(original)
@@ -213,7 +228,7 @@ def _to_thread(kind: type[Refuser]) -> Callable[..., Awaitable[Any]]:
         async with limiter or cls.current_default_thread_limiter():
             with backend.CancelScope(shield=not abandon_on_cancel) as scope:
                 await asyncio.sleep(seconds)
-                # As in anyio's own worker threads: for anyio.from_thread.check_cancelled.
+                # anyio.from_thread.check_cancelled reads the scope, as in anyio's own worker threads.
                 threadlocals.current_cancel_scope = scope if abandon_on_cancel else scope._parent_scope
                 try:
                     with claim_worker_thread(cls, loop):

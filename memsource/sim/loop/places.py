@@ -20,20 +20,20 @@ _MACHINERY: Final = tuple(
     str(Path(folder)) + os.sep
     for folder in (sysconfig.get_path("stdlib"), Path(anyio.__file__).parent, Path(__file__).parent)
 )
-"""Folders that a user's own line is looked for outside of."""
+"""Folders of the standard library, anyio and this loop, which hold no line of the user."""
 _LIBRARY: Final = tuple(str(folder) + os.sep for folder in (Path(lanes.__file__).parent, Path(__file__).parents[2]))
 _STEP: Final = "_run_once"
-"""The method of a loop that takes all steps."""
+"""Name of the loop's method that takes all steps."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
-"""Folders below them that hold what is not machinery all the same."""
+"""Folders below the standard library that hold other packages."""
 _NAMED: Final = 10
-"""Tasks that one error names at most."""
+"""The most tasks that one error names."""
 
 
 def place_of_frame(frame: FrameType | None) -> str:
-    """``file:line in function`` of the innermost caller outside of asyncio, anyio and the simulator.
+    """Return ``file:line in function`` of the innermost caller outside of asyncio, anyio and the simulator.
 
-    Where there is none, the innermost one outside of the simulator.
+    Without such a caller, return the place of the innermost caller outside of the simulator.
     """
     innermost = None
     # Frames outside of the loop have only started it.
@@ -47,7 +47,7 @@ def place_of_frame(frame: FrameType | None) -> str:
 
 
 def place_of_task(task: asyncio.Task[Any]) -> str:
-    """``file:line in function`` where a suspended task waits."""
+    """Return ``file:line in function`` of the line where a suspended task waits."""
     frames = _frames(task)
     if not frames:
         return "its end"
@@ -56,11 +56,11 @@ def place_of_task(task: asyncio.Task[Any]) -> str:
 
 
 def _frames(task: asyncio.Task[Any]) -> list[FrameType]:
-    """The frames of a suspended task, the outermost first."""
+    """Return the frames of a suspended task, the outermost first."""
     frames: list[FrameType] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
-        # A coroutine, a generator, or an asynchronous generator. The innermost awaitable is a future, and none of them.
+        # The chain consists of coroutines, generators and asynchronous generators, and ends at a future.
         for kind, below in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
             frame = getattr(awaited, f"{kind}_frame", None)
             if frame is not None:
@@ -73,17 +73,17 @@ def _frames(task: asyncio.Task[Any]) -> list[FrameType]:
 
 
 def title(task: asyncio.Task[Any]) -> str:
-    """A task for an error message: its number, name and group."""
+    """Return the number, name and group of a task for an error message."""
     return f"task {task.title if isinstance(task, SimTask) else repr(task.get_name())}"
 
 
 def handlers(tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
-    """The tasks that run the user's code."""
+    """Return the tasks that run the user's code."""
     return [task for task in tasks if any(not _machinery(frame) and not _library(frame) for frame in _frames(task))]
 
 
 def waits(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
-    """One line for each of the first ten tasks by number: its title, and where it waits."""
+    """Return a line for each of the first ten tasks by number: its title, and the place where the task waits."""
     ordered = sorted(tasks, key=_numbered)
     lines = [f"  {title(task)} waits at {place_of_task(task)}" for task in ordered[:_NAMED]]
     return lines if len(ordered) <= _NAMED else [*lines, f"  … and {len(ordered) - _NAMED} more"]

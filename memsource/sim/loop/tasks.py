@@ -13,18 +13,18 @@ from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
 _CANCELLED: Final = 100
-"""Cancelled timers that may wait for their time, beside as many that are not cancelled."""
+"""Number of cancelled timers above which the heap is cleared of them, if they are more than half of the heap."""
 
 T = TypeVar("T")
 Threads = Literal["refuse", "inline"]
 
 GROUP: Final[ContextVar[str | None]] = ContextVar("memsource.sim.group", default=None)
-"""The group, such as a worker, that the tasks made in this context belong to. Children inherit it."""
+"""Name of the group, such as a worker, of all tasks made in this context. Child tasks inherit the group."""
 
 
 @contextmanager
 def in_group(group: str | None) -> Iterator[None]:
-    """Let tasks that are made within belong to this group; None = to no group."""
+    """Put the tasks that are made in a ``with`` block into a group; None = into no group."""
     token = GROUP.set(group)
     try:
         yield
@@ -33,7 +33,7 @@ def in_group(group: str | None) -> Iterator[None]:
 
 
 TASK_METHODS: Final = frozenset(dir(asyncio.Task))
-"""Methods that somebody else may schedule (``call_later(1, task.cancel)``); a task's steps are not among them."""
+"""Public methods of a task, which a user may schedule (``call_later(1, task.cancel)``). No step is among them."""
 
 
 class SimTask(asyncio.Task[Any]):
@@ -42,7 +42,7 @@ class SimTask(asyncio.Task[Any]):
     __slots__ = ("group", "number")
 
     def __init__(self, coro: Coroutine[Any, Any, Any], number: int, group: str | None, **options: Any) -> None:
-        # First, because a task is put into a set while it is made.
+        # The number comes first, because asyncio puts a task into a set while the task is made.
         self.number = number
         self.group = group
         super().__init__(coro, **options)
@@ -51,17 +51,17 @@ class SimTask(asyncio.Task[Any]):
         return self.number
 
     def __repr__(self) -> str:
-        # anyio puts it into the message of each cancellation, so it must be cheap and the same in every run.
+        # anyio puts the repr into the message of each cancellation, so the repr is cheap and the same in every run.
         return f"<SimTask {self.title}>"
 
     @property
     def title(self) -> str:
-        """The number, name and group."""
+        """The number, name and group of the task."""
         return f"{self.number} {self.get_name()!r}" + ("" if self.group is None else f" of {self.group!r}")
 
 
 class SimFuture(asyncio.Future[Any]):
-    """A future of a ``SimLoop`` whose hash counts the hashed futures."""
+    """A future of a ``SimLoop``. Its hash is its number among the hashed futures of the run."""
 
     __slots__ = ("_number",)
     _number: int
@@ -86,7 +86,7 @@ class OrderedWeakSet(weakref.WeakKeyDictionary[Any, None]):
 
 
 def owner_of(step: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """The task of a step; None for a callback."""
+    """Return the task of a step; None for a callback."""
     callback = step._callback  # type: ignore[attr-defined]
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task) and getattr(callback, "__name__", None) not in TASK_METHODS:
@@ -95,12 +95,12 @@ def owner_of(step: asyncio.Handle) -> asyncio.Task[Any] | None:
 
 
 def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
-    """The coroutines that an unstarted coroutine would await, as those of anyio's tasks do."""
+    """Return the coroutines that the unstarted coroutine of a task would await; anyio wraps coroutines so."""
     coroutine: Any = task.get_coro()
     if not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
         return []
     known = list(coroutine.cr_frame.f_locals.values()) if coroutine.cr_frame is not None else []
-    # A newer anyio keeps it in an object.
+    # A newer anyio keeps the coroutine in an object.
     known += [getattr(each, "_coro", None) for each in known]
     return [each for each in known if inspect.iscoroutine(each)]
 
@@ -114,7 +114,7 @@ async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) 
 class Timers:
     """A heap of timers, by time and then in the order in which they were set.
 
-    A cancelled one is dropped when its time comes, or earlier when there are many.
+    The heap drops a cancelled timer when its time comes, or earlier when many timers are cancelled.
     """
 
     __slots__ = ("_heap", "_pushed", "cancelled")
@@ -129,7 +129,7 @@ class Timers:
 
     def push(self, when: float, timer: asyncio.TimerHandle) -> None:
         """Add a timer. O(log n)."""
-        # asyncio's mark of a handle in a heap: it reports only their cancellation.
+        # asyncio reports the cancellation of a handle only if the handle has this mark.
         timer._scheduled = True  # type: ignore[attr-defined]
         self._pushed += 1
         heapq.heappush(self._heap, (when, self._pushed, timer))
@@ -144,7 +144,7 @@ class Timers:
                 self.cancelled = 0
 
     def next_at(self) -> float:
-        """When the next timer is due; infinity = never."""
+        """Return the time of the next timer; infinity = no timer."""
         heap = self._heap
         while heap and heap[0][2]._cancelled:
             self.cancelled -= 1
@@ -152,7 +152,7 @@ class Timers:
         return heap[0][0] if heap else math.inf
 
     def due(self, now: float) -> list[asyncio.Handle]:
-        """Take out the timers whose time has come, in order."""
+        """Remove the timers whose time has come, and return them in order."""
         heap = self._heap
         taken: list[asyncio.Handle] = []
         while heap and heap[0][0] <= now:
@@ -165,6 +165,6 @@ class Timers:
         return taken
 
     def clear(self) -> None:
-        """Drop all. Idempotent."""
+        """Drop all timers. Idempotent."""
         self._heap.clear()
         self.cancelled = 0

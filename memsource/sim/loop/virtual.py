@@ -1,4 +1,4 @@
-"""A program in virtual time: on a loop of its own, under guards, and with nothing left over."""
+"""The run of a program in virtual time, on a loop of its own and under guards."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult(Generic[T]):
-    """The end of a run.
+    """The result of a run.
 
-    ``result``: the return value of ``main``. ``time``: virtual seconds. ``turns`` and ``steps`` count the loop and its
-    tasks. ``digest`` is a hash of all (turn, task number); it is equal for runs with the same steps.
+    Attributes:
+        result: Return value of ``main``.
+        time: Virtual seconds of the run.
+        turns: Turns of the loop.
+        steps: Steps of all tasks.
+        digest: Hash of all pairs (turn, task number); equal for runs with the same steps.
     """
 
     result: T
@@ -48,12 +52,25 @@ def run(
 ) -> LoopResult[T]:
     """Run ``main(*args)`` in virtual time, with anyio on asyncio, and cancel its remaining tasks. Blocks.
 
-    ``threads="inline"`` calls the functions of anyio.to_thread, asyncio.to_thread and loop.run_in_executor on the
-    loop's own thread, after ``thread_time()`` virtual seconds (0 or more). ``turns_limit``: the most turns without
-    passing time. ``step_limit``: seconds by the wall clock that one step may take.
+    Args:
+        main: The program. An error of ``main`` is raised to the caller.
+        *args: Arguments of ``main``.
+        chooser: Decides which ready task takes the next step.
+        threads: ``"inline"`` calls the functions of anyio.to_thread, asyncio.to_thread and loop.run_in_executor on the
+            loop's own thread. ``"refuse"`` refuses these functions.
+        thread_time: Returns the virtual seconds before such a call, 0 or more.
+        turns_limit: The most turns without passing time, 1 or more.
+        step_limit: The longest step, in seconds by the wall clock, above 0.
 
-    Raises the error of ``main``. Raises ``Deadlock``, ``Livelock`` or ``Refused`` even where the tasks caught them, and
-    ``SimulationError`` inside a running event loop. Leaves nothing behind.
+    Returns:
+        The result of ``main``, and the figures of the run.
+
+    Raises:
+        Deadlock: Every task waits for another task; raised even when a task caught the error.
+        Livelock: No time passed in ``turns_limit`` turns; raised even when a task caught the error.
+        Refused: The program used something without virtual time; raised even when a task caught the error.
+        SimulationError: An event loop is running in this thread.
+        ValueError: An argument is out of its range.
     """
     if _get_running_loop() is not None:
         raise SimulationError("a simulation cannot run in an event loop: call run where none is running")
@@ -89,7 +106,15 @@ def run(
 
 
 async def until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Wait for a condition for at most ``timeout`` virtual seconds; returns whether it came true."""
+    """Wait until a condition is true.
+
+    Args:
+        condition: The condition, which is checked every 0.2 to 5 virtual seconds.
+        timeout: The longest wait, in virtual seconds.
+
+    Returns:
+        Whether the condition is true.
+    """
     with anyio.move_on_after(timeout):
         pause = _POLL[0]
         while not condition():

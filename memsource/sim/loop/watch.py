@@ -1,4 +1,4 @@
-"""The watch that interrupts a step without end: by a signal in the main thread, by another thread elsewhere."""
+"""The watch that interrupts a step without end, by a signal in the main thread or by another thread."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ from typing import Final
 from memsource.sim.loop.event_loop import SimLoop
 
 _LOOKS: Final = 4
-"""How often within a limit is looked; a step is interrupted after the limit and at most so much of it."""
+"""Number of looks within a limit. So a step is interrupted at most a quarter of the limit late."""
 
 
 class Interrupted(BaseException):
-    """Raised inside a step that does not end. It is no ``Exception``, because handlers catch those and go on."""
+    """The error inside a step that does not end. It is no ``Exception``, because handlers catch every ``Exception``."""
 
 
 @contextmanager
 def watching(loop: SimLoop, limit: float) -> Iterator[None]:
-    """Interrupt each step of the calling thread that takes longer than ``limit`` seconds by the wall clock.
+    """Interrupt each step of the calling thread that takes too long.
 
-    Takes the process's real-time timer where it can, and gives it back. An alarm that was set before (the timeout of a
-    test) is still delivered meanwhile, up to a quarter of the limit late.
+    In the main thread the watch uses the process's real-time timer, and restores it afterwards. An alarm that was
+    set before, such as the timeout of a test, still arrives, up to a quarter of the limit late.
+
+    Args:
+        loop: The loop of the steps.
+        limit: The longest step, in seconds by the wall clock.
+
+    Yields:
+        Nothing.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) is not None:
         with _by_signal(loop, limit):
@@ -38,7 +45,7 @@ def watching(loop: SimLoop, limit: float) -> Iterator[None]:
 
 
 class _Patience:
-    """Whether one step has taken too long by now."""
+    """The clock of the current step: it tells whether the step has taken too long."""
 
     def __init__(self, loop: SimLoop, limit: float) -> None:
         self._loop = loop
@@ -68,7 +75,7 @@ def _by_signal(loop: SimLoop, limit: float) -> Iterator[None]:
                 try:
                     before(number, frame)
                 except BaseException as error:
-                    # The task of this step would keep the error.
+                    # Without this call only the task of this step would get the error.
                     loop.fail(error)
                     raise
         if patience.ended():
@@ -106,5 +113,5 @@ def _by_thread(loop: SimLoop, limit: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        # Cancel an interrupt that has not arrived: its step has ended.
+        # Cancel an interrupt that has not arrived, because its step has ended.
         interrupt(here, None)

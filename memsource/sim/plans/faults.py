@@ -12,7 +12,7 @@ from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Fault, FaultKind
 
 FAULTS_MAX: Final = 1_000
-"""Faults of a kind in a run. One with more of them never gets to its end."""
+"""The most faults of one kind in a run. A run with more faults would not end in its time."""
 
 AMOUNTS: Final[Mapping[FaultKind, tuple[float, ...]]] = {
     "crash": (0.0, 0.1, 1.0, 5.0, 30.0, 60.0),
@@ -27,10 +27,10 @@ AMOUNTS: Final[Mapping[FaultKind, tuple[float, ...]]] = {
     "clock_jump": (1.0, -1.0, 60.0, -60.0, 86_400.0, -86_400.0),
     "restart": (0.0,),
 }
-"""The drawn amounts, below and above the usual deadlines of a drain, a session and a lease."""
+"""The amounts to draw from: values below and above the usual deadlines of a drain, a session and a lease."""
 
 _NEAR: Final = 0.25
-"""Share of faults that come soon after another one, while its effects go on."""
+"""Share of faults that come soon after another fault, while the effects of that fault go on."""
 
 _NEAR_BOUNDARIES: Final = 3
 _TARGETS: Final = 8
@@ -41,17 +41,17 @@ class FaultBudget:
     """The most faults of each kind in a run, each 0 … 1,000.
 
     Attributes:
-        crash: A worker dies without a word, and a new one starts later.
+        crash: A worker dies as under ``kill -9``, and a new worker starts later.
         freeze: A worker does not run for some time.
         rebalance: The coordinator makes a new plan.
-        lost: A partition is taken away without asking.
-        redeliver: A message is delivered again; only on JetStream.
+        lost: The broker takes a partition from its owner without asking.
+        redeliver: The broker delivers a message again; only on JetStream.
         slow: The broker's answers take longer for a while.
-        commit_fails: A settlement raises, made or not.
-        letter_fails: A dead letter is not confirmed.
+        commit_fails: A settlement raises; the broker may have stored the settlement or not.
+        letter_fails: The broker does not confirm a dead letter.
         io_fails: A call of ``World.io`` raises.
         clock_jump: The wall clock jumps forward or back.
-        restart: The server is killed and back at once, without its last acknowledgements; only on JetStream.
+        restart: The server dies and restarts at once, without its last acknowledgements; only on JetStream.
 
     Raises:
         ImpossiblePlan: A number is out of its range.
@@ -79,7 +79,7 @@ class FaultBudget:
         return sum(self.of(kind) for kind in FAULT_KINDS)
 
     def of(self, kind: FaultKind) -> int:
-        """The number of faults of one kind.
+        """Return the number of faults of one kind.
 
         Args:
             kind: Kind of fault.
@@ -91,7 +91,7 @@ class FaultBudget:
         return count
 
     def kinds(self, personality: PersonalityName) -> tuple[FaultKind, ...]:
-        """The kinds that the budget has and that can happen on a broker.
+        """Return the kinds that the budget has and that can happen on a broker.
 
         Args:
             personality: The broker.
@@ -102,13 +102,13 @@ class FaultBudget:
         return tuple(kind for kind in FAULT_KINDS if self.of(kind) and kind not in IMPOSSIBLE_FAULTS[personality])
 
     def check(self, personalities: Sequence[PersonalityName]) -> None:
-        """Refuse a kind of fault that none of these brokers ever has.
+        """Refuse a kind of fault that never happens on these brokers.
 
         Args:
             personalities: One or more brokers.
 
         Raises:
-            ImpossiblePlan: There is such a kind, or a personality is unknown.
+            ImpossiblePlan: The budget has a kind that never happens, or a personality is unknown.
         """
         if isinstance(personalities, str):
             raise ImpossiblePlan(
@@ -132,11 +132,22 @@ faults = FaultBudget
 
 
 def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng: random.Random) -> tuple[Fault, ...]:
-    """Draw faults for a run of so many boundaries, as ``Plan.faults`` wants them.
+    """Draw the faults of a run.
 
-    Half of the runs have all faults of a kind that can happen there, the others any number. One fault of four is at the
-    boundary of another fault or soon after it. Without boundaries there is no fault. Raises ``ImpossiblePlan`` for
-    ``boundaries`` below 0.
+    A kind of fault has its full number in half of the runs, and a smaller number or the full one in the other half.
+    One fault of four is at the boundary of another fault, or up to three boundaries after that boundary.
+
+    Args:
+        budget: The most faults of each kind.
+        personality: The broker, which decides the kinds that can happen.
+        boundaries: Number of boundaries of the run, 0 or more; 0 = no fault.
+        rng: Source of the draws.
+
+    Returns:
+        The faults, sorted for ``Plan.faults``.
+
+    Raises:
+        ImpossiblePlan: ``boundaries`` is below 0.
     """
     _check_boundaries(boundaries)
     found: list[Fault] = []
@@ -151,10 +162,18 @@ def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng
 
 
 def crash_sweep(boundaries: int, target: int = 0, amount: float = 1.0) -> Iterator[tuple[Fault, ...]]:
-    """The faults of one run for each boundary of a run: a crash there.
+    """Iterate over the boundaries of a run, with a crash at each.
 
-    ``target``: the worker that crashes, 0 = the one at the boundary. ``amount``: seconds until a new one starts. Raises
-    ``ImpossiblePlan`` for ``boundaries`` below 0 when it is called.
+    Args:
+        boundaries: Number of boundaries, 0 or more.
+        target: The worker that crashes; 0 = the worker at the boundary.
+        amount: Seconds until a new worker starts.
+
+    Returns:
+        An iterator over the faults of one run at a time.
+
+    Raises:
+        ImpossiblePlan: ``boundaries`` is below 0.
     """
     _check_boundaries(boundaries)
     return ((Fault(at, "crash", target, amount),) for at in range(boundaries))

@@ -15,17 +15,17 @@ from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 
 FaultKind = Literal[
-    "crash",  # a worker dies without a word, and a new one starts `amount` seconds later
+    "crash",  # a worker dies as under `kill -9`, and a new worker starts `amount` seconds later
     "freeze",  # a worker does not run for `amount` seconds, as under SIGSTOP
     "rebalance",  # the coordinator makes a new plan, and revokes the partitions that move
-    "lost",  # a partition is taken away without asking
+    "lost",  # the broker takes a partition from its owner without asking
     "redeliver",  # the broker delivers a message of partition `target` again
     "slow",  # the broker's answers to a worker take `amount` seconds for a while
-    "commit_fails",  # the next settlement of a worker raises; with `amount` >= 1 after it was made
-    "letter_fails",  # the next dead letter is not confirmed
-    "io_fails",  # the next call of the user's own fakes, see ``World.io``, raises
+    "commit_fails",  # the next settlement of a worker raises; `amount` >= 1: after the broker has stored it
+    "letter_fails",  # the broker does not confirm the next dead letter
+    "io_fails",  # the next call of ``World.io`` in a fake of the user raises
     "clock_jump",  # the wall clock jumps by `amount` seconds, forward or back
-    "restart",  # the broker's only server is killed and back at once, and forgets unwritten acknowledgements
+    "restart",  # the broker's only server dies and restarts at once, and forgets unwritten acknowledgements
 ]
 
 FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
@@ -37,23 +37,23 @@ IMPOSSIBLE_FAULTS: Final[Mapping[PersonalityName, tuple[FaultKind, ...]]] = {
 """Faults that a broker cannot have. A Kafka broker redelivers only to a new owner, and forgets nothing."""
 
 AMOUNT_MAX: Final = 1e9
-"""Seconds: some 30 years."""
+"""Largest amount of a fault, in seconds: some 30 years."""
 
 NUMBERS_END: Final = 1 << 64
-"""Seeds, calls, targets, turns, indexes and limits are below it."""
+"""The end of the range of seeds, boundaries, targets, turns, indexes and limits, which are smaller."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Fault:
     """One fault, at one boundary.
 
-    Boundaries are counted over all workers, in the order they come. Each broker call has two: one before it, and one
-    after it, when the broker has acted and the worker does not know yet. So has each call of the user's own fakes.
+    Boundaries are counted over all workers, in order of time. Each call of the broker has two boundaries: one before
+    the call, and one when the broker has acted and the worker has no answer yet. Each call of ``World.io`` has two too.
 
     Attributes:
         at: Number of the boundary, 0 or more.
-        kind: See ``faults``.
-        target: Number of the worker or partition, modulo their count; worker 0 is the one that calls.
+        kind: Kind of fault; see ``FaultBudget``.
+        target: Number of the worker or partition, modulo their count; worker 0 is the worker at the boundary.
         amount: Seconds, or another quantity of the kind.
 
     Raises:
@@ -82,15 +82,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The order of steps: first in, first out, except at these points. Both lists rise by turn.
+    """The order of steps: first in, first out, except at the listed turns.
 
     Attributes:
-        deviations: (turn, index): the ready task at ``index`` takes the step of this turn. Ignored where there are
-            fewer.
-        jumps: Turns in which time jumps to the next timer although tasks are ready.
+        deviations: Pairs (turn, index), by rising turns. The ready task at ``index`` takes the step of the turn. A pair
+            is ignored when fewer tasks are ready.
+        jumps: Rising turns in which time jumps to the next timer although tasks are ready.
 
     Raises:
-        ImpossiblePlan: A point is out of its range or out of order.
+        ImpossiblePlan: A turn or index is out of its range, or the turns do not rise.
     """
 
     deviations: tuple[tuple[int, int], ...] = ()
@@ -116,7 +116,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run.
+    """The plan of one run.
 
     Attributes:
         personality: The broker.
@@ -153,5 +153,5 @@ class Plan:
 
 
 def _whole(value: object, least: int) -> bool:
-    """Whether a value is a whole number in ``least`` … 2⁶⁴−1. True and False are none."""
+    """Return whether a value is an ``int`` in ``least`` … 2⁶⁴−1. True and False are refused."""
     return type(value) is int and least <= value < NUMBERS_END

@@ -1,8 +1,8 @@
 """Shrinking a failing plan: fewer faults, fewer deviations, fewer messages, and simpler ones.
 
 Lists are shortened by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
-Input*, IEEE Transactions on Software Engineering 28(2), 2002. This ``ddmin`` does not test the parts alone, because
-they seldom fail where several points are needed. Numbers shrink by steps that halve.
+Input*, IEEE Transactions on Software Engineering 28(2), 2002. Unlike their algorithm, this ``_ddmin`` never tests a
+part alone, because a failure that needs several points seldom has them in one part. Numbers shrink by steps that halve.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memsource.sim.errors import SimulationError
 from memsource.sim.plans.plan import Fault, Plan, Schedule
 
 ATTEMPTS: Final = 500
-"""Runs, by default: enough for 1,000 deviations of which a handful is needed."""
+"""The most runs, by default: enough for 1,000 deviations of which a handful is needed."""
 
 _LIMITS: Final = tuple(1 << power for power in range(11))
 
@@ -24,7 +24,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """A failing plan, and the number of runs that found it. ``complete``: nothing smaller was left to try."""
+    """A failing plan that was made small.
+
+    Attributes:
+        plan: The smallest failing plan.
+        attempts: Number of runs that found the plan.
+        complete: Whether all smaller plans of the search were tried.
+    """
 
     plan: Plan
     attempts: int
@@ -32,14 +38,23 @@ class Shrunk:
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPTS) -> Shrunk:
-    """The smallest failing plan found in at most so many runs (1 or more). Blocks while they run.
+    """Search for the smallest failing plan. Blocks during the runs.
 
-    ``fails`` runs a plan and says whether it fails as the first one did. It must give the same answer for the same
-    plan, and is called once for each. Personality and seed are kept. A ``complete`` result needs each of its faults,
-    deviations and jumps; shrinking it again gives the same.
+    The search keeps personality and seed. A ``complete`` result needs each of its faults, deviations and jumps.
+    Shrinking a ``complete`` result again returns the same plan.
 
-    Raises ``SimulationError`` when ``plan`` itself does not fail, ``ValueError`` for ``attempts`` below 1, and any
-    error of ``fails``.
+    Args:
+        plan: A failing plan.
+        fails: Runs a plan, and returns whether the plan fails as ``plan`` does. ``fails`` must return the same answer
+            for the same plan; the search calls it once for each plan.
+        attempts: The most calls of ``fails``, 1 or more.
+
+    Returns:
+        The smallest failing plan of the search.
+
+    Raises:
+        SimulationError: ``plan`` itself does not fail.
+        ValueError: ``attempts`` is below 1.
     """
     if attempts < 1:
         raise ValueError(f"attempts={attempts}: shrinking takes 1 or more, the first is the plan itself")
@@ -59,7 +74,7 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPT
 
 
 class _OutOfAttemptsError(Exception):
-    """All runs were made."""
+    """The search has used up its runs."""
 
 
 class _Search:
@@ -73,7 +88,7 @@ class _Search:
         self._known: dict[Plan, bool] = {}
 
     def smaller(self, plan: Plan) -> bool:
-        """Whether a plan fails. If so, it becomes the best one."""
+        """Return whether a plan fails. A failing plan becomes the best plan."""
         known = self._known.get(plan)
         if known is None:
             if self.attempts == self._limit:
@@ -86,7 +101,7 @@ class _Search:
 
 
 def _less_schedule(search: _Search) -> None:
-    """Leave out deviations and jumps, those at the end first: they may be after the failure."""
+    """Leave out deviations and jumps, the last turns first, because the last turns may come after the failure."""
     schedule = search.best.schedule
     points = sorted([*schedule.deviations, *((turn, 0) for turn in schedule.jumps)])
     _ddmin(points, lambda kept: search.smaller(replace(search.best, schedule=_schedule(kept))))
@@ -97,7 +112,7 @@ def _fewer_faults(search: _Search) -> None:
 
 
 def _less_traffic(search: _Search) -> None:
-    """Set a limit: the first power of two that still fails, then the smallest number around it."""
+    """Lower the limit of messages: first to a power of two that still fails, then in smaller steps."""
 
     def limited(limit: int) -> bool:
         return search.smaller(replace(search.best, limit=limit))
@@ -120,7 +135,7 @@ def _simpler_faults(search: _Search) -> None:
 
 
 def _simpler(fault: Fault) -> Iterator[Fault]:
-    """Simpler faults, the simplest first: with a lower target, a smaller amount, an earlier boundary."""
+    """Yield simpler faults: with a lower target, then a smaller amount, then an earlier boundary."""
     amounts = [amount for amount in (0.0, 1.0, float(int(fault.amount))) if abs(amount) < abs(fault.amount)]
     for target in dict.fromkeys((0, fault.target // 2)):
         if target < fault.target:
@@ -134,7 +149,7 @@ def _simpler(fault: Fault) -> Iterator[Fault]:
 
 
 def _simpler_schedule(search: _Search) -> None:
-    """Choose an earlier task of the queue."""
+    """Lower the index of each deviation, which then chooses an earlier task of the queue."""
     for number, (_, index) in enumerate(search.best.schedule.deviations):
 
         def changed(to: int, number: int = number) -> bool:
@@ -147,15 +162,18 @@ def _simpler_schedule(search: _Search) -> None:
 
 
 def _schedule(points: Sequence[tuple[int, int]]) -> Schedule:
-    """The schedule of the points of ``_less_schedule``, where a jump is a deviation to index 0."""
+    """Make a schedule of points (turn, index), where index 0 stands for a jump."""
     return Schedule(tuple(point for point in points if point[1]), tuple(turn for turn, index in points if index == 0))
 
 
 def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
-    """Leave out items that ``fails`` does not need: first all, then halves, then smaller parts, then single ones.
+    """Leave out items that ``fails`` does not need: first all, then halves, then smaller parts, then single items.
 
-    ``fails`` gets the items that remain. An item that was needed only for another that is gone is found in the next
-    round.
+    An item that only a removed item needed remains; the next call finds that item.
+
+    Args:
+        items: The items.
+        fails: Returns whether the remaining items still fail.
     """
     size = len(items)
     while items and size:
@@ -167,7 +185,7 @@ def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
 
 
 def _descend(value: int, least: int, fails: Callable[[int], bool]) -> None:
-    """Lower a number by steps that halve, until one less does not fail."""
+    """Lower a number by steps that halve, until the next lower number does not fail."""
     step = value - least
     while step:
         if fails(value - step):

@@ -1,6 +1,6 @@
 """Plans as Hypothesis strategies, for your own property tests. Needs the extra ``testing``.
 
-Everything shrinks towards few messages, without a fault, first in, first out.
+Hypothesis shrinks every plan towards few messages, no fault and the order first in, first out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NO_FAULTS: Final = FaultBudget()
 
 
 def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic]:
-    """Traffic of any kind: even, skewed, with a hot key, keyless, with gaps.
+    """Draw traffic of any kind: even, skewed, with a hot key, keyless, with gaps.
 
     Args:
-        max_n: The most messages; the least is 1.
-        max_keys: The most keys; the least is 1.
+        max_n: The most messages, 1 or more; at least 1 is drawn.
+        max_keys: The most keys, 1 or more; at least 1 is drawn.
 
     Returns:
         A Hypothesis strategy for traffic.
@@ -49,7 +49,7 @@ def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic
 
 
 def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 6) -> st.SearchStrategy[Schedule]:
-    """Schedules that deviate from first in, first out at few turns. Time may jump at as few.
+    """Draw schedules with few deviations from first in, first out, and few jumps of time.
 
     Args:
         max_turn: The last turn of a deviation or jump.
@@ -70,7 +70,7 @@ def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 
 def fault_plans(
     budget: FaultBudget, *, personality: PersonalityName = "kafka", boundaries: int = 200
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
-    """Faults within a budget that can happen on one broker.
+    """Draw faults within a budget that can happen on one broker.
 
     Args:
         budget: The most faults of each kind.
@@ -81,7 +81,7 @@ def fault_plans(
         A Hypothesis strategy for tuples of faults.
 
     Raises:
-        ImpossiblePlan: The budget has a kind of fault that never happens there.
+        ImpossiblePlan: The budget has a kind of fault that never happens on the broker.
     """
     budget.check((personality,))
     return _fault_plans(budget, personality, boundaries)
@@ -95,7 +95,7 @@ def plans(
     max_turn: int = 500,
     max_deviations: int = 8,
 ) -> st.SearchStrategy[Plan]:
-    """Whole plans: one of these brokers, faults within the budget that can happen there, and a schedule.
+    """Draw whole plans: a broker, a schedule, and faults within the budget that can happen on the broker.
 
     Args:
         budget: The most faults of each kind; none by default.
@@ -108,7 +108,7 @@ def plans(
         A Hypothesis strategy for plans.
 
     Raises:
-        ImpossiblePlan: The budget has a kind of fault that happens on none of them.
+        ImpossiblePlan: The budget has a kind of fault that happens on none of the brokers.
     """
     budget.check(personalities)
     ordered = schedules(max_turn=max_turn, max_deviations=max_deviations)

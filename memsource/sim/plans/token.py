@@ -1,17 +1,18 @@
-"""A plan as one word, which a failing run prints and which repeats it.
+"""The token of a plan: one word that a failing run prints, and that repeats the run.
 
 **The format.** ``lanes1-``, then base64url without padding of
 
 | bytes | field | encoding |
 |---|---|---|
-| 4 | check | CRC-32 of all bytes after it, little-endian |
+| 4 | check | CRC-32 of the bytes of the plan, little-endian |
 | … | plan | JSON without blanks, deflated (no header, the dictionary below) |
 
 The JSON names the version of lanes, the minor version of Python, and the fields of the plan that differ from their
-defaults. Turns are distances from the turn before. A plan has one text; its compression depends on zlib.
+defaults. Each turn is written as its distance from the turn before. A plan has exactly one JSON text. The compressed
+bytes depend on the version of zlib.
 
 Only the same code repeats a run: another version of lanes schedules other steps, and so does another minor version of
-Python. A token of those is refused.
+Python. ``decode`` refuses a token of another version.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from memsource.sim.errors import ImpossiblePlan, TokenRefused
 from memsource.sim.plans.plan import NUMBERS_END, Fault, Plan, Schedule
 
 LIMIT: Final = 1 << 20
-"""Characters of a token, and of the JSON it stands for: some 200,000 deviations."""
+"""The most characters of a token, and of its JSON text: enough for some 200,000 deviations."""
 
 DICTIONARY: Final = (
     b'"jumps":["deviations":[,1,2,1,1],"limit":,"rebalance","redeliver","lost","slow","commit_fails","letter_fails",'
     b'"io_fails","clock_jump","freeze",0,0.0],["crash",0,1.0]],"faults":[[{"lanes":"0.1.0","python":"3.11",'
     b'"personality":"jetstream","kafka","seed":'
 )
-"""Parts of most texts, the commonest last. It belongs to the format."""
+"""Preset dictionary of the compression: parts of most texts, the commonest last. A change breaks the format."""
 
 _LANES: Final = version("lanes-runtime")
 _PYTHON: Final = "{}.{}".format(*sys.version_info)
@@ -50,9 +51,16 @@ _FIELDS: Final = ("lanes", "python", "personality", "seed", "limit", "faults", "
 
 
 def encode(plan: Plan) -> str:
-    """The token of a plan: printable, without a blank, usually below 200 characters.
+    """Return the token of a plan: printable, without a blank, usually below 200 characters.
 
-    Raises ``ImpossiblePlan`` for a plan of more than about 200,000 deviations.
+    Args:
+        plan: The plan.
+
+    Returns:
+        The token.
+
+    Raises:
+        ImpossiblePlan: The plan is too large, with more than about 200,000 deviations.
     """
     text = _text(plan)
     if len(text) > LIMIT:
@@ -64,10 +72,17 @@ def encode(plan: Plan) -> str:
 
 
 def decode(token: str) -> Plan:
-    """The plan of a token.
+    """Return the plan of a token. The memory is bounded: at most 1 MiB of text is read.
 
-    Raises ``TokenRefused`` with the reason: not a token, damaged, of another version of lanes or minor version of
-    Python, too large, not a plan. The memory is bounded: at most 1 MiB of text is read.
+    Args:
+        token: Text that ``encode`` has made.
+
+    Returns:
+        The plan.
+
+    Raises:
+        TokenRefused: The text is no token, is damaged or too large, holds no plan, or was made by another version of
+            lanes or another minor version of Python.
     """
     try:
         return _plan(_text_of(token))
@@ -102,7 +117,7 @@ def _packed(text: str) -> str:
 
 
 def _text_of(token: str) -> str:
-    """The text that is packed in a token."""
+    """Return the JSON text of a token."""
     if not isinstance(token, str):
         raise TokenRefused(f"replay token: is a {type(token).__name__}, not a str; paste what the failing run printed")
     if not token.startswith(_PREFIX):
@@ -120,7 +135,7 @@ def _text_of(token: str) -> str:
     except binascii.Error:
         packed = b""
     check, data = packed[:_CHECK_BYTES], packed[_CHECK_BYTES:]
-    # The last character has spare bits, which must be 0: there is one token for the bytes.
+    # The spare bits of the last character must be 0, so that the same bytes have only one token.
     if not data or _base64(packed) != body or zlib.crc32(data).to_bytes(_CHECK_BYTES, "little") != check:
         raise TokenRefused(f"replay token {_shown(token)}: is damaged (its checksum is wrong); paste all of it")
     return _inflated(data)
@@ -169,7 +184,7 @@ def _plan(text: str) -> Plan:
 def _fields(text: str) -> dict[str, object]:
     try:
         fields = json.loads(text, parse_constant=_no_number)
-    # A number of more than 4,300 digits is a ValueError, and too deep nesting a RecursionError.
+    # A number of more than 4,300 digits raises ValueError, and too deep nesting raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise TokenRefused(f"replay token: its content is no JSON ({error})") from error
     if not isinstance(fields, dict):
@@ -213,5 +228,5 @@ def _base64(data: bytes) -> str:
 
 
 def _shown(value: object) -> str:
-    """A foreign value, shortened for a message."""
+    """Return the repr of a foreign value, shortened for a message."""
     return repr(value)[:_SHOWN]

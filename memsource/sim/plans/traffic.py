@@ -1,4 +1,4 @@
-"""The messages of a run, drawn from a seed: few keys or many, a hot one, messages without a key, gaps."""
+"""The messages of a run, drawn from a seed: their keys, a hot key, messages without a key, gaps of positions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from lanes.core.types import PartitionKey, key_bytes
 from memsource.sim.errors import ImpossiblePlan
 
 _GAPS: Final = (1, 1, 1, 2, 2, 3, 10, 1_000)
-"""Positions of a gap: mostly the one of a transaction marker, at times what compaction leaves."""
+"""Lengths of gaps, in positions: mostly the 1 of a transaction marker, at times the gap of a compaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message to publish, with its number in the traffic.
+    """One message to publish.
 
-    A key always goes to the same ``partition``, that of ``memsource.memory.topic``. ``gap``: positions that are left
-    out before it.
+    Attributes:
+        key: Key; None = a message without a key.
+        partition: Number of the partition. A key always has the same partition, as in ``memsource.memory.topic``.
+        gap: Number of positions to leave out before the message.
+        index: Number of the message in the traffic, from 0.
     """
 
     key: PartitionKey | None
@@ -38,8 +41,8 @@ class Traffic:
     Attributes:
         n: Number of messages, 0 or more.
         keys: Number of keys, or the keys.
-        skew: The share of the key of rank r is as 1/rˢᵏᵉʷ (Zipf); 0 = all alike.
-        hot: Share of the first key, while the others divide the rest; 0 = by its rank.
+        skew: Exponent of Zipf's law: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal shares.
+        hot: Share of the first key; the other keys share the remaining messages by ``skew``. 0 = no hot key.
         keyless: Share of messages without a key.
         gaps: Share of messages after a gap.
 
@@ -77,7 +80,7 @@ class Traffic:
     def items(self, seed: int, partitions: int) -> list[Item]:
         """Draw the messages. O(n log keys).
 
-        The same seed gives the same messages. Fewer messages are the beginning of more.
+        The same seed gives the same messages. A smaller ``n`` gives the first messages of a larger ``n``.
 
         Args:
             seed: Seed of the draw.
@@ -100,7 +103,7 @@ class Traffic:
             if rng.random() < self.keyless:
                 key, partition = None, rng.randrange(partitions)
             else:
-                # The last bound may be rounded below the sum of the weights; the rest belongs to the last key.
+                # A draw can exceed the last bound by a rounding error, and then belongs to the last key.
                 chosen = min(bisect(bounds, rng.random() * bounds[-1]), len(keys) - 1)
                 key, partition = keys[chosen], homes[chosen]
             gap = rng.choice(_GAPS) if rng.random() < self.gaps else 0
@@ -113,7 +116,7 @@ class Traffic:
         return self.keys
 
     def _weights(self, count: int) -> list[float]:
-        """The weight of each key; with a hot key they sum up to 1."""
+        """Return the weight of each key; with a hot key the sum of all weights is 1."""
         weights = [rank**-self.skew for rank in range(1, count + 1)]
         if self.hot == 0 or count == 1:
             return weights

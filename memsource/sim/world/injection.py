@@ -1,4 +1,4 @@
-"""The faults of one run: where they are due, which are armed, and which have happened."""
+"""The faults of one run: due at a boundary, armed for a later call, or happened."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from memsource.sim.plans.plan import Fault, FaultKind
 
 
 class InjectedFailure(OSError):
-    """A call of ``World.io`` fails because the plan says so."""
+    """The error of a call of ``World.io`` that the plan lets fail."""
 
 
 class Moment(NamedTuple):
-    """A fault that has happened: its time on the clock of the histories, and the worker or partition it met, or ""."""
+    """A fault that has happened.
+
+    Attributes:
+        at: Time on the clock of the histories, in seconds.
+        fault: The fault.
+        whom: Name of the worker or partition that the fault met; "" = neither.
+    """
 
     at: float
     fault: Fault
@@ -22,10 +28,17 @@ class Moment(NamedTuple):
 
 
 class Injection:
-    """The ``faults`` of a plan. Nothing blocks.
+    """The faults of a plan. Nothing blocks.
 
-    Some faults act at their boundary. Others are armed there, and strike the next call of their kind. ``performed``:
-    faults that acted or were armed at a boundary. ``moments``: faults that have happened.
+    Some faults act at their boundary. Other faults are only armed at their boundary, and strike the next call of their
+    kind.
+
+    Args:
+        faults: Faults of the plan.
+
+    Attributes:
+        performed: Faults that acted or were armed at their boundary.
+        moments: Faults that have happened.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -42,26 +55,26 @@ class Injection:
         return f"<Injection: {len(self.performed)} of {len(self._faults)} faults, {armed} armed>"
 
     def at(self, boundary: int) -> Sequence[Fault]:
-        """The faults that are due at this boundary."""
+        """Return the faults that are due at a boundary."""
         return self._due.get(boundary, ())
 
     def arm(self, fault: Fault, whom: str = "") -> None:
-        """Let a fault strike the next call of its kind, by the worker ``whom``; "" = by any."""
+        """Let a fault strike the next call of its kind by the worker ``whom``; "" = by any worker."""
         self._armed[fault.kind, whom].append(fault)
 
     def take(self, kind: FaultKind, whom: str = "") -> Fault | None:
-        """Take the fault that strikes now, which is then disarmed; None = there is none."""
+        """Disarm and return the fault that strikes now; None = no fault is armed."""
         armed = self._armed.get((kind, whom))
         return armed.popleft() if armed else None
 
     def disarm(self, whom: str | None = None) -> None:
-        """Disarm all faults, or those of one worker."""
+        """Disarm the faults of the worker ``whom``; None = all faults."""
         for key, armed in self._armed.items():
             if whom is None or whom == key[1]:
                 armed.clear()
 
     def note(self, at: float, fault: Fault, whom: str) -> None:
-        """Note that a fault happens now."""
+        """Note that a fault happens at a time, to a worker or partition."""
         self.moments.append(Moment(at, fault, whom))
 
     @property
@@ -71,5 +84,5 @@ class Injection:
 
     @property
     def happened(self) -> Counter[str]:
-        """``fault: kind`` → how often it has happened."""
+        """``fault: kind`` → number of faults that have happened."""
         return Counter(f"fault: {moment.fault.kind}" for moment in self.moments)

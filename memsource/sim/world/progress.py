@@ -15,14 +15,14 @@ _NAMED: Final = 5
 
 
 class WorldProgress:
-    """The progress of one ``broker``. Each settlement must be noted. Nothing blocks."""
+    """The progress of one ``broker``. The workers note each settlement. Nothing blocks."""
 
     def __init__(self, broker: Personality) -> None:
         self._broker = broker
         self._committed: dict[int, tuple[int, Sequence[tuple[int, int]]]] = {}
 
     def note(self, settlements: Sequence[Settlement]) -> None:
-        """Note settlements that the broker has."""
+        """Note settlements that the broker has stored."""
         for settlement in settlements:
             number, floor = settlement.partition.id.number, settlement.floor
             if floor is not None:
@@ -31,16 +31,20 @@ class WorldProgress:
                     self._committed[number] = floor, settlement.completed
 
     def left(self) -> list[Record]:
-        """The messages that were never finished.
+        """Return the messages that were never finished.
 
-        A late commit may set a position back. A message that was finished once then runs again at worst.
+        A late commit may set a position back. A message that was finished before counts as finished all the same.
         """
         return [record for record in self._broker.unfinished if not self._was_committed(record)]
 
     def caught_up(self, asked: Callable[[], Sequence[Status]]) -> bool:
-        """Whether nothing is left, or the rest cannot go on because a poison policy has blocked it.
+        """Return whether all messages are finished, except for messages that a poison policy has blocked.
 
-        ``asked`` returns the statuses of all workers that are ready. It is called only where they matter.
+        Args:
+            asked: Returns the statuses of all workers that are ready; called only while messages are unfinished.
+
+        Returns:
+            Whether nothing is left to do.
         """
         left = Counter(record.partition for record in self.left())
         if not left:
@@ -58,15 +62,21 @@ class WorldProgress:
 
 
 def listed(records: Sequence[Record]) -> str:
-    """The places of the first five records."""
+    """Return the partitions and positions of the first five records."""
     few = ", ".join(f"partition {record.partition} position {record.position}" for record in records[:_NAMED])
     return few + (", …" if len(records) > _NAMED else "")
 
 
 def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool:
-    """Whether the rest of a partition has no room, or is delivered while no handler runs.
+    """Return whether the unfinished messages of a partition cannot run.
 
-    The delivered messages are blocked, queued, or finished above a gap.
+    They cannot run if their owner takes no more messages, or if all of them are delivered and no handler runs. Such
+    delivered messages are blocked, queued, or finished above a gap.
+
+    Args:
+        partition: Number of the partition.
+        left: Number of its unfinished messages.
+        statuses: Statuses of all workers that are ready.
     """
     owners = [
         (status, owned)

@@ -1,4 +1,4 @@
-"""The user's state at the end of a run: copied, and compared with that of another run."""
+"""Copies of the user's state at the end of a run, and their comparison."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from memsource.sim.errors import ImpossiblePlan
 
 
 def copied(state: Callable[[], object]) -> object:
-    """A copy of the value that ``state`` returns now.
+    """Call ``state``, and return a copy of its value.
 
-    Raises ``ImpossiblePlan`` for a function that is not plain, and for a value that must be awaited or cannot be
-    copied.
+    Args:
+        state: Function that returns the state.
+
+    Returns:
+        A deep copy.
+
+    Raises:
+        ImpossiblePlan: The function is not plain, or its value must be awaited or cannot be copied and compared.
     """
     if not callable(state) or inspect.iscoroutinefunction(state):
         raise ImpossiblePlan(
@@ -46,7 +52,7 @@ def copied(state: Callable[[], object]) -> object:
 
 
 def apart(found: object, expected: object) -> str:
-    """The first difference of two states, in one line. For nested values it says where."""
+    """Return the first difference of two states in one line, with the place of the difference in nested values."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in [*expected, *(key for key in found if key not in expected)]:
             if key not in found:
@@ -67,7 +73,7 @@ def apart(found: object, expected: object) -> str:
 
 
 def _differ(one: object, other: object) -> bool:
-    """Compare as containers do: a value equals itself, even where ``==`` says otherwise."""
+    """Compare two values as containers do. A value equals itself, even if its ``==`` returns False."""
     return one is not other and one != other
 
 
@@ -79,5 +85,5 @@ def _within(where: str, found: object, expected: object) -> str:
 
 
 def _some(items: Collection[object]) -> list[str]:
-    """The first of them by their texts, which are the same in every process."""
+    """Return the text of the first item in order of the texts, which is the same in every process."""
     return sorted(map(reprlib.repr, items))[:1]

@@ -1,4 +1,4 @@
-"""One worker of a world: a process of the user, from its start to its end or crash, and its history."""
+"""One worker of a world. It stands for a process of the user from the start to the end or crash."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEPT: Final = GivenUp(0, False)
 
 
 class _MemorySegment(SegmentFile):
-    """A segment that keeps every line, until it is cut off."""
+    """A segment in memory that keeps every line until its process crashes."""
 
     __slots__ = ("chunks", "cut")
 
@@ -57,13 +57,16 @@ class _MemorySegment(SegmentFile):
         return _KEPT
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no file is open."""
 
 
 class MemoryRecorder(Recorder):
-    """Records the history of one worker in memory, with the rows of a file.
+    """Records the history of one worker in memory, with the same rows as a file.
 
-    ``number`` stands for its process, and ``wall`` is its wall clock.
+    Args:
+        member: Name of the worker.
+        number: Number of the process in the history.
+        wall: Wall clock of the worker.
     """
 
     __slots__ = ("_kept", "_number", "_wall_clock")
@@ -75,13 +78,13 @@ class MemoryRecorder(Recorder):
         self._kept: _MemorySegment | None = None
 
     def cut(self) -> None:
-        """Cut off the process: rows that it has not handed over are in no history. Idempotent."""
+        """Drop all later rows, as the end of the process does with rows in its memory. Idempotent."""
         if self._kept is not None:
             self._kept.cut = True
 
     @property
     def data(self) -> bytes:
-        """The bytes of the file; empty before the consumer has opened."""
+        """The bytes of the history; empty before the consumer has opened."""
         return b"" if self._kept is None else "".join(self._kept.chunks).encode("ascii")
 
     def _process(self) -> tuple[int, str]:
@@ -106,7 +109,7 @@ class App:
         settings: Settings of the consumer; None = the defaults.
         decode: See ``lanes.Consumer``.
         dead_letters: Whether the consumer has a dead-letter destination, which is ``World.dead_letters``.
-        attempts: Store of attempts of all processes, such as a ``MemoryAttempts``; give all apps the same.
+        attempts: Store of attempts, such as a ``MemoryAttempts``, which all apps must share; None = no store.
     """
 
     handler: Handler
@@ -117,7 +120,18 @@ class App:
 
 
 def checked_app(app: object, what: str) -> App:
-    """``app``, or an ``App`` of a handler. Raises ``ImpossiblePlan`` for anything else, with ``what`` as its name."""
+    """Return an ``App`` as it is, or make an ``App`` of a handler.
+
+    Args:
+        app: An ``App`` or a handler.
+        what: Name of the argument, for the error.
+
+    Returns:
+        The ``App``.
+
+    Raises:
+        ImpossiblePlan: ``app`` is neither an ``App`` nor a handler.
+    """
     if isinstance(app, App):
         return app
     if inspect.iscoroutine(app):
@@ -128,7 +142,7 @@ def checked_app(app: object, what: str) -> App:
 
 
 def _settings_of(app: App, threads: Threads) -> Settings:
-    """The settings of an app, with which a plain handler runs on the loop."""
+    """Return the settings of an app, changed so that a plain handler runs on the loop."""
     settings = app.settings or Settings()
     if is_async(app.handler) or settings.sync_handlers == "inline":
         return settings
@@ -153,10 +167,10 @@ class WorkerHost(Protocol):
         """Virtual seconds since the world began."""
 
     def clock(self) -> float:
-        """The clock of all consumers."""
+        """Return the time on the clock of all consumers, in seconds."""
 
     def wall(self) -> float:
-        """Seconds since the epoch, on the wall clock."""
+        """Return the seconds since the epoch, on the wall clock."""
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
         """Note a finding."""
@@ -165,10 +179,10 @@ class WorkerHost(Protocol):
         """End the run at once with an error that is no finding."""
 
     def boundary(self, worker: Worker) -> None:
-        """A worker reaches a boundary to the broker: perform the faults that the plan has there."""
+        """Perform the faults that the plan has for the boundary that a worker reaches now."""
 
     def strikes(self, kind: FaultKind, who: str) -> Fault | None:
-        """Take the armed fault of this kind, if there is one."""
+        """Take the armed fault of a kind; None = no fault is armed."""
 
     def happens(self, fault: Fault, whom: str) -> None:
         """Note that a fault strikes now."""
@@ -182,7 +196,7 @@ class Worker:
         name: Name of the member, and group of its tasks.
         number: Number of the process.
         app: The consumer to run.
-        make: Makes the app of the process that replaces it after a crash.
+        make: Makes the app of the process that replaces the worker after a crash.
     """
 
     def __init__(self, world: WorkerHost, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
@@ -215,11 +229,11 @@ class Worker:
         return f"<Worker {self.name}{' crashed' if self.gone else ''}>"
 
     def acting(self) -> AbstractContextManager[None]:
-        """Let the calls within be those of this worker's process: their tasks end and freeze with it."""
+        """Make the calls of a ``with`` block in the worker's process. Their tasks end and freeze with the process."""
         return in_group(self.name)
 
     async def run(self) -> None:
-        """Consume until the worker is stopped. Another end is a finding."""
+        """Consume until the worker is stopped. An end by an error is a finding."""
         try:
             await self.consumer.run()
         except (anyio.get_cancelled_exc_class(), GeneratorExit, Refused):
@@ -234,26 +248,26 @@ class Worker:
                 self.world.interrupt(cause)
         finally:
             if not self.gone:
-                # A broker that the worker could not leave in time finds out by its timers.
+                # If the worker could not leave the broker in time, the timers of the broker end its membership.
                 self.world.broker.crash(self.name, self.world.now)
             self.world.injection.disarm(self.name)
             self.ended.set()
 
     def stop_limit(self) -> float:
-        """Virtual seconds from now within which a stop must end."""
-        # A drain, and at most 5 s for each of three things to close. Twice, to be safe.
+        """Return the longest duration of a stop that begins now, in virtual seconds."""
+        # Twice the longest drain, and twice 5 s for each of three things to close.
         waits = 2 * (self._settings.longest_drain + 15.0)
         return waits + self.slow + max(0.0, self.frozen_until - self.world.now)
 
     async def reach(self) -> None:
-        """Reach a boundary between worker and broker. A crashed worker never returns from it."""
+        """Reach a boundary between worker and broker. The call never returns to a crashed worker."""
         self.world.boundary(self)
         if self.gone:
             await anyio.sleep_forever()
 
 
 class _Link:
-    """A worker's link to the broker; see ``lanes.source.Source``. Each call can be slow, fail, or be the last."""
+    """A worker's link to the broker; see ``lanes.source.Source``. Each call can be slow, fail, or end by a crash."""
 
     def __init__(self, worker: Worker, inner: Source) -> None:
         self._worker = worker
@@ -263,7 +277,12 @@ class _Link:
         return f"<link of {self._worker.name}>"
 
     async def _begin(self, *, at_once: bool = False) -> None:
-        """Begin a call. ``at_once``: the source takes in its facts at once, so a slow link delays only its writes."""
+        """Begin a call.
+
+        Args:
+            at_once: Whether the source takes in the arguments before it suspends. A slow link does not delay such a
+                call, because it delays only the writes of the source.
+        """
         await self._worker.reach()
         if self._worker.slow_until > anyio.current_time() and not at_once:
             await anyio.sleep(self._worker.slow)
@@ -271,7 +290,7 @@ class _Link:
     async def _call(self, call: Callable[..., Awaitable[T]], *args: object, at_once: bool = False) -> T:
         await self._begin(at_once=at_once)
         result = await call(*args)
-        # Nothing after the call suspends while the process lives, so a cancellation loses no received event.
+        # While the process lives, no await after the call suspends, so a cancellation loses no received event.
         await self._worker.reach()
         return result
 
@@ -304,7 +323,7 @@ class _Link:
 
 
 class _WorkerDeadLetters:
-    """A worker's dead letters, in the world's broker; see ``lanes.source.DeadLetters``."""
+    """A worker's dead-letter destination in the world's broker; see ``lanes.source.DeadLetters``."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -1,8 +1,8 @@
 """A world: a broker, workers around the user's handler, and the faults of a plan.
 
 A crash is like ``kill -9``. The worker's tasks take no further step, so no ``finally`` and no ``except`` of a handler
-runs, and the broker hears nothing. A dead handler keeps what it held in memory for ever, such as a lock around a fake
-that all workers share. A real process that shares nothing with the others cannot do that.
+runs, and the broker hears nothing. A dead handler never releases a lock of a fake that all workers share. A real
+process that shares no memory with other processes cannot hold such a lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EPOCH: Final = 1_700_000_000.0
 """Seconds since the epoch at which the wall clock of a world begins."""
 
 TAIL: Final = 3_600.0
-"""Virtual seconds without a fault within which everything has to be caught up."""
+"""Virtual seconds without a fault within which all messages must be finished."""
 
 _STEP: Final = 1e-6
 _OF_WORKER: Final = frozenset({"crash", "freeze", "slow", "commit_fails"})
@@ -48,15 +48,18 @@ _SLOW_FOR: Final = 10
 class World:
     """The argument of a simulated test.
 
-    Attributes ``findings`` and ``interrupted`` say how the run ended: the first finding of each of the world's own
-    checks, and an error that is no finding. ``progress`` has the finished messages, ``injection`` the faults.
-
     Args:
         plan: The plan of the run.
         broker: The broker of the run.
         loop: The loop of the run.
         tasks: Task group of the workers.
-        threads: ``"inline"`` runs plain handlers on the loop; ``"refuse"`` refuses them.
+        threads: ``"inline"`` runs plain handlers on the loop; ``"refuse"`` refuses plain handlers.
+
+    Attributes:
+        findings: First finding of each of the world's own checks, by the name of the check.
+        interrupted: Error that ended the run and is no finding; None without such an error.
+        progress: The finished messages.
+        injection: The faults.
     """
 
     def __init__(
@@ -116,11 +119,11 @@ class World:
             topic: The one topic of the world.
             n: Number of messages, 0 or more.
             keys: Number of keys, or the keys.
-            skew: The share of the key of rank r is as 1/rˢᵏᵉʷ; 0 = all alike.
-            hot: Share of the first key; 0 = by its rank.
+            skew: Exponent of Zipf's law: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal shares.
+            hot: Share of the first key; 0 = no hot key.
             keyless: Share of messages without a key.
             gaps: Share of messages after a gap.
-            value: Makes the payload of a message from its number and key; the default is topic and number.
+            value: Makes the payload of a message from its number and key; None = a text of topic and number.
 
         Returns:
             The published records.
@@ -154,18 +157,18 @@ class World:
     ) -> Record:
         """Publish one message. Does not block.
 
-        The faults of the plan go on from here, if ``settled`` had ended them.
+        If ``settled`` has ended the faults of the plan, they continue with the next call.
 
         Args:
             value: Payload; a text is encoded as UTF-8.
-            key: Key; None = a message without one.
-            headers: Headers by name.
-            partition: Number of the partition; None = that of the key.
+            key: Key; None = a message without a key.
+            headers: Headers by name; None = no headers.
+            partition: Number of the partition; None = the partition of the key.
 
         Returns:
             The published record.
         """
-        # Messages of a handler do not change whether faults happen.
+        # A message that a handler publishes does not restart the faults.
         if not self._settling and self._current() is None:
             self._faulty = True
         data = value.encode() if isinstance(value, str) else value
@@ -174,14 +177,14 @@ class World:
     def workers(
         self, count: int, app: App | Handler | None = None, *, make: Callable[[], App | Handler] | None = None
     ) -> list[Worker]:
-        """Start more workers; each is a process of its own for the broker. Does not block.
+        """Start more workers. For the broker each worker is a process of its own. Does not block.
 
         Pass either ``app`` or ``make``.
 
         Args:
             count: Number of workers, 1 or more.
-            app: One handler or ``App`` that all of them share. Its memory outlives a crash, as a database does.
-            make: Makes the handler of each process when it starts, after a crash too. The memory of a handler ends with
+            app: Handler or ``App`` that all workers share. Its memory outlives a crash, as a database does.
+            make: Makes the handler of each process at its start, also after a crash. The memory of a handler ends with
                 its process.
 
         Returns:
@@ -206,14 +209,14 @@ class World:
         return [self._start(make) for _ in range(count)]
 
     async def settled(self, timeout: float = TAIL) -> None:
-        """Let the faults of the plan happen, and then everything catch up without faults. Cancel-safe.
+        """Let the faults of the plan happen, and then wait without faults until all messages are finished. Cancel-safe.
 
-        A lane that a poison policy has blocked counts as caught up. Messages that are unfinished after ``timeout`` are
-        the finding ``CaughtUp``. After more messages were published call it again: with them the remaining faults go
-        on.
+        A lane that a poison policy has blocked counts as finished. Messages that are unfinished after ``timeout`` are
+        the finding ``CaughtUp``. Call ``settled`` again after you publish more messages, because the remaining faults
+        then happen too.
 
         Args:
-            timeout: Virtual seconds for the faults, and again for catching up.
+            timeout: Virtual seconds for the faults, and again for the messages.
         """
         self.settles = self._settling = True
         try:
@@ -228,16 +231,16 @@ class World:
             self.find("CaughtUp", "\n".join([what, *self._hindrances()]))
 
     async def io(self, name: str = "io", seconds: float = 0.0) -> None:
-        """Stand for a call to a database or an API, inside the user's own fake of it.
+        """Stand for a call to a database or an API, inside the user's own fake of the database or API.
 
-        A worker may crash before and after it.
+        A worker may crash before and after the call.
 
         Args:
             name: Name for the error.
             seconds: Virtual seconds that the call takes.
 
         Raises:
-            InjectedFailure: The plan says so; nothing was done.
+            InjectedFailure: The plan lets the call fail, without an effect.
         """
         worker = self._current()
         if worker is not None:
@@ -249,16 +252,16 @@ class World:
             await worker.reach()
 
     def check(self, *, state: Callable[[], object] | None = None) -> None:
-        """Note the user's final state, to compare it with that of the run without faults. Does not block.
+        """Note the user's final state, which is compared with the state of the run without faults. Does not block.
 
-        All checkers judge the run when the test has ended, with or without this call.
+        All checkers judge the run after the test, with or without this call.
 
         Args:
-            state: A plain function that returns the state; its value is copied.
+            state: Plain function that returns the state, which is copied; None = no state.
 
         Raises:
-            ImpossiblePlan: The state cannot be copied and compared, or faults still happen because ``settled`` was not
-                called.
+            ImpossiblePlan: The state cannot be copied and compared, or faults still happen because the test has not
+                called ``settled``.
         """
         if state is None:
             return
@@ -282,21 +285,21 @@ class World:
     # --- for workers
 
     def clock(self) -> float:
-        """The clock of all consumers. It rises with every call, so all their rows are in one order."""
+        """Return the time on the clock of all consumers. The time rises with every call, so all rows have one order."""
         self._latest = max(self._loop.time(), self._latest + _STEP)
         return self._latest
 
     def wall(self) -> float:
-        """Seconds since the epoch, as the wall clock shows them."""
+        """Return the seconds since the epoch, on the wall clock."""
         return EPOCH + self._loop.time() + self._wall_offset
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
-        """Note a finding. The first one of each check counts.
+        """Note a finding. The first finding of each check counts.
 
         Args:
             check: Name of the check.
             what: Text of the finding.
-            cause: The exception that led to it.
+            cause: The exception that led to the finding; None without an exception.
         """
         if check not in self.findings:
             self.findings[check] = what
@@ -304,7 +307,7 @@ class World:
                 self.causes.append(cause)
 
     def boundary(self, worker: Worker) -> None:
-        """Perform the faults that the plan has for this moment: a worker is at a boundary to the broker.
+        """Perform the faults that the plan has for the boundary that a worker reaches now.
 
         Args:
             worker: The worker at the boundary.
@@ -314,7 +317,7 @@ class World:
         number = self.boundaries
         self.boundaries += 1
         for fault in self.injection.at(number):
-            # A process may also die without other faults, or while it stops: its successor loses nothing.
+            # A crash may also happen after the other faults or during a stop, because its successor loses nothing.
             if self._faulty or fault.kind == "crash":
                 self.perform(fault, worker)
 
@@ -323,7 +326,7 @@ class World:
 
         Args:
             kind: Kind of fault that strikes any worker.
-            who: Worker that it strikes, for the view of the run.
+            who: Name of the worker that the fault strikes, for the view of the run.
 
         Returns:
             The fault, or None when no armed fault strikes.
@@ -338,16 +341,16 @@ class World:
 
         Args:
             fault: The fault.
-            whom: The worker or partition that it meets, or "".
+            whom: Name of the worker or partition that the fault meets; "" = neither.
         """
-        # Before the next row.
+        # The time of the fault is before the next row of a history.
         self.injection.note(max(self.now, self._latest) + _STEP / 2, fault, whom)
 
     def interrupt(self, error: BaseException) -> None:
-        """End the run at once with an error that is no finding. The first one counts.
+        """End the run at once with an error that is no finding. The first such error counts.
 
         Args:
-            error: The error, which is raised to the caller of the run.
+            error: The error that the caller of the run gets.
         """
         if self.interrupted is None:
             self.interrupted = error
@@ -356,14 +359,14 @@ class World:
     # --- for the run
 
     async def turn_time(self) -> None:
-        """Let the broker act on its timers when they are due. Runs until it is cancelled."""
+        """Let the broker act on its timers when they are due. Runs until a cancellation."""
         while True:
             # A later call may set an earlier timer.
             await anyio.sleep(min(max(self.broker.next_at() - self.now, _STEP), _TICK))
             self.broker.advance(self.now)
 
     async def stop(self) -> None:
-        """Stop all workers; one that does not end is the finding ``StopEnds``. Some may crash meanwhile."""
+        """Stop all workers. A worker that does not end in time is the finding ``StopEnds``."""
         self._calm()
         left = [worker for worker in self.members if not worker.gone]
         for worker in left:
@@ -379,11 +382,11 @@ class World:
                 self.find("StopEnds", f"{worker.name} has not stopped {limit:g} s after it was told to")
 
     def end(self) -> None:
-        """End the run: its cleanup is not recorded."""
+        """End the run, so that no history records its cleanup."""
         self._over = True
         for worker in self.members:
             worker.history.cut()
-            # It has to wake to be cleaned up.
+            # A frozen worker must wake for its cleanup.
             self._loop.freeze(worker.name, self.now)
 
     # --- inside
@@ -400,7 +403,7 @@ class World:
         return worker
 
     def _calm(self) -> None:
-        """Stop injecting faults, also those that are armed. Frozen workers wake in time."""
+        """Stop all faults, also the armed faults. A frozen worker still wakes at its time."""
         self._faulty = False
         self.injection.disarm()
         for worker in self.members:
@@ -411,7 +414,7 @@ class World:
         return next((worker for worker in self.members if worker.name == name), None)
 
     def _hindrances(self) -> list[str]:
-        """Visible reasons why nothing goes on."""
+        """Return lines with the reasons why no message makes progress."""
         alive = {worker.name for worker in self._alive()}
         return self._loop.waiting(alive) if alive else ["  no worker runs: none was started, or all have ended"]
 
@@ -422,7 +425,7 @@ class World:
         alive = self._alive()
         if self._faulty and not alive:
             return False
-        # A status is expensive, and matters only where a lane can be blocked.
+        # A status is expensive, and matters only if a lane can be blocked.
         asked = alive if any(worker.blocks for worker in alive) else []
         return self.progress.caught_up(lambda: [worker.consumer.status() for worker in asked if worker.consumer.ready])
 
@@ -436,7 +439,7 @@ class World:
             caller: The worker that the target of the fault is counted from.
         """
         alive = self._alive()
-        # The worker that calls, then those after it.
+        # Targets count from the calling worker.
         at = alive.index(caller) if caller in alive else 0
         worker = alive[(at + fault.target) % len(alive)] if alive else caller
         self.injection.performed.append(fault)
@@ -451,7 +454,7 @@ class World:
             self.happens(fault, worker.name if fault.kind in _OF_WORKER else whom)
 
     def _struck(self, fault: Fault, worker: Worker, partition: int) -> bool:
-        """Let a fault act; False where it met nothing."""
+        """Let a fault act. Return False if the fault had no effect."""
         now, amount = self.now, fault.amount
         if fault.kind == "crash":
             self._crash(worker, amount)
@@ -465,7 +468,7 @@ class World:
         if fault.kind == "restart":
             return self.broker.restart(now)
         if fault.kind == "freeze":
-            # A frozen worker wakes no earlier.
+            # A second freeze never wakes a worker earlier.
             worker.frozen_until = max(worker.frozen_until, now + amount)
             self._loop.freeze(worker.name, worker.frozen_until)
             self.broker.freeze(worker.name, worker.frozen_until)
@@ -488,7 +491,7 @@ class World:
         if worker.stopped:
             # A stopped worker is not replaced.
             return
-        # The caller is a task of the worker, and tasks that it starts would end with the worker.
+        # The current task belongs to the worker, and would pass the end of the worker on to its child tasks.
         with in_group(None):
             self._tasks.start_soon(self._replace, worker.make, after)
 
