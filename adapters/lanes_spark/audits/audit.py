@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lanes.errors import ConfigError
-from lanes_spark.audits.verdicts import AUDITED, CAUSES, WITNESSES, AuditStatus, AuditVerdict
+from lanes_spark.audits.verdicts import CAUSES, AuditVerdict
 from lanes_spark.failures import mapped_errors
 from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["AUDITED", "CAUSES", "WITNESSES", "Audit", "AuditStatus", "AuditVerdict", "audit"]
 
 
 @dataclass(frozen=True, kw_only=True)

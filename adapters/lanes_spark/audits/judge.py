@@ -23,11 +23,14 @@ from lanes_spark.audits.settling import (
     passed,
 )
 from lanes_spark.audits.verdicts import AUDITED, WITNESSES, AuditStatus, AuditVerdict
+from lanes_spark.tables.journal import TYPES
 
 _ACROSS: Final = ("PerKeyOrder", "NoOverlap", "ExclusiveOwner")
 _NOTHING_DUE: Final = "messages are in the source: it does not say what had to be handled"
 _UNSEEN: Final = "messages of the source were handled at most where rows are missing"
 _RECREATED: Final = "partitions were recreated, so positions do not tell messages apart"
+
+_POSITION: Final = ("history", "partition", "position")
 
 _SHOWN: Final = 200
 
@@ -101,47 +104,36 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
     """
     known = know(raw)
     screened = screen(known)
-    told = screened.messages.agg(F.count_if("suspect").alias("suspects")).first()
-    assert told is not None
-    rows = suspects(known, screened) if told["suspects"] else None
+    rows = None if screened.messages.where("suspect").isEmpty() else suspects(known, screened)
     passes = None
     if screened.assignments is not None and not screened.assignments.isEmpty():
         passes = computed(passed(committed(known, screened.assignments)))
     findings = [exclusive_owner(known)]
+    per_history = screened.messages.groupBy("history")
+    ordered = per_history.agg(F.sum("in_order").alias("PerKeyOrder"), F.sum("starts").alias("NoOverlap"))
+    gaps = known.segments.where("gap IS NOT NULL")
     tallies = [
-        *_figures(screened),
-        _tally(known.owned.where(F.col("event") == "assigned"), "checked", "ExclusiveOwner", F.lit("")),
-        _tally(known.owned.where(F.col("event") == "commit_sent"), "checked", "NoCommitPastUnfinished", F.lit("")),
+        _counts(ordered.unpivot("history", ["PerKeyOrder", "NoOverlap"], "checker", "count"), "checked"),
+        _tally(known.owned.where(F.col("event") == "assigned"), "checked", "ExclusiveOwner"),
+        _tally(known.owned.where(F.col("event") == "commit_sent"), "checked", "NoCommitPastUnfinished"),
         _tally(known.partitions.where("recreated"), "doubt", "AtLeastOnce", F.lit(_RECREATED)),
-        _tally(
-            known.segments.where(F.col("gap").isNotNull()), "gap", "", F.concat("member", F.lit(": "), F.col("gap"))
-        ),
-        _tally(known.partitions, "apart", "", F.concat("partition", F.lit(" across processes: "), "why")),
-        _tally(known.segments, "figure", "", F.lit("processes")),
-        known.segments.groupBy("history")
-        .agg(F.sum("rows").alias("count"))
-        .select(
-            "history", F.lit("figure").alias("kind"), F.lit("").alias("checker"), F.lit("rows").alias("what"), "count"
-        ),
+        _tally(gaps, "gap", what=F.concat("member", F.lit(": "), "gap")),
+        _tally(known.partitions, "apart", what=F.concat("partition", F.lit(" across processes: "), "why")),
+        _tally(known.segments, "figure", what=F.lit("processes")),
+        _counts(known.segments.groupBy("history").agg(F.sum("rows").alias("count")), "figure", what="rows"),
     ]
     if known.leased:
         findings.append(behind_leases(known))
     if rows is not None:
         lost, left = at_least_once(known, rows, passes)
         findings += [per_key_order(rows), no_overlap(rows), dead_letter_before_settle(rows, passes)]
-        again = duplicates(rows)
+        stored = rows.where(F.col("event").isin("dlq_confirmed", "archived"))
         tallies += [
-            again.select("history", F.lit("figure").alias("kind"), F.lit("").alias("checker"), "what", "count"),
-            _tally(
-                rows.where(F.col("event").isin("dlq_confirmed", "archived")),
-                "checked",
-                "DeadLetterBeforeSettle",
-                F.lit(""),
-            ),
+            _counts(duplicates(rows), "figure"),
+            _tally(stored, "checked", "DeadLetterBeforeSettle"),
         ]
         if due is not None:
-            place = ["history", "partition", "position"]
-            left = left.join(due, place, "left_anti")
+            left = left.join(due, list(_POSITION), "left_anti")
         findings.append(lost)
         tallies.append(_tally(left, "doubt", "AtLeastOnce", F.lit(LEFT)))
     if passes is not None:
@@ -152,21 +144,13 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
         whole = known.segments.select("history", "whole").distinct()
         missing = _missing(due, screened, rows, found).join(F.broadcast(whole), "history")
         tallies += [
-            _tally(due, "checked", "AtLeastOnce", F.lit("")),
+            _tally(due, "checked", "AtLeastOnce"),
             _tally(missing.where(~F.col("whole")), "doubt", "AtLeastOnce", F.lit(_UNSEEN)),
         ]
         found = found.unionByName(finding(missing.where("whole"), "AtLeastOnce", "in the source, and never handled"))
     else:
-        tallies.append(_tally(screened.messages.where("first"), "checked", "AtLeastOnce", F.lit("")))
+        tallies.append(_tally(screened.messages.where("first"), "checked", "AtLeastOnce"))
     return Judged(findings=computed(found), tallies=_all(tallies), sourced=due is not None)
-
-
-def _figures(screened: Screened) -> list[DataFrame]:
-    counted = screened.messages.groupBy("history").agg(
-        F.sum("in_order").alias("PerKeyOrder"), F.sum("starts").alias("NoOverlap")
-    )
-    told = counted.unpivot("history", ["PerKeyOrder", "NoOverlap"], "checker", "count")
-    return [told.select("history", F.lit("checked").alias("kind"), "checker", F.lit("").alias("what"), "count")]
 
 
 def _missing(due: DataFrame, screened: Screened, rows: DataFrame | None, found: DataFrame) -> DataFrame:
@@ -176,25 +160,28 @@ def _missing(due: DataFrame, screened: Screened, rows: DataFrame | None, found: 
     if rows is not None:
         closely = rows.where("final").select(partition_number().alias("partition_number"), "position")
         handled = handled.unionByName(closely)
-    lost = found.where(F.col("checker") == "AtLeastOnce").select("history", "partition", "position")
-    return (
-        numbered.join(handled, list(MESSAGE), "left_anti")
-        .join(lost, ["history", "partition", "position"], "left_anti")
-        .select(
-            *("history", "partition", "position"),
-            *(F.lit(None).cast("string").alias(name) for name in ("member", "run", "key")),
-            *(F.lit(None).cast("bigint").alias(name) for name in ("n", "assignment")),
-        )
+    lost = found.where(F.col("checker") == "AtLeastOnce").select(*_POSITION)
+    missing = numbered.join(handled, list(MESSAGE), "left_anti").join(lost, list(_POSITION), "left_anti")
+    return missing.select(
+        *_POSITION,
+        *(F.lit(None).cast(TYPES[name]).alias(name) for name in ("member", "run", "key", "n", "assignment")),
     )
 
 
-def _tally(rows: DataFrame, kind: str, checker: str, what: Column) -> DataFrame:
-    counted = rows.groupBy("history", what.alias("what")).count()
-    return counted.select("history", F.lit(kind).alias("kind"), F.lit(checker).alias("checker"), "what", "count")
+def _tally(rows: DataFrame, kind: str, checker: str = "", what: Column | None = None) -> DataFrame:
+    """Count rows by history and by ``what``."""
+    return _counts(rows.groupBy("history", (F.lit("") if what is None else what).alias("what")).count(), kind, checker)
+
+
+def _counts(counted: DataFrame, kind: str, checker: str = "", what: str = "") -> DataFrame:
+    """Return counts by history as tallies; columns that ``counted`` lacks are filled in."""
+    given = {"kind": kind, "checker": checker, "what": what}
+    columns = [name if name in counted.columns else F.lit(text).alias(name) for name, text in given.items()]
+    return counted.select("history", *columns, "count")
 
 
 def _all(frames: list[DataFrame]) -> DataFrame:
-    return functools.reduce(lambda one, other: one.unionByName(other), frames)
+    return functools.reduce(DataFrame.unionByName, frames)
 
 
 def _reasons(name: str, doubts: list[tuple[str, str, str, int]]) -> tuple[str, ...]:

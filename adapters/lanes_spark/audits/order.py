@@ -15,8 +15,8 @@ _LANE: Final = (*ASSIGNMENT, "key")
 _PLACE: Final = ("history", "member", "run", "n", "partition", "assignment", "position", "key")
 
 
-def finding(rows: DataFrame, checker: str, what: str) -> DataFrame:
-    """Return these rows as findings: one violation each."""
+def finding(rows: DataFrame, checker: str, what: str | Column) -> DataFrame:
+    """Return each of these rows as a finding: one violation of ``checker``, described by ``what``."""
     return rows.select(*_PLACE, F.lit(checker).alias("checker"), F.lit(what).alias("what"))
 
 
@@ -229,15 +229,13 @@ def no_overlap(rows: DataFrame) -> DataFrame:
             "leases": F.when(~keyed, leases),
         }
     )
-    in_process = judged.where(~F.col("gappy") & (F.col("here") > ts))
     others = F.exists("leases", lambda one: (one["run"] != F.col("run")) & (one["leased_until"] > ts))
     beside = F.coalesce(F.col("elsewhere") > ts, F.lit(False)) | F.coalesce(F.col("lease") > ts, F.lit(False))
-    other = judged.where(
-        (F.col("gappy") | F.col("here").isNull() | (F.col("here") <= ts)) & (beside | F.coalesce(others, F.lit(False)))
+    where = F.when(~F.col("gappy") & (F.col("here") > ts), "in its process").when(
+        beside | F.coalesce(others, F.lit(False)), "elsewhere"
     )
-    return finding(
-        in_process, "NoOverlap", "started while another one of its key was running in its process"
-    ).unionByName(finding(other, "NoOverlap", "started while another one of its key was running elsewhere"))
+    what = F.concat(F.lit("started while another one of its key was running "), where)
+    return finding(judged.where(where.isNotNull()), "NoOverlap", what)
 
 
 def behind_leases(known: Known) -> DataFrame:
@@ -251,12 +249,8 @@ def behind_leases(known: Known) -> DataFrame:
     held = rows.join(F.broadcast(leased), list(ASSIGNMENT))
     so_far = Window.partitionBy(*ASSIGNMENT).orderBy("n").rowsBetween(Window.unboundedPreceding, -1)
     told = F.last(F.when(event == "leased", F.col("deadline")), ignorenulls=True).over(so_far)
-    starts = held.where(event != "ack").withColumn("told", told)
     over = (F.col("mono") >= F.col("last_deadline")) | F.coalesce(F.col("n") > F.col("lost_n"), F.lit(False))
-    return finding(
-        starts.where((event == "started") & (F.col("mono") >= F.col("told"))),
-        "NoOverlap",
-        "started when its own lease had run out",
-    ).unionByName(
-        finding(held.where((event == "ack") & over), "NoOverlap", "acknowledged when its lease had run out or was lost")
-    )
+    what = F.when(
+        (event == "started") & (F.col("mono") >= F.col("told")), "started when its own lease had run out"
+    ).when((event == "ack") & over, "acknowledged when its lease had run out or was lost")
+    return finding(held.withColumn("told", told).where(what.isNotNull()), "NoOverlap", what)

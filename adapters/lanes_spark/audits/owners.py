@@ -83,10 +83,10 @@ def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame
         ownerships.where("rival")
         .withColumn("nearest", F.min("since").over(behind))
         .where(F.col("nearest") < F.col("until"))
-        .select(*ASSIGNMENT, "since")
+        .select(*_OWNERSHIP)
     )
-    contested = own.join(crowded, [*ASSIGNMENT, "since"], "left_semi").select(
-        *ASSIGNMENT, "since", "until", "revoked", "process", "member"
+    contested = own.join(crowded, list(_OWNERSHIP), "left_semi").select(
+        *_OWNERSHIP, "until", "revoked", "process", "member"
     )
     others = events.where(F.col("rival") & F.col("event").isin("assigned", "lost")).select(
         *_PARTITION, F.col("process").alias("other"), F.col("assignment").alias("its"), F.col("ts").alias("at"), "event"
@@ -97,15 +97,11 @@ def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame
         & (F.col("at") < F.col("revoked"))
         & ((F.col("event") == "lost") | (F.col("at") < F.col("until")))
     )
-    told = near.groupBy(*ASSIGNMENT, "since", "revoked").agg(
+    told = near.groupBy(*_OWNERSHIP, "revoked").agg(
         F.array_sort(F.collect_list(F.struct("at", "event", "other", "its"))).alias("told")
     )
 
-    nobody = F.struct(
-        F.expr("CAST(NULL AS struct<time:double,process:int,n:bigint>)").alias("at"),
-        F.expr("CAST(NULL AS int)").alias("other"),
-        F.expr("CAST(NULL AS bigint)").alias("its"),
-    )
+    nobody = F.lit(None).cast("struct<at:struct<time:double,process:int,n:bigint>,other:int,its:bigint>")
 
     def turn(state: Column, one: Column) -> Column:
         # The first rival stays the rival until it loses the partition.

@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lanes_spark.tables.journal import check_kinds
+from lanes_spark.tables import journal
 from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
@@ -23,45 +23,17 @@ SEGMENT: Final = ("history", "run")
 ASSIGNMENT: Final = (*SEGMENT, "partition", "assignment")
 """Columns that name an assignment of a partition to a process."""
 
-COLUMNS: Final = {
-    "run": "string",
-    "member": "string",
-    "n": "bigint",
-    "event": "string",
-    "mono": "double",
-    "wall": "double",
-    "partition": "string",
-    "assignment": "bigint",
-    "position": "bigint",
-    "key": "string",
-    "cause": "string",
-    "result": "string",
-    "incarnation": "string",
-    "floor": "bigint",
-    "deadline": "double",
-    "detail": "string",
-}
+_READ: Final = (
+    "run member n event mono wall partition assignment position key cause result incarnation floor deadline detail"
+)
+COLUMNS: Final = {name: journal.TYPES[name] for name in _READ.split()}
 """Columns of a journal that are read, with their types."""
 
-MESSAGES: Final = (
-    "delivered",
-    "redelivered",
-    "started",
-    "ended",
-    "retry",
-    "dlq_sent",
-    "dlq_confirmed",
-    "archived",
-    "blocked",
-    "ack",
-    "abandoned",
-    "zombie",
-)
+MESSAGES: Final = (*journal.MESSAGES, "zombie")
 """Events of one message at a process."""
 
-_FENCES: Final = ("drained", "revoked", "lost")
 _COMMITS: Final = ("commit_sent", "commit_ok", "commit_failed")
-_OWNED: Final = ("assigned", "leased", "revoking", "hastened", "drained", "revoked", "lost", *_COMMITS)
+_OWNED: Final = ("assigned", "leased", "revoking", "hastened", *journal.FENCES, *_COMMITS)
 
 _STRETCH: Final = 64
 """Rows of a process that are grouped together: as many as a number has bits."""
@@ -96,7 +68,7 @@ class Known:
 
 def check_columns(table: DataFrame) -> None:
     """Raise ``ConfigError`` if the table is no journal."""
-    check_kinds(table, COLUMNS, "no journal")
+    journal.check_kinds(table, COLUMNS, "no journal")
 
 
 def journal_rows(table: DataFrame) -> DataFrame:
@@ -118,7 +90,7 @@ def due_positions(spark: SparkSession, source: ParquetTable | KafkaTopic | DataF
         named = rows.select(partition.alias("partition"), F.col("offset").alias("position"))
     else:
         kinds = {"partition": "string", "position": "bigint"}
-        check_kinds(source, kinds, "source", "positions are as orders/3, 120")
+        journal.check_kinds(source, kinds, "source", "positions are as orders/3, 120")
         named = source.select("partition", "position")
     nowhere = F.raise_error(F.lit("source: a row has no partition or no position; leave it out"))
     partition, position = F.coalesce("partition", nowhere), F.coalesce("position", nowhere).cast("bigint")
@@ -163,21 +135,11 @@ def know(raw: DataFrame) -> Known:
     owned = computed(owned.select(*ASSIGNMENT, "n", "event", "mono", "incarnation", "floor", "deadline"))
     assignments = computed(_assignments(owned, segments))
     figures = segments.agg(any_of(F.col("produced") > 0).alias("produced"), any_of(F.col("several")).alias("several"))
-    told = figures.crossJoin(
-        assignments.agg(any_of(F.col("committing")).alias("committing"), any_of(F.col("leased")).alias("leased"))
-    ).first()
-    assert told is not None
+    modes = assignments.agg(any_of(F.col("committing")).alias("committing"), any_of(F.col("leased")).alias("leased"))
+    (told,) = figures.crossJoin(modes).collect()
     partitions = computed(_incomparable(rows, owned, segments, several=told["several"]))
-    return Known(
-        rows=rows,
-        segments=segments,
-        owned=owned,
-        assignments=assignments,
-        partitions=partitions,
-        produced=told["produced"],
-        committing=told["committing"],
-        leased=told["leased"],
-    )
+    flags = {name: told[name] for name in ("produced", "committing", "leased")}
+    return Known(rows=rows, segments=segments, owned=owned, assignments=assignments, partitions=partitions, **flags)
 
 
 def _stretches(rows: DataFrame) -> DataFrame:
@@ -274,7 +236,7 @@ def _assignments(owned: DataFrame, segments: DataFrame) -> DataFrame:
     event, n, floor = F.col("event"), F.col("n"), F.col("floor")
     told = event.isin("leased", "lost") & (F.col("deadline") != 0)
     facts = owned.groupBy(*ASSIGNMENT).agg(
-        F.min(F.when(event.isin(*_FENCES), n)).alias("fence_n"),
+        F.min(F.when(event.isin(*journal.FENCES), n)).alias("fence_n"),
         F.max(F.when(event == "lost", n)).alias("lost_n"),
         F.max_by("deadline", F.when(told, n)).alias("deadline"),
         any_of(floor >= 0).alias("committing"),

@@ -139,14 +139,14 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
         unfinished = passes.where(F.col("what") == "unfinished")
         by_commit = unfinished.groupBy(*place).agg(F.min(F.struct("ts", *_PLACE)).alias("passed"))
         marked = unhandled.join(by_commit, list(place), "left")
-    members = known.segments.select("history", "run", "member", "last_n")
+    members = known.segments.select("history", "run", "member", F.col("last_n").alias("n"))
     spans = (
         known.assignments.where(F.col("begun") < F.col("committed"))
         .join(F.broadcast(members), ["history", "run"])
         .select(
             F.col("history").alias("of"),
             F.col("partition").alias("at"),
-            *("begun", "committed", "member", "run", "last_n", "assignment"),
+            *("begun", "committed", "member", "run", "n", "assignment"),
         )
     )
     covers = (
@@ -158,17 +158,14 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
     covered = (
         marked.join(F.broadcast(spans), covers, "left")
         .groupBy(*place, "acked", "passed")
-        .agg(F.min(F.struct("member", "run", "last_n", "assignment")).alias("span"), any_of(covers).alias("spanned"))
+        .agg(F.min(F.struct("member", "run", "n", "assignment")).alias("span"), any_of(covers).alias("spanned"))
     )
     by = F.coalesce("acked", "passed")
     span = F.when(F.col("spanned"), F.col("span"))
     return covered.select(
         *place,
         (by.isNotNull() | F.col("spanned")).alias("settled"),
-        F.coalesce(by["member"], span["member"]).alias("member"),
-        F.coalesce(by["run"], span["run"]).alias("run"),
-        F.coalesce(by["n"], span["last_n"]).alias("n"),
-        F.coalesce(by["assignment"], span["assignment"]).alias("assignment"),
+        *(F.coalesce(by[name], span[name]).alias(name) for name in ("member", "run", "n", "assignment")),
         by["key"].alias("key"),
     )
 

@@ -12,28 +12,23 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from lanes.errors import ConfigError, SourceError
+from lanes.history.columns import row_tables
 
-COLUMNS: Final = {
-    "run": "string",
-    "member": "string",
-    "n": "bigint",
-    "event": "string",
-    "partition": "string",
-    "assignment": "bigint",
-    "position": "bigint",
-    "result": "string",
-    "incarnation": "string",
-    "floor": "bigint",
-    "count": "bigint",
-}
-"""Columns of a journal that are read, with their types."""
+TYPES: Final = {one.name: one.dataType.simpleString() for one in from_arrow_schema(row_tables().schema(""))}
+"""Type of each column of a journal, as Spark calls it."""
 
-_FENCES: Final = ("drained", "revoked", "lost")
+FENCES: Final = ("drained", "revoked", "lost")
+"""Events after which no result of an assignment counts."""
+
+_READ: Final = "run member n event partition assignment position result incarnation floor count"
 _DEAD: Final = ("dlq_confirmed", "archived")
 _GIVEN_UP: Final = ("abandoned", "blocked")
-_MESSAGES: Final = ("delivered", "redelivered", "started", "ended", "retry", "dlq_sent", *_DEAD, "ack", *_GIVEN_UP)
+
+MESSAGES: Final = ("delivered", "redelivered", "started", "ended", "retry", "dlq_sent", *_DEAD, "ack", *_GIVEN_UP)
+"""Events of one message under an assignment that still counts."""
 
 _TOPICS: Final = 5
 """Most names of other topics in an error."""
@@ -116,8 +111,8 @@ def check_kinds(
 def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> DataFrame:
     """Return the rows of a journal. Raises ``ConfigError`` if the table is none."""
     table = read_journal(spark, paths, hidden)
-    check_kinds(table, COLUMNS, f"journal {', '.join(paths)}")
-    return table.select(*COLUMNS)
+    check_kinds(table, {name: TYPES[name] for name in _READ.split()}, f"journal {', '.join(paths)}")
+    return table.select(*_READ.split())
 
 
 def doubts_of(
@@ -181,13 +176,13 @@ def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
     if of == "dead_lettered":
         return mine.where(event.isin(*_DEAD) & F.col("position").isNotNull()).select(*place).distinct()
     assignment = ["run", "partition", "assignment"]
-    fences = mine.where(event.isin(*_FENCES)).groupBy(*assignment).agg(F.min("n").alias("fence"))
+    fences = mine.where(event.isin(*FENCES)).groupBy(*assignment).agg(F.min("n").alias("fence"))
     counts = F.col("fence").isNull() | (F.col("n") < F.col("fence"))
     well = (event == "dlq_confirmed") | ((event == "ended") & (F.col("result") == "ok"))
     finished = F.coalesce((event == "ack") | (counts & well), F.lit(False))
     floors = mine.where(event == "commit_ok").groupBy("partition").agg(F.max("floor").alias("committed"))
     left = (
-        mine.where(event.isin(*_MESSAGES) & F.col("position").isNotNull())
+        mine.where(event.isin(*MESSAGES) & F.col("position").isNotNull())
         .join(F.broadcast(fences), assignment, "left")
         .groupBy("partition", "position")
         .agg(F.max(finished).alias("finished"), F.max(event.isin(*_GIVEN_UP)).alias("given_up"))
