@@ -11,10 +11,11 @@ import logging
 import os
 import shutil
 import socket
+import socketserver
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 from lanes.dead_letter import error_text
@@ -26,31 +27,33 @@ log = logging.getLogger("lanes")
 _PATIENCE: Final = 180.0
 """Seconds that an answer may take: the brokers have some seconds for each of several questions."""
 
+_LOOK: Final = 0.1
+"""Seconds until the server notices that it is closed."""
 
-class OffsetServer:
-    """Answers with the ranges that ``read`` returns for the stream's positions, in its own thread.
 
-    After ``stop`` it answers that nothing follows. ``stopped`` is set once that answer is given: no batch is under way
-    then, and none begins. Raises ``ConfigError`` on a system without such sockets.
+class OffsetServer(socketserver.UnixStreamServer):
+    """A server in its own thread that answers with the ranges that ``read`` returns for the stream's positions.
+
+    After ``stop`` every answer is that nothing follows. ``stopped`` is set after the first such answer: no batch is
+    under way then, and none begins.
     """
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:
-        if not hasattr(socket, "AF_UNIX"):
-            raise ConfigError("stream: this system lacks sockets with a path (AF_UNIX); use replay")
         self._read = read
         self._folder = tempfile.mkdtemp(prefix="lanes-")
         self.path = os.path.join(self._folder, "offsets")
-        self._server = socket.socket(socket.AF_UNIX)
         self._stopping = threading.Event()
         self.stopped = threading.Event()
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="lanes-offset-server", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(_LOOK,), name="lanes-offset-server", daemon=True
+        )
+        super().__init__(self.path, _Question, bind_and_activate=False)
 
     def start(self) -> None:
         """Begin to answer. Raises ``ConfigError`` if the socket cannot be made."""
         try:
-            self._server.bind(self.path)
-            self._server.listen()
+            self.server_bind()
+            self.server_activate()
         except OSError as error:
             self.close()
             raise ConfigError(
@@ -64,43 +67,15 @@ class OffsetServer:
         self._stopping.set()
 
     def close(self) -> None:
-        """Stop serving. Blocks until the answer under way is given. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        """Stop serving. Blocks until the current answer is sent. Idempotent."""
         if self._thread.is_alive():
-            try:
-                # This wakes the thread that waits for the next question.
-                with socket.socket(socket.AF_UNIX) as client:
-                    client.connect(self.path)
-                self._thread.join()
-            except OSError as error:
-                # The socket was removed. The thread may stay; the stream ends all the same.
-                log.debug("the socket of a stream is gone: %s: %s", self.path, error)
-                with suppress(OSError):
-                    self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+            self.shutdown()
+            self._thread.join()
+        self.server_close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                if self._closed:
-                    return
-                raise
-            with client:
-                if self._closed:
-                    return
-                try:
-                    client.settimeout(_PATIENCE)
-                    client.sendall(json.dumps(self._answer(dict(json.loads(_received(client))))).encode())
-                except (OSError, ValueError) as error:
-                    # The asking process is gone, and the query with it.
-                    log.debug("the query no longer waits for offset ranges: %s", error)
-
-    def _answer(self, at: Mapping[int, int]) -> dict[str, object]:
+    def answer(self, at: Mapping[int, int]) -> dict[str, object]:
+        """Return the answer for a stream that has handled all messages before ``at``."""
         if self._stopping.is_set():
             self.stopped.set()
             return {"stop": True}
@@ -110,6 +85,21 @@ class OffsetServer:
             return {"error": str(error)}
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error_text(error)}"}
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log the failure of one answer: the asking process has ended, and the query with it."""
+        log.debug("the query no longer waits for offset ranges: %s", sys.exception())
+
+
+class _Question(socketserver.StreamRequestHandler):
+    """One question of the process in which Spark runs the stream's source."""
+
+    server: OffsetServer
+    timeout = _PATIENCE
+
+    def handle(self) -> None:
+        at = dict(json.loads(self.rfile.read()))
+        self.wfile.write(json.dumps(self.server.answer(at)).encode())
 
 
 def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
@@ -123,7 +113,8 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
             client.connect(path)
             client.sendall(json.dumps(sorted(at.items())).encode())
             client.shutdown(socket.SHUT_WR)
-            text = _received(client)
+            with client.makefile("rb") as answered:
+                text = answered.read()
         except OSError as error:
             raise SourceError(
                 f"the driver does not tell offset ranges ({error}): it has ended; start the stream again"
@@ -132,10 +123,3 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
     if "error" in answer:
         raise SourceError(answer["error"])
     return None if "stop" in answer else {number: (first, end) for number, first, end in answer["spans"]}
-
-
-def _received(peer: socket.socket) -> bytes:
-    parts = []
-    while part := peer.recv(65_536):
-        parts.append(part)
-    return b"".join(parts)
