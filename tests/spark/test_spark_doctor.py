@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from lanes.cli import app as cli
 from lanes.cli.doctor import Check
-from lanes_spark.cli import doctor, machine
+from lanes_spark.cli import machine
 from lanes_spark.cli.doctor import PACKAGES, examine
 from lanes_spark.cli.machine import find_java, spark_conf
 
@@ -280,7 +280,7 @@ def test_of_a_cluster_is_said_what_cannot_be_seen(env: dict[str, str]) -> None:
 def test_what_a_session_takes_is_compared_with_what_there_is(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch, conf: dict[str, str], ok: bool | None, words: str
 ) -> None:
-    monkeypatch.setattr(doctor, "memory_limit", lambda: (4 * 1024**3, "this machine"))
+    monkeypatch.setattr(machine, "memory_limit", lambda: (4 * 1024**3, "this machine"))
     found = look(env, master="local[2]", conf=conf)["memory"]
     assert (found.ok, bool(found.remedy)) == (ok, not ok)
     assert re.search(words, found.detail)

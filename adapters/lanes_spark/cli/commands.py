@@ -23,33 +23,9 @@ from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.process import EXIT_AT_ONCE, EXIT_HALTED
 from lanes_spark.audits.audit import audit
+from lanes_spark.cli import options
 from lanes_spark.cli.doctor import java_check
 from lanes_spark.cli.machine import worker_environment
-from lanes_spark.cli.options import (
-    Columns,
-    DeadLetterMaker,
-    EffectsName,
-    FirstPosition,
-    Handler,
-    Journal,
-    KafkaInstead,
-    KafkaOptions,
-    Keys,
-    Master,
-    Partitions,
-    RowsPerBatch,
-    SettingsName,
-    Setup,
-    Slots,
-    SparkConf,
-    Tables,
-    Tasks,
-    Teardown,
-    arguments_of,
-    bound,
-    load,
-    pairs,
-)
 from lanes_spark.cli.output import lacking, printable_lines, progress_bar, render, summary
 from lanes_spark.driver.replay import replay
 from lanes_spark.driver.run import ROWS_PER_BATCH
@@ -74,35 +50,35 @@ spark = command_group("Run a handler over history, or audit a journal, on Spark.
 def replay_command(
     context: typer.Context,
     topic: Annotated[str, typer.Option(help="Topic name.", metavar="NAME", show_default=False)],
-    handler: Handler,
-    table: Tables = [],  # noqa: B006 (typer copies it)
-    servers: KafkaInstead = "",
-    option: KafkaOptions = [],  # noqa: B006 (typer copies it)
-    column: Columns = [],  # noqa: B006 (typer copies it)
+    handler: options.Handler,
+    table: options.Tables = [],  # noqa: B006 (typer copies it)
+    servers: options.KafkaInstead = "",
+    option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)
+    column: options.Columns = [],  # noqa: B006 (typer copies it)
     aligned: bool | None = typer.Option(
         None, help="Read each partition by one task, without shuffle.", show_default="for Kafka"
     ),
-    keys: Keys = [],  # noqa: B006 (typer copies it)
-    slots: Slots = "",
-    partitions: Partitions = "",
-    from_: FirstPosition = "",
+    keys: options.Keys = [],  # noqa: B006 (typer copies it)
+    slots: options.Slots = "",
+    partitions: options.Partitions = "",
+    from_: options.FirstPosition = "",
     to: str = typer.Option("", help="End, exclusive; written as --from.", metavar="AT"),
     only: str = typer.Option("", help="Only dead_lettered, abandoned or unfinished of a journal.", metavar="STATE"),
     from_journal: list[str] = typer.Option(
         [], help="Journal for --only; repeatable.", metavar="DIR", show_default=False
     ),
     journal_topic: str = typer.Option("", help="Topic name in that journal.", show_default="as --topic"),
-    settings: SettingsName = "",
-    dead_letters: DeadLetterMaker = "",
-    setup: Setup = "",
-    teardown: Teardown = "",
-    effects: EffectsName = "unfenced",
+    settings: options.SettingsName = "",
+    dead_letters: options.DeadLetterMaker = "",
+    setup: options.Setup = "",
+    teardown: options.Teardown = "",
+    effects: options.EffectsName = "unfenced",
     checkpoint: str = typer.Option("", help="Folder to continue from after a crash.", metavar="PATH"),
-    rows_per_batch: RowsPerBatch = ROWS_PER_BATCH,
-    journal: Journal = "",
-    tasks: Tasks = None,
-    master: Master = "",
-    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+    rows_per_batch: options.RowsPerBatch = ROWS_PER_BATCH,
+    journal: options.Journal = "",
+    tasks: options.Tasks = None,
+    master: options.Master = "",
+    conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
     explain: bool = typer.Option(False, "--explain", help="Print the plan with its reasons; run nothing."),
 ) -> None:
     """Run a handler over a table or a Kafka topic. Exit 0 done, 3 not possible, 5 halted by a message.
@@ -112,13 +88,13 @@ def replay_command(
     """
     # Python does so for a script and for -m, but not for a console script.
     sys.path.insert(0, os.getcwd())
-    source = source_of(topic, table, servers, pairs("-X", option), pairs("--column", column), aligned)
-    arguments = arguments_of(context.params)
-    arguments |= {"to": bound("--to", to), "checkpoint": checkpoint or None}
+    source = source_of(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column), aligned)
+    arguments = options.arguments_of(context.params)
+    arguments |= {"to": options.bound("--to", to), "checkpoint": checkpoint or None}
     arguments["only"] = only_of(only, from_journal, journal_topic)
-    function = load("--handler", handler)
+    function = options.load("--handler", handler)
     output = _console()
-    with _exit_statuses(), spark_session(master, pairs("--conf", conf)) as session:
+    with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
         if explain:
             output.print(printable_lines(str(replay(session, source, function, **arguments, explain=True))))
             return
@@ -135,39 +111,39 @@ def stream_command(
     context: typer.Context,
     topic: Annotated[str, typer.Option(help="Kafka topic.", metavar="NAME", show_default=False)],
     servers: Annotated[str, typer.Option(help="Kafka brokers.", metavar="HOST:PORT", show_default=False)],
-    handler: Handler,
+    handler: options.Handler,
     checkpoint: Annotated[
         str, typer.Option(help="Folder to continue from after a crash.", metavar="PATH", show_default=False)
     ],
-    option: KafkaOptions = [],  # noqa: B006 (typer copies it)
+    option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)
     aligned: bool = typer.Option(True, help="Read each partition by one task, without shuffle."),
-    keys: Keys = [],  # noqa: B006 (typer copies it)
-    slots: Slots = "",
-    partitions: Partitions = "",
-    from_: FirstPosition = "",
-    settings: SettingsName = "",
-    dead_letters: DeadLetterMaker = "",
-    setup: Setup = "",
-    teardown: Teardown = "",
-    effects: EffectsName = "unfenced",
-    rows_per_batch: RowsPerBatch = ROWS_PER_BATCH,
+    keys: options.Keys = [],  # noqa: B006 (typer copies it)
+    slots: options.Slots = "",
+    partitions: options.Partitions = "",
+    from_: options.FirstPosition = "",
+    settings: options.SettingsName = "",
+    dead_letters: options.DeadLetterMaker = "",
+    setup: options.Setup = "",
+    teardown: options.Teardown = "",
+    effects: options.EffectsName = "unfenced",
+    rows_per_batch: options.RowsPerBatch = ROWS_PER_BATCH,
     interval: float = typer.Option(INTERVAL, help="Seconds between two looks at an idle topic."),
-    journal: Journal = "",
-    tasks: Tasks = None,
-    master: Master = "",
-    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+    journal: options.Journal = "",
+    tasks: options.Tasks = None,
+    master: options.Master = "",
+    conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Run a handler over a Kafka topic until it is stopped. Exit 0 stopped, 3 not possible, 5 halted by a message.
 
     SIGTERM or SIGINT stops after the batch under way; a second signal stops at once, with exit 4.
     """
     sys.path.insert(0, os.getcwd())
-    source = KafkaTopic(servers=servers, topic=topic, options=pairs("-X", option), aligned=aligned)
-    arguments = arguments_of(context.params) | {"checkpoint": checkpoint, "interval": interval}
-    function = load("--handler", handler)
+    source = KafkaTopic(servers=servers, topic=topic, options=options.pairs("-X", option), aligned=aligned)
+    arguments = options.arguments_of(context.params) | {"checkpoint": checkpoint, "interval": interval}
+    function = options.load("--handler", handler)
     with (
         _exit_statuses(),
-        spark_session(master, pairs("--conf", conf)) as session,
+        spark_session(master, options.pairs("--conf", conf)) as session,
         Signals() as signals,
         progress_bar() as show,
     ):
@@ -186,16 +162,16 @@ def audit_command(
     journals: list[str] = typer.Argument(help="Folders of journals.", metavar="DIR", show_default=False),
     findings: str = typer.Option("", help="New folder for the violations as Parquet.", metavar="DIR"),
     topic: str = typer.Option("", help="Topic to be handled; needs --table or --servers.", metavar="NAME"),
-    table: Tables = [],  # noqa: B006 (typer copies it)
-    servers: KafkaInstead = "",
-    option: KafkaOptions = [],  # noqa: B006 (typer copies it)
-    column: Columns = [],  # noqa: B006 (typer copies it)
-    master: Master = "",
-    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+    table: options.Tables = [],  # noqa: B006 (typer copies it)
+    servers: options.KafkaInstead = "",
+    option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)
+    column: options.Columns = [],  # noqa: B006 (typer copies it)
+    master: options.Master = "",
+    conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Audit journals. Exit 0 all promises held, 1 one was violated, 2 one is unproven, 3 not possible."""
-    source = source_of_audit(topic, table, servers, pairs("-X", option), pairs("--column", column))
-    with _exit_statuses(), spark_session(master, pairs("--conf", conf)) as session:
+    source = source_of_audit(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column))
+    with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
         found = audit(session, journals, source=source, findings_to=findings or None)
     render(found, Console(markup=False, emoji=False, highlight=False))
     raise typer.Exit(found.status)

@@ -23,23 +23,7 @@ import typer
 from lanes.cli.doctor import Check, conclude
 from lanes.cli.kit import choice
 from lanes.errors import ConfigError
-from lanes_spark.cli.machine import (
-    CONNECTOR,
-    MIB,
-    ask,
-    coordinates,
-    cores_of,
-    find_jars,
-    find_java,
-    is_local,
-    java_says,
-    memory_limit,
-    size,
-    spark_conf,
-    spark_home,
-    spark_jar,
-    worker_environment,
-)
+from lanes_spark.cli import machine
 from lanes_spark.cli.options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.plan import CHECKED, Effects, check_conf
 
@@ -49,10 +33,10 @@ JAVA: Final = 17
 PACKAGES: Final[Mapping[str, tuple[int, int]]] = {"pyspark": (4, 2), "pyarrow": (18, 0), "pandas": (2, 2)}
 """Oldest versions of the packages of the extra ``spark``."""
 
-WORKER: Final = 200 * MIB
+WORKER: Final = 200 * machine.MIB
 """Approximate memory of a Python worker with two Arrow batches, without the handler's own."""
 
-_BESIDE: Final = 384 * MIB
+_BESIDE: Final = 384 * machine.MIB
 """Least memory of a JVM beside its heap, as Spark counts it."""
 
 _INCUBATING: Final = "--add-modules=jdk.incubator.vector"
@@ -111,10 +95,10 @@ def examine(
     with a deadline. Their errors are checks that failed.
     """
     env = dict(os.environ if env is None else env)
-    home = spark_home(env)
+    home = machine.spark_home(env)
     unread = ""
     try:
-        settings = spark_conf(home, env, conf or {})
+        settings = machine.spark_conf(home, env, conf or {})
     except (OSError, ValueError) as error:
         settings, unread = dict(conf or {}), str(error)
     master = master or settings.get("spark.master", "")
@@ -137,52 +121,45 @@ def examine(
 def _packages(home: Path) -> list[Check]:
     checks = []
     for name, least in PACKAGES.items():
-        needed = ".".join(map(str, least))
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            checks.append(Check(name, False, "not installed", "pip install 'lanes-runtime[spark]'"))
-            continue
-        if _numbers(version) < least:
-            checks.append(Check(name, False, f"{version}, but {needed} is needed", f"pip install '{name}>={needed}'"))
+        version, needed = _version(name), ".".join(map(str, least))
+        if version is None:
+            check = Check(name, False, "not installed", "pip install 'lanes-runtime[spark]'")
+        elif _numbers(version) < least:
+            check = Check(name, False, f"{version}, but {needed} is needed", f"pip install '{name}>={needed}'")
         else:
-            checks.append(Check(name, True, version))
+            check = Check(name, True, version)
+        checks.append(check)
     return [*checks, _home(home)]
 
 
 def _home(home: Path) -> Check:
-    jar = spark_jar(home)
+    jar = machine.spark_jar(home)
     if jar is None:
-        return Check(
-            "Spark", False, f"{home}/jars has no spark-core", "unset SPARK_HOME, or set it to a folder of Spark"
-        )
+        remedy = "unset SPARK_HOME, or set it to a folder of Spark"
+        return Check("Spark", False, f"{home}/jars has no spark-core", remedy)
     scala, version = jar
-    try:
-        ours = importlib.metadata.version("pyspark")
-    except importlib.metadata.PackageNotFoundError:
-        ours = version
+    ours = _version("pyspark") or version
     detail = f"{version}, Scala {scala}, in {home}"
-    if _numbers(version)[:2] != _numbers(ours)[:2]:
-        return Check(
-            "Spark", False, f"{detail}, and pyspark is {ours}", f"unset SPARK_HOME, or pip install 'pyspark=={version}'"
-        )
+    if _numbers(version) != _numbers(ours):
+        remedy = f"unset SPARK_HOME, or pip install 'pyspark=={version}'"
+        return Check("Spark", False, f"{detail}, and pyspark is {ours}", remedy)
     return Check("Spark", True, detail)
 
 
 def java_check(env: Mapping[str, str]) -> Check:
     """Check that Spark's Java exists, is new enough, and has the modules that Spark names."""
-    java, where = find_java(env)
+    java, where = machine.find_java(env)
     remedy = f"install Java {JAVA} or newer, such as default-jre-headless, and set JAVA_HOME to its folder"
     if java is None:
         what = f"{where} has no working bin/java" if where != "PATH" else "PATH has no java"
         return Check("Java", False, what, remedy if where == "PATH" else f"unset JAVA_HOME, or {remedy}")
-    said = java_says(java, env)
+    said = machine.java_says(java, env)
     detail = f"{said.text}, {java} by {where}"
     if said.version is None:
         return Check("Java", False, f"{java} by {where}: {said.text}", remedy)
     if said.version < JAVA:
         return Check("Java", False, f"{detail}: Spark needs {JAVA} or newer", remedy)
-    full = java_says(java, env, [_INCUBATING])
+    full = machine.java_says(java, env, [_INCUBATING])
     if full.version is None:
         found = f"{detail}: it lacks a module that Spark needs ({full.text})"
         return Check("Java", False, found, "install a full Java, such as that of the system's packages")
@@ -191,14 +168,14 @@ def java_check(env: Mapping[str, str]) -> Check:
 
 def _connector(home: Path, conf: Mapping[str, str], *, wanted: bool) -> Check:
     what = "Kafka connector"
-    scala, version = spark_jar(home) or ("2.13", importlib.metadata.version("pyspark"))
-    jars = find_jars(home, conf)
+    scala, version = machine.spark_jar(home) or ("2.13", importlib.metadata.version("pyspark"))
+    jars = machine.find_jars(home, conf)
     get = (
-        f"--conf spark.jars.packages={coordinates(scala, version)} lets Spark fetch it from Maven Central; "
-        "without Internet, name the jars by --conf spark.jars=PATH,…"
+        f"--conf spark.jars.packages=org.apache.spark:{machine.CONNECTOR}_{scala}:{version} lets Spark fetch it from "
+        "Maven Central; without Internet, name the jars by --conf spark.jars=PATH,…"
     )
-    if CONNECTOR in jars.found:
-        of, found, path = jars.found[CONNECTOR]
+    if machine.CONNECTOR in jars.found:
+        of, found, path = jars.found[machine.CONNECTOR]
         if jars.missing:
             return Check(what, False, f"{path} is there, and {', '.join(jars.missing)} is not", get)
         return _fits(what, f"{path}", (of, found), (scala, version), get)
@@ -216,7 +193,7 @@ def _connector(home: Path, conf: Mapping[str, str], *, wanted: bool) -> Check:
 def _fits(what: str, detail: str, found: tuple[str, str], spark: tuple[str, str], get: str) -> Check:
     if found[0] != spark[0]:
         return Check(what, False, f"{detail}: it is of Scala {found[0]}, and Spark of {spark[0]}", get)
-    if _numbers(found[1])[:2] != _numbers(spark[1])[:2]:
+    if _numbers(found[1]) != _numbers(spark[1]):
         return Check(what, None, f"{detail}: it is of Spark {found[1]}, and this is {spark[1]}", get)
     return Check(what, True, detail)
 
@@ -229,17 +206,13 @@ def _python(master: str, conf: Mapping[str, str], env: Mapping[str, str]) -> Che
     if "spark.pyspark.python" in conf and "PYSPARK_PYTHON" not in env:
         why = f"spark.pyspark.python={conf['spark.pyspark.python']}: only spark-submit looks at it"
         return Check(what, False, why, "set PYSPARK_PYTHON in the environment")
-    if not is_local(master):
+    if not machine.is_local(master):
         named = env.get("PYSPARK_PYTHON", "")
         detail = f"PYSPARK_PYTHON={named}" if named else "PYSPARK_PYTHON is not set: python3 of each worker's PATH"
         here = ".".join(map(str, sys.version_info[:2]))
-        return Check(
-            what,
-            None,
-            f"{detail}; that of {master} cannot be checked from here",
-            f"it has to be a Python {here} with lanes-runtime[spark] {_lanes()} and the handler's modules",
-        )
-    added = worker_environment(master, env, os.getcwd())
+        remedy = f"it has to be a Python {here} with lanes-runtime[spark] {_lanes()} and the handler's modules"
+        return Check(what, None, f"{detail}; that of {master} cannot be checked from here", remedy)
+    added = machine.worker_environment(master, env, os.getcwd())
     python = added["PYSPARK_PYTHON"]
     found = _asked(python, {**env, **added})
     if isinstance(found, str):
@@ -267,7 +240,7 @@ def _asked(python: str, env: Mapping[str, str]) -> Mapping[str, Any] | str:
     """Ask a Python for its version and packages; a text tells why it did not answer."""
     if shutil.which(python, path=env.get("PATH", os.defpath)) is None:
         return "no such program"
-    done = ask([python, "-c", _PROBE], env)
+    done = machine.ask([python, "-c", _PROBE], env)
     if isinstance(done, str):
         return done
     # Start-up code may print before it.
@@ -281,16 +254,16 @@ def _asked(python: str, env: Mapping[str, str]) -> Mapping[str, Any] | str:
 
 def _memory(master: str, conf: Mapping[str, str]) -> Check:
     what = "memory"
-    driver = size(conf.get("spark.driver.memory", "1g"))
-    executor = size(conf.get("spark.executor.memory", "1g"))
+    driver = machine.size(conf.get("spark.driver.memory", "1g"))
+    executor = machine.size(conf.get("spark.executor.memory", "1g"))
     if driver is None or executor is None:
         name = "spark.driver.memory" if driver is None else "spark.executor.memory"
         return Check(what, False, f"{name}={conf[name]}", "write it as 2g or 512m")
-    if not is_local(master):
+    if not machine.is_local(master):
         return _executor_memory(what, master, conf, executor)
-    cores = cores_of(master)
+    cores = machine.cores_of(master)
     needed = driver + max(_BESIDE, driver // 10) + cores * WORKER
-    limit, bound = memory_limit()
+    limit, bound = machine.memory_limit()
     detail = (
         f"driver {_gib(driver)} of heap, {cores} Python workers of about {_gib(WORKER)} and what the handler has: "
         f"{_gib(needed)}"
@@ -301,12 +274,10 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
     if driver > limit:
         return Check(what, False, detail, "--conf spark.driver.memory=… below that")
     if needed > limit:
-        return Check(
-            what,
-            None,
-            detail,
-            "--master 'local[N]' with fewer cores, or less spark.driver.memory: processes without memory are killed",
+        remedy = (
+            "--master 'local[N]' with fewer cores, or less spark.driver.memory: processes without memory are killed"
         )
+        return Check(what, None, detail, remedy)
     return Check(what, True, detail)
 
 
@@ -316,20 +287,16 @@ def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int)
     cores = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     if not cores:
         return Check(what, False, f"spark.executor.cores={text}", "write it as a whole number, 1 or more")
-    beside = size(conf.get("spark.executor.memoryOverhead", "")) or max(_BESIDE, heap // 10)
-    python = size(conf.get("spark.executor.pyspark.memory", "")) or 0
+    beside = machine.size(conf.get("spark.executor.memoryOverhead", "")) or max(_BESIDE, heap // 10)
+    python = machine.size(conf.get("spark.executor.pyspark.memory", "")) or 0
     detail = (
         f"executor {_gib(heap)} of heap and {_gib(beside + python)} beside it, for {cores} Python workers of about "
         f"{_gib(WORKER)} and what the handler has"
     )
     # Only these bound a container by the sum of both.
     if master.startswith(("yarn", "k8s")) and cores * WORKER > beside + python:
-        return Check(
-            what,
-            None,
-            detail,
-            f"--conf spark.executor.memoryOverhead={(cores * WORKER + _BESIDE) // MIB}m: others are killed",
-        )
+        wanted = (cores * WORKER + _BESIDE) // machine.MIB
+        return Check(what, None, detail, f"--conf spark.executor.memoryOverhead={wanted}m: others are killed")
     return Check(what, True, detail)
 
 
@@ -373,11 +340,19 @@ def _checkpoint(named: str) -> Check:
     return Check(what, True, f"{named}: a folder without a replay")
 
 
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _lanes() -> str:
     return importlib.metadata.version("lanes-runtime")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 

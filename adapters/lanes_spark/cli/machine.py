@@ -229,11 +229,6 @@ def spark_jar(home: Path) -> tuple[str, str] | None:
     return None
 
 
-def coordinates(scala: str, version: str) -> str:
-    """Return the name of the connector for ``spark.jars.packages``."""
-    return f"org.apache.spark:{CONNECTOR}_{scala}:{version}"
-
-
 def find_jars(home: Path, conf: Mapping[str, str]) -> Jars:
     """Find the jars that a session of these settings would have. Nothing is fetched.
 

@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from lanes.cli.views import printable
@@ -87,18 +87,10 @@ def render(found: Audit, console: Console) -> None:
     console.print(f"{found.rows:,} rows of {found.processes:,} processes", soft_wrap=True)
     came = ", ".join(f"{count:,} {cause}" for cause, count in found.duplicates.items() if count)
     console.print(f"came again: {came or 'nothing'}", soft_wrap=True)
-    table = Table()
-    for heading in ("promise", "verdict"):
-        table.add_column(heading)
-    for heading in ("checked", "violations"):
-        table.add_column(heading, justify="right")
+    table = Table("promise", "verdict", *(Column(heading, justify="right") for heading in ("checked", "violations")))
     for verdict in found.verdicts:
-        table.add_row(
-            verdict.name,
-            Text(verdict.status, style=_STYLES[verdict.status]),
-            f"{verdict.checked:,}",
-            f"{verdict.violations:,}",
-        )
+        status = Text(verdict.status, style=_STYLES[verdict.status])
+        table.add_row(verdict.name, status, f"{verdict.checked:,}", f"{verdict.violations:,}")
     if found.unfinished:
         table.add_section()
         table.add_row("unfinished files", Text("not judged", style=_STYLES["unproven"]), f"{found.unfinished:,}", "")
