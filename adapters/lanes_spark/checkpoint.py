@@ -37,8 +37,11 @@ class CheckpointLock:
     """Lock on a checkpoint, held until ``release`` or the end of the process."""
 
     def __init__(self, descriptor: int) -> None:
-        self.release = weakref.finalize(self, os.close, descriptor)
+        self._close = weakref.finalize(self, os.close, descriptor)
+
+    def release(self) -> None:
         """Release the lock. Idempotent."""
+        self._close()
 
 
 def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> CheckpointLock | None:
@@ -105,15 +108,34 @@ def query_of(spark: SparkSession, checkpoint: str) -> str | None:
 
     Blocks. Raises ``SourceError`` for a damaged file.
     """
-    path = f"{checkpoint.rstrip('/')}/metadata"
+    note = read_note(spark, f"{checkpoint.rstrip('/')}/metadata", "id")
+    return None if note is None else note["id"]
+
+
+def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> dict[str, str] | None:
+    """Read these fields of a JSON file of a checkpoint; None without a file. Blocks.
+
+    Args:
+        spark: Session that reads the file.
+        path: Path of the file.
+        names: Fields that the file must have.
+        defaults: Fields that the file may lack, with the values that replace them.
+
+    Returns:
+        The fields as text.
+
+    Raises:
+        SourceError: The file is damaged.
+    """
     text = first_value(spark.read.text, path)
     if text is None:
         return None
     try:
-        return str(json.loads(text)["id"])
+        note = {**defaults, **json.loads(text)}
+        return {name: str(note[name]) for name in (*names, *defaults)}
     except (ValueError, KeyError, TypeError):
         raise SourceError(
-            f"the checkpoint is damaged: {path} is not as Spark has written it; restore it, or begin another one with "
+            f"the checkpoint is damaged: {path} is not as it was written; restore it, or begin another one with "
             "from_= after the last handled message"
         ) from None
 

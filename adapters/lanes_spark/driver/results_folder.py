@@ -19,22 +19,13 @@ import json
 import uuid
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lanes.errors import ConfigError, SourceError
-from lanes_spark.checkpoint import first_value, qualified, query_of
+from lanes_spark.checkpoint import first_value, qualified, query_of, read_note
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_NOTE: Final = "_lanes/checkpoint"
-"""Path of the note. Readers of the table skip names that begin with an underscore."""
-
-_CLAIMS: Final = "_lanes/claims"
-"""Folder for the files of replays that take the folder."""
-
-_BOUND: Final = "results"
-"""Path of the note in the checkpoint."""
 
 
 class ResultsFolder:
@@ -44,6 +35,9 @@ class ResultsFolder:
         self._spark = spark
         self._folder = folder
         self._checkpoint = checkpoint.rstrip("/") or checkpoint
+        self._inside = f"{str(folder).rstrip('/')}/_lanes"
+        self._path = f"{self._inside}/checkpoint"
+        self._bound_path = f"{self._checkpoint}/results"
         self._taken = False
 
     def check(self) -> None:
@@ -56,20 +50,20 @@ class ResultsFolder:
         if self._taken:
             return
         bound = self._bound()
+        was = "" if bound is None else f"results_to={bound['results_to']!r}"
         if self._folder is None:
             if bound is not None:
-                raise self._other(f"with results_to={bound['results_to']!r}", f"results_to={bound['results_to']!r}")
+                raise self._other(f"with {was}", was)
             self._taken = True
             return
         note = self._note()
         if bound is not None and (note is None or note["folder"] != bound["folder"]):
-            was = bound["results_to"]
-            if was == self._folder:
+            if bound["results_to"] == self._folder:
                 raise ConfigError(
-                    f"results_to={was!r}: the results of the checkpoint {self._checkpoint} are gone from it: restore "
-                    "the folder, with its _lanes, or give this replay a checkpoint of its own"
+                    f"{was}: the results of the checkpoint {self._checkpoint} are gone from it: restore the folder, "
+                    "with its _lanes, or give this replay a checkpoint of its own"
                 )
-            raise self._other(f"with results_to={was!r}", f"results_to={was!r}")
+            raise self._other(f"with {was}", was)
         if note is not None:
             self._check_query(note)
             self._taken = bound is not None
@@ -111,14 +105,6 @@ class ResultsFolder:
             self._write(self._bound_path, {"results_to": str(self._folder), "folder": note["folder"]})
         self._taken = True
 
-    @property
-    def _path(self) -> str:
-        return f"{str(self._folder).rstrip('/')}/{_NOTE}"
-
-    @property
-    def _bound_path(self) -> str:
-        return f"{self._checkpoint}/{_BOUND}"
-
     def _check_query(self, note: Mapping[str, str]) -> None:
         if note["query"] != query_of(self._spark, self._checkpoint):
             raise self._refused(
@@ -135,7 +121,8 @@ class ResultsFolder:
         if jvm is None:
             return
         session: Any = self._spark
-        claims = jvm.org.apache.hadoop.fs.Path(f"{str(self._folder).rstrip('/')}/{_CLAIMS}")
+        folder = f"{self._inside}/claims"
+        claims = jvm.org.apache.hadoop.fs.Path(folder)
         # With the session's settings of file systems, as Spark itself writes there.
         system = claims.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
         mine = jvm.org.apache.hadoop.fs.Path(claims, query)
@@ -145,8 +132,8 @@ class ResultsFolder:
             # A refused replay removes its file; the winner's stays for ever, for later replays.
             system.delete(mine, False)
             raise self._refused(
-                f"another replay takes it at the same time, as {self._folder}/{_CLAIMS}/{others[0]} says (remove that "
-                "file if the replay was killed and its checkpoint is gone)",
+                f"another replay takes it at the same time, as {folder}/{others[0]} says (remove that file if the "
+                "replay was killed and its checkpoint is gone)",
             )
 
     def _write(self, path: str, note: Mapping[str, str]) -> None:
@@ -157,29 +144,14 @@ class ResultsFolder:
         row.write.mode("overwrite").text(path)
 
     def _note(self) -> Mapping[str, str] | None:
-        text = first_value(self._spark.read.text, self._path)
-        if text is None:
-            return None
         try:
-            note = json.loads(text)
-            found = {name: str(note[name]) for name in ("query", "checkpoint")}
-            # Notes of early versions have no id.
-            return {**found, "folder": str(note.get("folder", ""))}
-        except (ValueError, KeyError, TypeError):
+            # Notes of early versions have no id of the folder.
+            return read_note(self._spark, self._path, "query", "checkpoint", folder="")
+        except SourceError:
             raise self._refused(f"its owner is unknown: {self._path} is damaged") from None
 
     def _bound(self) -> Mapping[str, str] | None:
-        text = first_value(self._spark.read.text, self._bound_path)
-        if text is None:
-            return None
-        try:
-            note = json.loads(text)
-            return {name: str(note[name]) for name in ("results_to", "folder")}
-        except (ValueError, KeyError, TypeError):
-            raise SourceError(
-                f"the checkpoint is damaged: {self._bound_path} is not as it was written; restore it, or begin "
-                "another one with from_= after the last handled message"
-            ) from None
+        return read_note(self._spark, self._bound_path, "results_to", "folder")
 
     def _found(self, folder: str) -> str | None:
         """Return any complete file that a reader of the table would read; None without one."""
