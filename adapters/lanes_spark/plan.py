@@ -140,9 +140,8 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
         bucket = "partition"
         why.append(f'order="{order}": all of a partition comes to one task, and its keys with it')
     else:
-        keyed = _BY_KEY
-        rest = "CAST(partition AS INT)" if keyless == "one_lane" else _SPREAD
-        bucket = f"CASE WHEN key IS NULL THEN {rest} ELSE {keyed} END"
+        keyless_bucket = "CAST(partition AS INT)" if keyless == "one_lane" else _SPREAD
+        bucket = f"CASE WHEN key IS NULL THEN {keyless_bucket} ELSE {_BY_KEY} END"
         why.append("all rows of a key come to one task, by the CRC-32 of the key, which Spark computes itself")
         why.append(
             'keyless="one_lane": rows without a key go by their partition, which is their lane'

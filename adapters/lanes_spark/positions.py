@@ -57,14 +57,21 @@ def check_incarnation(topic: str, begun: str, now: str, *, read: bool = False) -
         )
 
 
-def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span]) -> None:
-    """Raise ``SourceError``, with the range, if a replay would begin with positions that are gone."""
+def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only: bool = False) -> None:
+    """Raise ``SourceError``, with the range, if a replay would begin with positions that are gone.
+
+    ``only`` says that a journal selects these positions.
+    """
     for partition, (first, _) in sorted(spans.items()):
         position = wanted.get(partition)
         if position is not None and position < first:
+            remedy = (
+                f"only=… selects some of them: leave them out by from_={{{partition}: {first}}}, or restore them"
+                if only
+                else f"from_ selects them: begin at {first}, or leave out from_ to read all positions"
+            )
             raise SourceError(
-                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source; begin at {first}, "
-                "or leave out from_ to read all there is"
+                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source, and {remedy}"
             )
 
 

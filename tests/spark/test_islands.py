@@ -16,18 +16,21 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
+from lanes.config import Settings
 from lanes.errors import ConfigError, SourceError
 from lanes_spark.driver import batch as batch_run
+from lanes_spark.driver import scope as driver_scope
 from lanes_spark.driver.batch import BatchRun
 from lanes_spark.driver.offset_server import OffsetServer, ask_offsets
 from lanes_spark.driver.progress import ProgressTracker
 from lanes_spark.driver.query import BatchRanges, RangeOptions
 from lanes_spark.driver.run import SparkRun
-from lanes_spark.driver.scope import ReplayScope
+from lanes_spark.driver.scope import ReplayScope, open_scope
 from lanes_spark.driver.selection import Selection
 from lanes_spark.driver.stream import Stream
 from lanes_spark.plan import Plan
 from lanes_spark.positions import Span, clipped, islands_of, narrowed, next_positions, wanted_count
+from lanes_spark.tables.journal_selection import Chosen, JournalFacts
 from lanes_spark.tables.table import Spans
 
 GAP = 10
@@ -213,14 +216,34 @@ class Source:
         raise Asked(ranges, incarnation)
 
 
-def test_a_checkpoint_is_let_go_though_what_is_in_memory_cannot_be_forgotten() -> None:
+def test_a_scope_releases_its_checkpoint_although_the_positions_in_memory_cannot_be_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail() -> None:
         raise ConnectionError("the session is gone")
 
     released: list[bool] = []
-    of: Any = {"chosen": SimpleNamespace(close=fail), "lock": SimpleNamespace(release=lambda: released.append(True))}
+    lock = SimpleNamespace(release=lambda: released.append(True))
+    monkeypatch.setattr(driver_scope, "lock_checkpoint", lambda *of: lock)
+    monkeypatch.setattr(driver_scope, "settings_of", lambda spark: {})
+    monkeypatch.setattr(driver_scope, "_cores", lambda spark: 1)
+    facts = JournalFacts(of="unfinished", topic="orders", runs=1, positions=9)
+    positions = cast(Any, SimpleNamespace(unpersist=fail))
+    chosen = Chosen(positions=positions, islands={0: [(0, 9)]}, facts=facts, digest="")
+    opened = open_scope(
+        cast(Any, None),
+        cast(Any, Pausing(0)),
+        Settings(),
+        Selection.of(),
+        only=cast(Any, SimpleNamespace(choose=lambda *of: chosen)),
+        checkpoint="checkpoint",
+        cap=9,
+        tasks=None,
+        effects="none",
+    )
+    assert released == []
     with pytest.raises(ConnectionError, match="the session is gone"):
-        scope(**of).close()
+        opened.close()
     assert released == [True]
 
 

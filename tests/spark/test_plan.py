@@ -191,7 +191,9 @@ def test_a_start_that_is_gone_is_named() -> None:
     spans = {0: (10, 20), 1: (0, 5)}
     check_kept("orders", {}, spans)
     check_kept("orders", {0: 10, 1: 0}, spans)
-    with pytest.raises(SourceError, match=r"orders/0: positions 4 … 9 are gone from the source; begin at 10"):
+    with pytest.raises(
+        SourceError, match=r"orders/0: positions 4 … 9 are gone from the source, and from_ selects them: begin at 10"
+    ):
         check_kept("orders", {0: 4, 1: 0}, spans)
     assert Selection.of(from_={0: 4, 2: 9}).starts(spans) == {0: 4}
     assert Selection.of(from_=3, partitions=[1]).starts(spans) == {1: 3}
@@ -202,18 +204,17 @@ def test_a_start_that_is_gone_is_named() -> None:
 
 
 def test_a_selection_narrows_what_there_is() -> None:
-    assert Selection.of().span(3, (5, 9)) == (5, 9)
-    assert Selection.of(partitions=[1, 2]).span(3, (5, 9)) is None
-    assert Selection.of(partitions=range(4)).span(3, (5, 9)) == (5, 9)
-    assert Selection.of(from_=7, to={3: 8}).span(3, (5, 9)) == (7, 8)
-    assert Selection.of(from_=7, to={3: 8}).span(4, (5, 9)) == (7, 9)
-    assert Selection.of(from_=9).span(3, (5, 9)) is None
+    assert Selection.of().place(3, (5, 9)) == (5, 9)
+    assert Selection.of(partitions=[1, 2]).place(3, (5, 9)) is None
+    assert Selection.of(partitions=range(4)).place(3, (5, 9)) == (5, 9)
+    assert Selection.of(from_=7, to={3: 8}).place(3, (5, 9)) == (7, 8)
+    assert Selection.of(from_=7, to={3: 8}).place(4, (5, 9)) == (7, 9)
     assert Selection.of(from_=9).place(3, (5, 9)) == (9, 9)
     assert Selection.of(to=4).place(3, (5, 9)) == (4, 4)
     assert Selection.of(partitions=[1]).place(3, (5, 9)) is None
     assert Selection.of(keys=["a", b"a", 1]).keys == (b"\x01" + bytes(15), b"a")
     now = datetime.now(UTC)
-    assert Selection.of(from_=now).span(3, (5, 9)) == (5, 9)
+    assert Selection.of(from_=now).place(3, (5, 9)) == (5, 9)
     assert Selection.of(from_=now).digest() != Selection.of(from_=now + timedelta(microseconds=1)).digest()
     assert Selection.of(slots=[1, 2]).digest() == Selection.of(slots=range(1, 3)).digest()
 

@@ -64,8 +64,7 @@ class BatchRun:
 
         scope, job, counts = self.scope, self.job, self.tracker.counts
         # A checkpoint may be older than the source's arrival at ``from_``, and then lies before it.
-        inside = {number: span for number, one in ranges.items() if (span := scope.selection.span(number, one))}
-        ranges = clipped(inside, scope.islands)
+        ranges = clipped(scope.selection.places(ranges), scope.islands)
         if not ranges:
             return
         rows = self._arranged(self._selected(scope.source.rows(spark, ranges, scope.spans.incarnation), ranges))

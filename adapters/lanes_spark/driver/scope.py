@@ -3,60 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
 from lanes.config import Settings
-from lanes.errors import ConfigError, SourceError
-from lanes_spark.checkpoint import CheckpointLock, lock_checkpoint
+from lanes.errors import ConfigError
+from lanes_spark.checkpoint import lock_checkpoint
 from lanes_spark.driver.selection import Selection
-from lanes_spark.plan import Effects, Eras, Plan, check_conf, make_plan, settings_of
+from lanes_spark.plan import Effects, Plan, check_conf, make_plan, settings_of
 from lanes_spark.positions import Islands, Positions, Span, check_kept, narrowed
 from lanes_spark.tables.journal_selection import SMALL, Chosen, JournalSelection
-from lanes_spark.tables.table import Spans
+from lanes_spark.tables.kafka_topic import KafkaTopic
+from lanes_spark.tables.table import ParquetTable, Spans
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _ENDLESS: Final = 1 << 62
 
 
-class ReplaySource(Protocol):
-    """Where history is read from: ``ParquetTable`` and ``KafkaTopic``."""
-
-    @property
-    def topic(self) -> str:
-        """Name of the topic."""
-
-    @property
-    def aligned(self) -> bool:
-        """Whether one task reads whole partitions, in order."""
-
-    @property
-    def eras(self) -> Eras:
-        """Changes of the number of partitions."""
-
-    def spans(self, spark: SparkSession) -> Spans:
-        """Return the positions that can be read now. Blocks."""
-
-    def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
-        """Return the messages of these positions.
-
-        The columns are key, partition, offset and value, and timestamp and headers where they are known. Raises
-        ``SourceError`` if the source has another ``incarnation`` now, see ``Spans``.
-        """
-
-    def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Return by partition the first position after which rows of ``time`` or later may be. Blocks.
-
-        A partition is missing if the source cannot tell without reading rows.
-        """
-
-    def check_aligned(self, rows: DataFrame) -> None:
-        """Raise ``ConfigError`` if ``aligned`` is wrong for ``rows``, a part of this source. Blocks."""
+ReplaySource = ParquetTable | KafkaTopic
+"""A source of history. Both classes have the same methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +41,7 @@ class ReplayScope:
         starts: First positions of a new checkpoint, where they differ from those of ``places``.
         fixed: Whether new partitions would break the order.
         chosen: Positions of a journal; None without ``only=``.
-        lock: Keeps other replays from the checkpoint.
+        opened: Closes the journal's positions and the lock on the checkpoint.
     """
 
     source: ReplaySource
@@ -82,7 +53,7 @@ class ReplayScope:
     plan: Plan
     fixed: bool
     chosen: Chosen | None = field(default=None, repr=False)
-    lock: CheckpointLock | None = field(default=None, repr=False)
+    opened: ExitStack = field(default_factory=ExitStack, repr=False)
 
     @property
     def islands(self) -> Islands:
@@ -118,7 +89,7 @@ class ReplayScope:
 
     def close(self) -> None:
         """Free the journal's positions and release the checkpoint. Idempotent."""
-        _close(self.chosen, self.lock)
+        self.opened.close()
 
 
 def open_scope(
@@ -139,10 +110,10 @@ def open_scope(
     one batch. Raises ``ConfigError`` if a promise cannot be kept, ``SourceError`` for positions that are gone.
     """
     check_conf(settings_of(spark), effects)
-    # First: another replay may keep all cores busy, and looking at the source needs one.
-    lock = None if checkpoint is None else lock_checkpoint(spark, source.topic, checkpoint)
-    chosen = None
-    try:
+    with ExitStack() as opened:
+        # First: another replay may keep all cores busy, and looking at the source needs one.
+        if checkpoint is not None and (lock := lock_checkpoint(spark, source.topic, checkpoint)) is not None:
+            opened.callback(lock.release)
         spans = source.spans(spark)
         if not spans.timed and (isinstance(selection.start, datetime) or isinstance(selection.end, datetime)):
             raise ConfigError(
@@ -150,6 +121,8 @@ def open_scope(
                 "column"
             )
         chosen = None if only is None else only.choose(spark, source.topic, checkpoint, spans.incarnation)
+        if chosen is not None:
+            opened.callback(chosen.close)
         selected, places, starts = _positions(spark, source, selection, spans, chosen, restartable=cap is not None)
         plan = make_plan(
             order=settings.order,
@@ -171,21 +144,8 @@ def open_scope(
             # A table shows a partition once it has rows; only a topic knows how many there are.
             fixed=spans.cut and settings.order in ("key", "serial"),
             chosen=chosen,
-            lock=lock,
+            opened=opened.pop_all(),
         )
-    except BaseException:
-        _close(chosen, lock)
-        raise
-
-
-def _close(chosen: Chosen | None, lock: CheckpointLock | None) -> None:
-    try:
-        if chosen is not None:
-            chosen.close()
-    finally:
-        # Needed too if the session, and with it the cached positions, is gone.
-        if lock is not None:
-            lock.release()
 
 
 def _positions(
@@ -207,7 +167,7 @@ def _positions(
             begins = {partition: islands[0][0] for partition, islands in chosen.islands.items() if partition in places}
             starts = {partition: max(begin, wanted.get(partition, 0)) for partition, begin in begins.items()}
             if not restartable:
-                _check_chosen(source.topic, starts, spans.by_partition)
+                check_kept(source.topic, starts, spans.by_partition, only=True)
         places = narrowed(places, chosen.islands)
     selected = {partition: (first, end) for partition, (first, end) in places.items() if first < end}
     # A checkpoint may have read past a start that is gone; its first batch checks that.
@@ -222,16 +182,6 @@ def _positions(
             if since.get(partition, first) < end
         }
     return selected, places, starts
-
-
-def _check_chosen(topic: str, starts: Positions, spans: Mapping[int, Span]) -> None:
-    for partition, start in sorted(starts.items()):
-        first, _ = spans[partition]
-        if start < first:
-            raise SourceError(
-                f"{topic}/{partition}: positions {start} … {first - 1} are gone from the source, and only=… selects "
-                f"some of them: leave them out by from_={{{partition}: {first}}}, or restore them"
-            )
 
 
 def _joined(plan: Plan, chosen: Chosen, cap: int | None) -> Plan:

@@ -69,13 +69,8 @@ class Selection:
             or isinstance(self.end, datetime)
         )
 
-    def span(self, partition: int, span: Span) -> Span | None:
-        """Return the selected part of a partition's positions; None without any."""
-        selected = self.place(partition, span)
-        return selected if selected is not None and selected[0] < selected[1] else None
-
     def place(self, partition: int, span: Span) -> Span | None:
-        """Return the same part even if it is empty; None if the partition is not selected."""
+        """Return the selected part of a partition's positions, even an empty one; None for a partition that is not selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         first, end = span

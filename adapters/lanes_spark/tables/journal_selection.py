@@ -163,11 +163,7 @@ class Chosen:
 
     def small(self, cap: int | None) -> bool:
         """Return whether the positions of a batch of at most ``cap`` fit into every executor's memory."""
-        return min(self.facts.positions, self.facts.positions if cap is None else cap) <= SMALL
-
-    def of_batch(self, ranges: dict[int, Span]) -> DataFrame:
-        """Return the positions in these ranges. Reads nothing yet."""
-        return self.positions.where(within(ranges))
+        return self.facts.positions <= SMALL or (cap is not None and cap <= SMALL)
 
     def near(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
         """Return the rows of islands in these ranges, so that files can skip the others. Reads nothing yet."""
@@ -185,7 +181,7 @@ class Chosen:
         """Return the chosen ones of these rows, in their order; all lie in ``ranges``. Reads nothing yet."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        positions = self.of_batch(ranges)
+        positions = self.positions.where(within(ranges))
         if self.small(wanted_count(ranges, self.islands)):
             # No shuffle: the rows stay where they are, and in their order.
             positions = F.broadcast(positions)
@@ -194,7 +190,7 @@ class Chosen:
     def count(self, ranges: dict[int, Span]) -> int:
         """Count the chosen positions in these ranges. Blocks."""
         wanted = clipped(ranges, self.islands)
-        return self.of_batch(wanted).count() if wanted else 0
+        return self.positions.where(within(wanted)).count() if wanted else 0
 
     def close(self) -> None:
         """Free the memory of the positions. Idempotent."""

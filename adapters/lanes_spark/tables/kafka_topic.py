@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,21 +23,9 @@ from lanes_spark.tables.table import Spans, known_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_OURS: Final = frozenset(
-    name.lower()
-    for name in (
-        "subscribe",
-        "subscribePattern",
-        "assign",
-        "startingOffsets",
-        "startingOffsetsByTimestamp",
-        "startingTimestamp",
-        "endingOffsets",
-        "endingOffsetsByTimestamp",
-        "endingTimestamp",
-        "includeHeaders",
-        "kafka.bootstrap.servers",
-    )
+_OURS: Final = (
+    *("subscribe", "subscribepattern", "assign", "includeheaders", "kafka.bootstrap.servers"),
+    *(f"{end}{what}" for end in ("starting", "ending") for what in ("offsets", "offsetsbytimestamp", "timestamp")),
 )
 """Options of the connector that the arguments of a replay decide."""
 
@@ -196,10 +184,15 @@ class KafkaTopic:
         """
         # Kafka has whole milliseconds; rounding down skips no message.
         milliseconds = (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
-        found = first_offsets_since(
-            spark, self.topic, self._client(), max(0, milliseconds), {number: end for number, (_, end) in spans.items()}
-        )
-        return {number: max(spans[number][0], at) for number, at in found.items()}
+        if not spans:
+            return {}
+        with _topic_admin(spark, self.topic, self._client()) as admin:
+            found = admin.offsets(spans, admin.specs.forTimestamp(max(0, milliseconds)))
+        # -1: no message is as late as that.
+        return {
+            number: end if found[number] < 0 else max(first, min(found[number], end))
+            for number, (first, end) in spans.items()
+        }
 
     def check_aligned(self, rows: DataFrame) -> None:
         """Check nothing: without the refused options a task of the connector reads one partition, in order.
@@ -227,40 +220,24 @@ def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str
     Raises ``ConfigError`` without a JVM or a connector. Raises ``SourceError`` for an error of the brokers, retryable
     if they may answer later, and for a topic that is recreated meanwhile. Values of secret settings are left out.
     """
-    committed = client.get("isolation.level") == "read_committed"
     with _topic_admin(spark, topic, client) as admin:
-        specs = admin.specs
         partitions, incarnation = admin.described()
+        first = admin.offsets(partitions, admin.specs.earliest())
         # The ends last, so that they include new messages.
-        first, end = (
-            admin.offsets(dict.fromkeys(partitions, spec), committed) for spec in (specs.earliest(), specs.latest())
-        )
+        end = admin.offsets(partitions, admin.specs.latest())
         # Offsets are asked by name: between two answers with one id they belong to that topic.
         check_incarnation(topic, incarnation, admin.described()[1])
     return {number: (first[number], end[number]) for number in sorted(first)}, incarnation
 
 
-def first_offsets_since(
-    spark: SparkSession, topic: str, client: Mapping[str, str], milliseconds: int, ends: Mapping[int, int]
-) -> dict[int, int]:
-    """Find by partition the first position with that timestamp or a later one; without one, its end of ``ends``.
-
-    Blocks and raises as ``read_offset_ranges``.
-    """
-    committed = client.get("isolation.level") == "read_committed"
-    with _topic_admin(spark, topic, client) as admin:
-        spec = admin.specs.forTimestamp(milliseconds)
-        found = admin.offsets(dict.fromkeys(ends, spec), committed) if ends else {}
-    return {number: ends[number] if at < 0 else min(at, ends[number]) for number, at in found.items()}
-
-
 class _TopicAdmin:
     """An admin client of the brokers, for one topic."""
 
-    def __init__(self, jvm: Any, admin: Any, topic: str) -> None:
+    def __init__(self, jvm: Any, admin: Any, topic: str, isolation: str | None) -> None:
         self._jvm = jvm
         self._admin = admin
         self._topic = topic
+        self._level = "READ_COMMITTED" if isolation == "read_committed" else "READ_UNCOMMITTED"
         self._seconds = jvm.java.util.concurrent.TimeUnit.SECONDS
         self.specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
 
@@ -273,13 +250,13 @@ class _TopicAdmin:
         incarnation = "" if number.equals(self._jvm.org.apache.kafka.common.Uuid.ZERO_UUID) else number.toString()
         return [described.partitions().get(at).partition() for at in range(described.partitions().size())], incarnation
 
-    def offsets(self, specs: Mapping[int, Any], committed: bool) -> dict[int, int]:
+    def offsets(self, partitions: Iterable[int], spec: Any) -> dict[int, int]:
         kafka = self._jvm.org.apache.kafka
-        places = {number: kafka.common.TopicPartition(self._topic, number) for number in specs}
+        places = {number: kafka.common.TopicPartition(self._topic, number) for number in partitions}
         asked = self._jvm.java.util.HashMap()
-        for number, place in places.items():
-            asked.put(place, specs[number])
-        level = getattr(kafka.common.IsolationLevel, "READ_COMMITTED" if committed else "READ_UNCOMMITTED")
+        for place in places.values():
+            asked.put(place, spec)
+        level = getattr(kafka.common.IsolationLevel, self._level)
         found = self._admin.listOffsets(asked, kafka.clients.admin.ListOffsetsOptions(level))
         answer = found.all().get(_TIMEOUT, self._seconds)
         return {number: answer.get(place).offset() for number, place in places.items()}
@@ -298,7 +275,7 @@ def _topic_admin(spark: SparkSession, topic: str, client: Mapping[str, str]) -> 
     with _broker_errors(topic, client):
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
         try:
-            yield _TopicAdmin(jvm, admin, topic)
+            yield _TopicAdmin(jvm, admin, topic, client.get("isolation.level"))
         finally:
             admin.close()
 

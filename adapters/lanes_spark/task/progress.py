@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Final
 
 from lanes.history.writer import key_hash
@@ -62,18 +63,11 @@ def telling(
 
     def say(ended: bool) -> None:
         now = status()
-        oldest = now.oldest
-        told = None
-        if oldest is not None:
-            told = {
-                "partition": oldest.partition,
-                "position": oldest.position,
-                "attempt": oldest.attempt,
-                "age": oldest.age,
-                "key": None if oldest.key is None else key_hash(oldest.key),
-            }
+        oldest = None if ended or now.oldest is None else asdict(now.oldest)
+        if oldest is not None and oldest["key"] is not None:
+            oldest["key"] = key_hash(oldest["key"])
         counts = {"delivered": delivered(), "finished": finished(), "dead_lettered": now.dead_lettered}
-        tell({**counts, "oldest": None if ended else told, "ended": ended})
+        tell({**counts, "oldest": oldest, "ended": ended})
 
     def again() -> None:
         nonlocal timer
