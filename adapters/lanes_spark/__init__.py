@@ -1,4 +1,4 @@
-"""Spark for ``lanes``: the handler a team already has, run over history on all executors, in order within a key.
+"""Runs a handler of ``lanes`` over stored messages on a Spark cluster, in order within a key.
 
 Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``; then the rooms ``task``, ``tables``, ``driver``,
 ``audits``, ``cli``.

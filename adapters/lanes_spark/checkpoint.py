@@ -1,8 +1,8 @@
-"""Checkpoints: one replay at a time, and their files.
+"""Locks on checkpoints, and the reading of their files.
 
-Two replays on one checkpoint would run the same batch side by side, and Spark notices only when both have ended it. On
-a file system of this machine a lock of the operating system keeps the second one out, and ends with its process. An
-object store has no such lock.
+Two replays on one checkpoint would run the same batch at once, and Spark finds the conflict only after both batches
+have ended. On a file system of this machine, a lock of the operating system refuses the second replay. The lock ends
+with its process. An object store has no locks.
 """
 
 from __future__ import annotations
@@ -47,8 +47,17 @@ class CheckpointLock:
 def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> CheckpointLock | None:
     """Lock the checkpoint for this process. Does not block.
 
-    Returns None outside this machine's file systems, and on one without locks. Raises ``SourceError`` if another replay
-    has it, ``ConfigError`` for a folder that cannot be written to, as on a full disk.
+    Args:
+        spark: Session whose file systems are used.
+        topic: Topic name, for error texts.
+        checkpoint: Folder of the checkpoint.
+
+    Returns:
+        The lock; None if the folder is not on a file system of this machine, or if that file system has no locks.
+
+    Raises:
+        SourceError: Another replay uses the checkpoint.
+        ConfigError: The folder is not writable, for example because the disk is full.
     """
     folder = local_folder(spark, checkpoint)
     return None if folder is None else _locked(topic, folder)
@@ -57,7 +66,7 @@ def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> Checkpo
 def _locked(topic: str, folder: Path) -> CheckpointLock | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Not inherited: child processes must not keep the lock.
+        # Child processes must not inherit the lock.
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -69,18 +78,18 @@ def _locked(topic: str, folder: Path) -> CheckpointLock | None:
         lock.release()
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise SourceError(
-                f"{topic}: another replay uses the checkpoint {folder}{holder}, and two would handle the same messages "
-                "twice; wait until it has ended, or stop it"
+                f"{topic}: another replay uses the checkpoint {folder}{holder}, and two replays would handle the same "
+                "messages twice; wait until the other replay has ended, or stop it"
             ) from None
         why = error.strerror
-        log.warning("%s: the checkpoint %s cannot be locked (%s); start no other replay on it", topic, folder, why)
+        log.warning("%s: cannot lock the checkpoint %s (%s); start no other replay on it", topic, folder, why)
         return None
     who = {"process": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat("T", "seconds")}
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
     except OSError as error:
-        # Spark could not write there either.
+        # Spark cannot write to this folder either.
         lock.release()
         raise _unwritable(folder, error) from error
     return lock
@@ -91,7 +100,7 @@ def _unwritable(folder: Path, error: OSError) -> ConfigError:
     remedy = (
         "free some space, or name a folder on another disk" if full else "name a folder that this user may write to"
     )
-    return ConfigError(f"checkpoint={str(folder)!r}: nothing can be written there ({error.strerror}): {remedy}")
+    return ConfigError(f"checkpoint={str(folder)!r}: the folder is not writable ({error.strerror}): {remedy}")
 
 
 def _holder(descriptor: int) -> str:
@@ -99,12 +108,12 @@ def _holder(descriptor: int) -> str:
         who: Any = json.loads(os.pread(descriptor, _HOLDER_LIMIT, 0))
         return f" (process {int(who['process'])} on {str(who['host'])!a}, since {str(who['since'])!a})"
     except (OSError, ValueError, KeyError, TypeError):
-        # The other process has locked the file and not written it yet.
+        # The other process has locked the file, but has not written its id yet.
         return ""
 
 
 def query_of(spark: SparkSession, checkpoint: str) -> str | None:
-    """Read the permanent id that Spark gave the query of the checkpoint; None if no query was begun there.
+    """Read the permanent id of the checkpoint's query; None if the checkpoint has no query yet.
 
     Blocks. Raises ``SourceError`` for a damaged file.
     """
@@ -118,8 +127,8 @@ def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> d
     Args:
         spark: Session that reads the file.
         path: Path of the file.
-        names: Fields that the file must have.
-        defaults: Fields that the file may lack, with the values that replace them.
+        *names: Fields that the file must have.
+        **defaults: Fields that the file may lack, with the values that replace them.
 
     Returns:
         The fields as text.
@@ -135,27 +144,32 @@ def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> d
         return {name: str(note[name]) for name in (*names, *defaults)}
     except (ValueError, KeyError, TypeError):
         raise SourceError(
-            f"the checkpoint is damaged: {path} is not as it was written; restore it, or begin another one with "
-            "from_= after the last handled message"
+            f"the checkpoint is damaged: {path} is not as it was written; restore that file, or use a new checkpoint "
+            "with from_= after the last handled message"
         ) from None
 
 
 def literal(path: str) -> str:
-    """Escape a path for a reader of Spark, which takes it as a pattern; a writer does not."""
+    """Escape a path for Spark's readers, which read a path as a pattern. Spark's writers need no escape."""
     return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", path)
 
 
 def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
-    """Read the first column of the first row; None without a row, or without the file. Blocks.
+    """Read the first column of the first row; None if the file is missing or has no row. Blocks.
 
-    ``read`` gets the ``literal`` path.
+    Args:
+        read: Function that opens a path, already escaped by ``literal``.
+        path: Path of the file or folder.
+
+    Returns:
+        The value as text.
     """
     from pyspark.errors import AnalysisException
 
     try:
         row = read(literal(path)).first()
     except AnalysisException as error:
-        # Only this one: an unreadable file is not a missing one.
+        # Any other condition means an unreadable file, which is not a missing file.
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return None
@@ -163,15 +177,16 @@ def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
 
 
 def local_folder(spark: SparkSession, path: str) -> Path | None:
-    """Return the local folder that Spark's driver would use for that path; None if it is elsewhere or unknown."""
+    """Return the local folder that Spark's driver uses for this path; None if the path is remote or unknown."""
     place = qualified(spark, path)
     return Path(place[1]) if place is not None and place[0] == "file" else None
 
 
 def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
-    """Return the file system that Spark's driver would use for that path, and the full path there.
+    """Return the file system that Spark's driver uses for this path, and the full path on that file system.
 
-    The file system is its scheme, followed by ``://`` and its name if it has one. Returns None if it is unknown.
+    The text of a file system is its scheme, followed by ``://`` and its name if the file system has a name. An unknown
+    file system is None.
     """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -181,7 +196,7 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
         system = named.getFileSystem(spark._jsc.hadoopConfiguration())
         place = system.makeQualified(named).toUri()
     except Exception:
-        # Spark does not know this file system, and will say so itself.
+        # Spark does not know this file system, and reports the error itself.
         return None
     name = place.getAuthority()
     return f"{place.getScheme()}://{name}" if name else str(place.getScheme()), str(place.getPath())
@@ -189,9 +204,9 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
 
 @contextmanager
 def without_takeover(spark: SparkSession) -> Iterator[None]:
-    """Let a second query of this application on the same checkpoint fail if it begins in the block.
+    """Let a query fail that begins in the block while another query of this application uses its checkpoint.
 
-    By default Spark stops the first query instead, as if that one had come to its end.
+    By default Spark stops the earlier query instead, as if that query had reached its end.
     """
     before = spark.conf.get(_TAKEOVER, None)
     spark.conf.set(_TAKEOVER, "false")

@@ -1,4 +1,4 @@
-"""Errors of Spark as errors of ``lanes``, and errors of ``lanes`` as text that Spark carries."""
+"""Conversion of Spark's errors to errors of ``lanes``, and of errors of ``lanes`` to text in Spark's errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOTE_SAFE: Final = ",.:;()[]/=+@_-"
 _NOTE: Final = re.compile(
     rf"lanes-error: ([A-Za-z]+) (passes|stays) ((?:[A-Za-z0-9~{re.escape(_NOTE_SAFE)}]|%[0-9A-F]{{2}})*)"
 )
-"""Note that an error of ``lanes`` carries out of a process: its kind, whether it is retryable, and its quoted text.
+"""Pattern of a note in a worker's error: the error's class, whether the error is retryable, and its quoted text.
 
-The text is quoted because carriers change line ends, quotes and backslashes: a letter of an escape may precede it, and
-the start of one may follow."""
+The text is quoted because Spark and py4j change line ends, quotes and backslashes. A letter of an escape sequence may
+precede the note, and the start of an escape sequence may follow the note."""
 
 _OURS: Final = re.compile(r"^(?:Caused by: |: )?(?:[\w.]+: )?lanes\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED: Final = re.compile(r"^(?:Caused by: |: )?([A-Za-z_][\w.]*(?:Error|Exit|Exception): .+)$", re.MULTILINE)
@@ -32,17 +32,17 @@ _REMEDIES: Final[Mapping[re.Pattern[str], str]] = {
     for pattern, remedy in {
         r"PYTHON_VERSION_MISMATCH": "set PYSPARK_PYTHON to a Python of the driver's minor version",
         r"No module named '(?:lanes|pyarrow|anyio|blake3)": (
-            "the workers' Python lacks it: set PYSPARK_PYTHON to one that has lanes-runtime[spark]"
+            "the workers' Python lacks that module: set PYSPARK_PYTHON to a Python that has lanes-runtime[spark]"
         ),
         r"Python worker exited unexpectedly": (
-            "it was killed, often for memory, or ended itself; see the executor's stderr"
+            "the worker was killed, often for memory, or ended itself; see the executor's stderr"
         ),
         r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|another query with same id|is already active": (
-            "another replay uses this checkpoint; wait until it has ended, or stop it"
+            "another replay uses this checkpoint; wait until that replay has ended, or stop it"
         ),
         r"FAILED_READ_FILE": "restore the file, or remove it from the table; a replay skips no file by itself",
         r"Python worker failed to connect back": (
-            "it did not start in time: the machine is too busy, or PYSPARK_PYTHON names no working Python"
+            "the worker did not start in time: the machine is too busy, or PYSPARK_PYTHON names no working Python"
         ),
         r"^(?:Py4JError|Py4JNetworkError|Connection\w*Error)$": (
             "the JVM of the driver was killed, often for memory, or ended; see its stderr, and check memory by "
@@ -50,14 +50,14 @@ _REMEDIES: Final[Mapping[re.Pattern[str], str]] = {
         ),
         r"PATH_ALREADY_EXISTS": "set results_to= to a new folder",
         r"terminated with exception: assertion failed|Incomplete log file|MALFORMED_LOG": (
-            "the checkpoint is damaged; restore it, or begin another one with from_= after the last handled message"
+            "the checkpoint is damaged; restore it, or use a new checkpoint with from_= after the last handled message"
         ),
         r"No FileSystem for scheme|ClassNotFoundException: Class org\.apache\.hadoop\.fs": (
             "Spark lacks the jars of that file system; name them in spark.jars.packages"
         ),
     }.items()
 }
-"""Remedies for some errors of Spark."""
+"""Remedies for some errors of Spark, by a pattern of the error."""
 
 _LIMIT: Final = 500
 """Most characters of Spark's error text."""
@@ -65,12 +65,12 @@ _LIMIT: Final = 500
 
 @contextmanager
 def crossing() -> Iterator[None]:
-    """Add a note to errors of ``lanes`` in the block, by which ``as_ours`` finds them in Spark's text."""
+    """Add a note to each error of ``lanes`` that leaves the block. ``as_ours`` finds the note in Spark's text."""
     try:
         yield
     except LanesError as error:
         passes = "passes" if isinstance(error, SourceError) and error.retryable else "stays"
-        # In one line: a database driver's text may have several.
+        # Spark's text is searched by line, and a database driver's text may have several lines.
         said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
         text = quote(said, safe=_NOTE_SAFE, errors="replace")
         error.add_note(f"lanes-error: {type(error).__name__} {passes} {text}")
@@ -79,7 +79,7 @@ def crossing() -> Iterator[None]:
 
 @contextmanager
 def mapped_errors(topic: str) -> Iterator[None]:
-    """Turn errors of Spark in the block into a task's error of ``lanes``, or a ``SourceError`` with ``topic``."""
+    """Convert an error of Spark in the block to the task's own error, or to a ``SourceError`` with ``topic``."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -90,25 +90,34 @@ def mapped_errors(topic: str) -> Iterator[None]:
 
 
 def as_ours(topic: str, name: str, text: str) -> LanesError:
-    """Return the error of ``lanes`` for an exception of Spark, whose text holds the error of a worker.
+    """Return the error of ``lanes`` for an exception of Spark, whose text contains the error of a worker.
 
-    It keeps that error's text in one line and its ``retryable``. Only Spark's text has the worker's traceback.
+    The result has the text of the worker's error in one line, and its ``retryable``. The worker's traceback is only in
+    Spark's text.
+
+    Args:
+        topic: Topic name, for an error that ``lanes`` did not raise.
+        name: Class name of Spark's exception.
+        text: Text of Spark's exception.
+
+    Returns:
+        The error to raise.
     """
     noted = _NOTE.findall(text)
     if noted:
         kind, passes, quoted = noted[-1]
         said = unquote(quoted, errors="replace")
         return _ERRORS[kind](said) if kind in _ERRORS else SourceError(said, retryable=passes == "passes")
-    # Errors that were raised without a note.
+    # Search for errors without a note.
     ours = _OURS.findall(text)
     if ours:
         kind, said = ours[-1]
         return _ERRORS.get(kind, SourceError)(said)
-    # The innermost exception says most; py4j lines only say that there was one.
+    # The innermost exception tells the cause; a line of py4j tells only that an exception was raised.
     raised = [line for line in _RAISED.findall(text) if not line.startswith("py4j.") and "Traceback (most" not in line]
     said = (raised or [line.strip() for line in text.splitlines() if line.strip()][:1] or ["no text"])[-1]
     if file := _FILE.search(text):
-        # The outer exception has the file name.
+        # Only the outer exception names the file.
         said = f"{file[0].strip()} {said}" if file[0].strip() not in said else said
     remedy = next((found for pattern, found in _REMEDIES.items() if pattern.search(said) or pattern.search(name)), "")
     return SourceError(f"{topic}: Spark failed: {name}: {said[:_LIMIT]}" + (f"; {remedy}" if remedy else ""))

@@ -1,8 +1,8 @@
-"""The plan of a replay: how rows reach the tasks of Spark, and why. Pure: it decides and asks Spark nothing.
+"""The plan of a replay: how rows reach the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
 
-All rows of a key must reach one task, in the order of their positions. They must be mixed with rows of other keys, or
-nothing runs concurrently. So rows are sorted by position and never by key. A shuffle keeps no order, so the sort comes
-after it.
+All rows of a key must reach one task, in the order of their positions. Rows of different keys must be mixed, so that
+handlers run concurrently. Rows are therefore sorted by position and never by key. A shuffle keeps no order, so the sort
+follows the shuffle.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ __all__ = [
 ]
 
 BUCKETS: Final = 65_536
-"""Number of values of the column that a shuffle distributes by."""
+"""Number of values of the column by which a shuffle distributes rows."""
 
 TASKS_PER_CORE: Final = 4
 """Shuffle tasks per core: while one task has a hot key, the others keep the cores busy."""
 
 Effects = Literal["none", "fenced", "unfenced"]
-"""Effects of the handler on the world outside: none, only under a fence by position (``Positions`` of
-``lanes_postgres``), or unfenced ones."""
+"""Effects of the handler outside its process.
+
+``"none"``: the handler has no effects. ``"fenced"``: a fence by position admits each effect once, see ``Positions`` of
+``lanes_postgres``. ``"unfenced"``: a repeated task repeats its effects."""
 
 Eras = Sequence[Mapping[int, int]]
-"""Changes of the number of partitions, in order. Each maps the partitions before it to their first position of the new
-era. A partition that is not named was added by that change."""
+"""Changes of the number of partitions, in order. A change maps each earlier partition to its first position in the new
+era. The change added every partition that it does not name."""
 
 _SORT: Final[tuple[str, ...]] = ("offset", "partition")
 _SPREAD: Final = f"CAST(pmod(hash(partition, offset), {BUCKETS}) AS INT)"
@@ -51,14 +53,14 @@ _BY_KEY: Final = f"CAST(crc32(key) % {BUCKETS} AS INT)"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How rows reach the tasks of Spark.
+    """The way of rows to the tasks of Spark.
 
     Attributes:
         kind: ``"aligned"``: one task reads a whole partition. ``"reshard"``: a shuffle, then a sort. ``"as read"``: no
             order is promised.
-        tasks: Number of shuffle tasks, None without a shuffle.
-        bucket: SQL expression that the shuffle distributes by, modulo ``tasks``; None without a shuffle.
-        sort: Columns that each task's rows are sorted by.
+        tasks: Number of shuffle tasks; None without a shuffle.
+        bucket: SQL expression by which the shuffle distributes rows, modulo ``tasks``; None without a shuffle.
+        sort: Columns by which the rows of each task are sorted.
         why: One sentence for each decision.
     """
 
@@ -96,7 +98,7 @@ def make_plan(
         cores: Cores of the cluster.
         partitions: Number of selected topic partitions.
         aligned: Whether each task of the source reads whole partitions, in order.
-        eras: Changes of the number of partitions.
+        eras: Changes of the number of partitions, see ``Eras``.
         tasks: Number of shuffle tasks, 1 or more. Default: 4 per core.
 
     Returns:
@@ -110,23 +112,24 @@ def make_plan(
     check_eras(eras)
     if order == "serial" and partitions > 1:
         raise ConfigError(
-            f'order="serial" handles one partition, and {partitions} are selected: select one by partitions=…, or use '
-            'order="partition"'
+            f'order="serial" handles one partition, and {partitions} partitions are selected: select one partition by '
+            'partitions=…, or use order="partition"'
         )
     if aligned and not eras:
         if tasks is not None:
             raise ConfigError(
-                f"tasks={tasks} with aligned=True: there is no shuffle to give tasks to; leave out tasks, or say "
-                "aligned=False"
+                f"tasks={tasks} with aligned=True: the plan has no shuffle whose tasks could be counted; leave out "
+                "tasks, or set aligned=False"
             )
-        why = "aligned=True: one task reads a whole partition in order, so there is neither a shuffle nor a sort"
+        why = "aligned=True: one task reads a whole partition in order, so the plan needs neither a shuffle nor a sort"
         return Plan(kind="aligned", why=(why,))
     if order == "none":
-        why = 'order="none": rows are handled where they are read; the sort keeps no order of keys, but of what is read'
+        why = 'order="none": the task that reads a row handles the row; the sort orders only the rows of each task'
         return Plan(kind="as read", sort=_SORT, why=(why,))
     if aligned:
         raise ConfigError(
-            "aligned=True with eras=…: a key moved between partitions, so no task reads all of it; say aligned=False"
+            "aligned=True with eras=…: keys have moved between partitions, so no task reads all rows of a key; set "
+            "aligned=False"
         )
     return _reshard(order, keyless, cores, partitions, eras, tasks)
 
@@ -135,36 +138,36 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
     why = []
     wanted = tasks or TASKS_PER_CORE * max(1, cores)
     if order != "key":
-        # More tasks than partitions would have nothing to do.
+        # Tasks beyond the number of partitions would get no rows.
         wanted = min(wanted, max(1, partitions))
         bucket = "partition"
-        why.append(f'order="{order}": all of a partition comes to one task, and its keys with it')
+        why.append(f'order="{order}": one task gets all rows of a partition, and therefore of its keys')
     else:
         keyless_bucket = "CAST(partition AS INT)" if keyless == "one_lane" else _SPREAD
         bucket = f"CASE WHEN key IS NULL THEN {keyless_bucket} ELSE {_BY_KEY} END"
-        why.append("all rows of a key come to one task, by the CRC-32 of the key, which Spark computes itself")
+        why.append("one task gets all rows of a key, by the CRC-32 of the key, which Spark computes itself")
         why.append(
-            'keyless="one_lane": rows without a key go by their partition, which is their lane'
+            'keyless="one_lane": rows without a key are distributed by their partition, which is their lane'
             if keyless == "one_lane"
-            else "rows without a key are spread by partition and position: no order is claimed of them"
+            else "rows without a key are distributed by partition and position, and have no order"
         )
     why.append(
         f"{wanted} tasks: "
         + (
             f"tasks={tasks}"
             if tasks
-            else f"{TASKS_PER_CORE} for each of {cores} cores, so that a hot key overlaps the rest"
+            else f"{TASKS_PER_CORE} for each of {cores} cores, so that other tasks run beside the task of a hot key"
         )
     )
     sort = _SORT
     if eras:
         sort = ("era", *sort)
         why.append(
-            f"{len(eras) + 1} eras: positions of different numbers of partitions do not compare, so a task ends one "
-            "era before it begins the next"
+            f"{len(eras) + 1} eras: positions of two eras cannot be compared, so a task ends an era before it begins "
+            "the next era"
         )
     why.append(
-        "sorted by position and not by key, so that keys run side by side; without a sort a shuffle has no order"
+        "a shuffle keeps no order, so the rows are sorted by position, and not by key, so that keys run side by side"
     )
     return Plan(kind="reshard", tasks=wanted, bucket=bucket, sort=sort, why=tuple(why))
 
@@ -175,12 +178,17 @@ def check_eras(eras: Eras) -> None:
     for number, era in enumerate(eras):
         for partition, position in era.items():
             if not isinstance(partition, int) or not isinstance(position, int) or partition < 0 or position < 0:
-                raise ConfigError(f"eras[{number}] has {partition!r}: {position!r}; give partition: first position")
+                raise ConfigError(
+                    f"eras[{number}] has {partition!r}: {position!r}; write partition: first position, both 0 or more"
+                )
         if missing := set(before) - set(era):
-            raise ConfigError(f"eras[{number}] lacks partition {min(missing)} of the era before: partitions stay")
+            raise ConfigError(
+                f"eras[{number}] lacks partition {min(missing)} of eras[{number - 1}]: a topic keeps its partitions; "
+                "add the first position of that partition"
+            )
         if behind := [partition for partition, position in before.items() if era[partition] < position]:
             raise ConfigError(
-                f"eras[{number}] begins before eras[{number - 1}] in partition {behind[0]}: put them in order"
+                f"eras[{number}] begins before eras[{number - 1}] in partition {behind[0]}: put the eras in order"
             )
         before = era
 
@@ -197,17 +205,17 @@ def era_column(eras: Eras) -> str | None:
 
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "spark.sql.files.ignoreCorruptFiles": "rows that Spark then skips would be lost without a word",
-    "spark.sql.files.ignoreMissingFiles": "rows that Spark then skips would be lost without a word",
-    "spark.sql.parquet.binaryAsString": "keys and values would be read as text, and other bytes not be found",
-    "spark.sql.execution.arrow.useLargeVarTypes": "headers would have types that no message has",
+    "spark.sql.files.ignoreCorruptFiles": "Spark would skip rows without an error",
+    "spark.sql.files.ignoreMissingFiles": "Spark would skip rows without an error",
+    "spark.sql.parquet.binaryAsString": "Spark would read keys and values as text, and change bytes that are not text",
+    "spark.sql.execution.arrow.useLargeVarTypes": "headers would have types that a message cannot have",
 }
-"""Settings of Spark that must not be true, with the reason."""
+"""Settings of Spark that must not be true, with the reasons."""
 
 _ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 CHECKED: Final = ("spark.speculation", _ROWS, *_REFUSED)
-"""Settings that ``check_conf`` looks at."""
+"""Settings that ``check_conf`` checks."""
 
 
 def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
@@ -220,28 +228,28 @@ def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
         raise ConfigError(f'effects={effects!r} is unknown: use "none", "fenced" or "unfenced"')
     if on("spark.speculation") and effects == "unfenced":
         raise ConfigError(
-            'spark.speculation=true with effects="unfenced": Spark runs a slow task twice at once, and the loser '
-            "goes on for seconds. Set it to false, or fence the effects by position and say "
-            'effects="fenced"; a handler without effects is effects="none"'
+            'spark.speculation=true with effects="unfenced": Spark runs a second attempt of a slow task, and the '
+            "losing attempt continues for seconds. Set spark.speculation to false, or fence the effects by position "
+            'and set effects="fenced"; for a handler without effects set effects="none"'
         )
     rows = (conf.get(_ROWS) or "").strip()
     if rows.startswith("-") or rows == "0":
         raise ConfigError(
             f"{_ROWS}={rows}: without a limit Spark cannot plan the batches of a checkpoint, and only bytes bound the "
-            "rows of a worker; set it to 1 or more"
+            f"rows of a worker; set {_ROWS} to 1 or more"
         )
     for name, why in _REFUSED.items():
         if on(name):
-            raise ConfigError(f"{name}=true: {why}; set it to false")
+            raise ConfigError(f"{name}=true: {why}; set {name} to false")
 
 
 def settings_of(spark: SparkSession) -> dict[str, str | None]:
-    """Return the settings of a session that ``check_conf`` looks at. Blocks."""
+    """Return the settings of a session that ``check_conf`` checks. Blocks."""
     found = {name: spark.conf.get(name, None) for name in CHECKED}
     try:
         context = spark.sparkContext.getConf()
     except Exception:
-        # Spark Connect has no context, only its session.
+        # Spark Connect has a session, but no context.
         return found
-    # Tasks are scheduled by the settings of the context; later settings of a session do not matter.
+    # Spark schedules tasks by the settings of the context and ignores later settings of the session.
     return {**found, "spark.speculation": context.get("spark.speculation", found["spark.speculation"])}

@@ -1,8 +1,8 @@
-"""Positions of partitions, cut into batches. Pure.
+"""Division of positions into batches. No function here calls Spark.
 
-A batch takes a range of positions of every partition, which follows the range before, and never rows of two eras. The
-cap bounds its positions, and so its rows; gaps make them fewer. Where only some positions are selected, a batch takes
-one island of each partition, and positions between islands are not read.
+A batch takes a range of positions of every partition, directly after the range of the batch before, and never rows of
+two eras. The cap bounds the positions of a batch, and so its rows. Gaps between positions mean fewer rows. If a journal
+selects positions, a batch takes one island of each partition, and positions between islands are not read.
 """
 
 from __future__ import annotations
@@ -17,50 +17,58 @@ Positions = Mapping[int, int]
 """The next position to read, by partition."""
 
 Span = tuple[int, int]
-"""A range of positions: the first one, and the end, exclusive."""
+"""A range of positions: the first position, and the end, exclusive."""
 
 Islands = Mapping[int, Sequence[Span]]
-"""Rising, separate ranges to read, by partition; a partition without an entry is read whole."""
+"""Rising, separate ranges to read, by partition. A partition without an entry is read completely."""
 
 
 def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None:
-    """Raise ``SourceError``, with the range, if rows that were not read yet are gone."""
+    """Raise ``SourceError``, with the range, if the source has lost rows that were not read yet."""
     for partition, position in start.items():
         if partition not in spans:
             raise SourceError(
-                f"{topic}/{partition}: the replay goes on at position {position}, and the source has nothing of that "
-                "partition any more; restore it, or begin again with another checkpoint"
+                f"{topic}/{partition}: the replay continues at position {position}, but the source has lost that "
+                "partition; restore the partition, or begin again with another checkpoint"
             )
         first, end = spans[partition]
         if position < first:
             raise SourceError(
                 f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source and were not read; "
-                "restore them, or begin after them with another checkpoint"
+                f"restore them, or begin at {first} with another checkpoint"
             )
         if position > end:
             raise SourceError(
-                f"{topic}/{partition}: the replay was at position {position}, but the source ends at {end}, so it "
-                "is another one, or rows were removed; begin again with another checkpoint"
+                f"{topic}/{partition}: the replay was at position {position}, but the source ends at {end}: this is "
+                "another source, or rows were removed; begin again with another checkpoint"
             )
 
 
 def check_incarnation(topic: str, begun: str, now: str, *, read: bool = False) -> None:
-    """Raise ``SourceError`` if the topic's id is another one ``now`` than when the run was ``begun``.
+    """Raise ``SourceError`` if the topic's id has changed since the run began.
 
-    "" means an unknown id. ``read`` says that a batch was read meanwhile.
+    Args:
+        topic: Topic name.
+        begun: Id of the topic when the run began; "" if it is unknown.
+        now: Current id of the topic; "" if it is unknown.
+        read: Whether a batch was read in between.
     """
     if begun and now and begun != now:
-        also = ", and the last batch may have read messages of the new one" if read else ""
+        also = ", and the last batch may have read messages of the new topic" if read else ""
         raise SourceError(
-            f"{topic}: the topic was deleted and recreated since this run was begun, so its unread messages are gone"
+            f"{topic}: the topic was deleted and recreated after this run had begun, so its unread messages are gone"
             f"{also}; begin again with another checkpoint"
         )
 
 
 def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only: bool = False) -> None:
-    """Raise ``SourceError``, with the range, if a replay would begin with positions that are gone.
+    """Raise ``SourceError``, with the range, if the source has lost positions with which a replay would begin.
 
-    ``only`` says that a journal selects these positions.
+    Args:
+        topic: Topic name.
+        wanted: First position to read, by partition.
+        spans: Ranges that the source has, by partition.
+        only: Whether a journal selected ``wanted``.
     """
     for partition, (first, _) in sorted(spans.items()):
         position = wanted.get(partition)
@@ -78,8 +86,8 @@ def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only
 def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, list[Span]]:
     """Merge ranges (partition, first position, last position) into islands.
 
-    The ranges do not overlap and come in any order. Two of a partition merge if fewer than ``gap`` positions lie
-    between them.
+    The ranges do not overlap and may have any order. Two ranges of a partition are merged if fewer than ``gap``
+    positions lie between them.
     """
     islands: dict[int, list[Span]] = {}
     for partition, first, last in sorted(found):
@@ -92,12 +100,12 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return these positions, moved to the next island where they lie between two."""
+    """Return these positions; a position between two islands moves up to the later island."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
 def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
-    """Cut ranges to their first and last selected position; partitions without one are left out."""
+    """Cut each range to its first and last selected position. A partition without a selected position is left out."""
     found = {}
     for partition, (first, end) in ranges.items():
         if of_partition := islands.get(partition):
@@ -107,7 +115,7 @@ def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
-    """Cut ranges to the selected positions inside them; empty ranges are left out."""
+    """Cut each range to the islands inside it. An empty range is left out."""
     found = {}
     for partition, (first, end) in ranges.items():
         of_partition = islands.get(partition)
@@ -131,7 +139,7 @@ def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
 
 
 def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, int | None]:
-    """Return the first selected position from ``position`` on, and the end of its island; None without one."""
+    """Return the first selected position from ``position`` on, and the end of its island or None."""
     if islands is None:
         return position, None
     number = bisect_right(islands, position, key=lambda island: island[1])
@@ -144,13 +152,23 @@ def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, in
 def next_positions(
     start: Positions, spans: Mapping[int, Span], cap: int | None, eras: Eras = (), islands: Islands | None = None
 ) -> dict[int, int]:
-    """Return the end of a batch that begins at ``start`` and has at most ``cap`` positions, None without a bound.
+    """Return the end of the next batch, by partition.
 
-    Partitions share the cap by their remaining positions, so that all end in about the same batch. Without remaining
-    positions the end is ``start``.
+    Partitions share the cap by their remaining positions, so that all partitions end in about the same batch. If no
+    position remains, the result is ``start``.
+
+    Args:
+        start: Begin of the batch, by partition.
+        spans: Ranges that the source has, by partition.
+        cap: Most positions of the batch; None for no bound.
+        eras: Changes of the number of partitions.
+        islands: The only ranges to read; None for all.
+
+    Returns:
+        The end of the batch by partition, exclusive.
     """
     at = next_wanted({partition: start.get(partition, first) for partition, (first, _) in spans.items()}, islands or {})
-    # Never past the end: the next island may not exist yet.
+    # The next island may lie after the current end of the source.
     at = {partition: max(start.get(partition, 0), min(one, spans[partition][1])) for partition, one in at.items()}
     ends = _era_ends(at, {partition: end for partition, (_, end) in spans.items()}, eras)
     for partition, of_partition in (islands or {}).items():
@@ -162,16 +180,16 @@ def next_positions(
     if cap is None or total <= cap:
         return {**at, **{partition: ends[partition] for partition in left}}
     taken = {partition: count * cap // total for partition, count in left.items()}
-    # The remainder of the division goes to partitions with the most positions left, one each.
+    # The remainder of the division goes to the partitions with the most positions left, one position each.
     for partition in sorted(left, key=lambda partition: (-left[partition], partition))[: cap - sum(taken.values())]:
         taken[partition] += 1
     return {**at, **{partition: at[partition] + count for partition, count in taken.items()}}
 
 
 def _era_ends(at: Positions, ends: Positions, eras: Eras) -> Mapping[int, int]:
-    """Return the ends of the first era that is not read completely."""
+    """Return the ends of the first era that has unread positions."""
     for era in eras:
-        # An era adds the partitions that it does not name.
+        # A partition that an era does not name was added by the era.
         of_era = {partition: min(end, era.get(partition, 0)) for partition, end in ends.items()}
         if any(at[partition] < end for partition, end in of_era.items()):
             return of_era

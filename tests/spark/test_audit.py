@@ -347,9 +347,9 @@ def test_what_is_no_journal_is_refused(spark: Any, tmp_path: Path) -> None:
         audit(spark, str(tmp_path / "strange"))
     (tmp_path / "empty").mkdir()
     pq.write_table(table.slice(0, 0), tmp_path / "empty" / "a.parquet")
-    with pytest.raises(ConfigError, match="no row is in it"):
+    with pytest.raises(ConfigError, match="the journal has no rows"):
         audit(spark, str(tmp_path / "empty"))
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".half.parquet.tmp").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match="it has no file of a journal, only 1 incomplete ones"):
+    with pytest.raises(ConfigError, match="has no complete file of a journal, only 1 incomplete files"):
         audit(spark, str(tmp_path / "killed"))

@@ -64,7 +64,7 @@ def test_files_that_are_not_finished_are_counted_below_the_verdicts_and_change_n
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.getvalue().splitlines() if "│" in line]
     assert rows == [["PerKeyOrder", "held", "1,200", "0"], ["unfinished files", "not judged", "1,002", ""]]
     assert output.getvalue().endswith(
-        "? 1,002 unfinished files: their writers still run or were killed; their rows are not judged\n"
+        "? 1,002 unfinished files: their writers still run or were killed, and their rows are not judged\n"
     )
     assert audit.status == 0
 
@@ -123,9 +123,9 @@ def test_what_had_to_be_handled_is_a_table_or_a_topic() -> None:
     ("tables", "servers", "options", "columns", "said"),
     [
         ([], "", {}, {}, "--topic, -X and --column need"),
-        (["a"], "host:1", {}, {}, "not both"),
+        (["a"], "host:1", {}, {}, "give either --table PATH"),
         (["a"], "", {"kafka.a": "b"}, {}, "-X is an option of the Kafka connector"),
-        ([], "host:1", {}, {"key": "id"}, "--column is for the columns of a table"),
+        ([], "host:1", {}, {"key": "id"}, "--column names a column of a table"),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(

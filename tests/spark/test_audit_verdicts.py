@@ -99,8 +99,8 @@ def test_a_source_that_has_nothing_proves_nothing(
     ("files", "said"),
     [
         (0, ""),
-        (1, "1 unfinished file: its writer still runs or was killed; its rows are not judged"),
-        (2, "2 unfinished files: their writers still run or were killed; their rows are not judged"),
+        (1, "1 unfinished file: its writer still runs or was killed, and its rows are not judged"),
+        (2, "2 unfinished files: their writers still run or were killed, and their rows are not judged"),
     ],
 )
 def test_what_is_not_judged_is_said_of_writers_that_run_and_of_killed_ones(files: int, said: str) -> None:

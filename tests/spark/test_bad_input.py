@@ -106,7 +106,10 @@ def test_a_checkpoint_has_one_replay_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(lanes.SourceError, match=r"orders: another replay uses the checkpoint .*/deep/checkpoint") as no:
         take(f"file://{checkpoint}")
     assert f"(process {os.getpid()} on " in str(no.value)
-    assert "and two would handle the same messages twice; wait until it has ended, or stop it" in str(no.value)
+    assert (
+        "and two replays would handle the same messages twice; wait until the other replay has ended, or stop it"
+        in str(no.value)
+    )
     other = take(tmp_path / "other")
     first.release()
     first.release()
@@ -154,7 +157,7 @@ def test_where_there_is_no_lock_none_is_taken(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "checkpoint"):
-        with pytest.raises(lanes.ConfigError, match=r"checkpoint='.*file.*': nothing can be written there \(") as no:
+        with pytest.raises(lanes.ConfigError, match=r"checkpoint='.*file.*': the folder is not writable \(") as no:
             take(path)
         assert "name a folder that this user may write to" in str(no.value)
 
@@ -176,7 +179,7 @@ def test_a_disk_that_takes_no_more_is_told_and_nothing_stays_locked(
         patched.setattr(os, "pwrite", full)
         with pytest.raises(lanes.ConfigError) as no:
             take(tmp_path)
-        assert str(no.value) == f"checkpoint={str(tmp_path)!r}: nothing can be written there ({remedy}"
+        assert str(no.value) == f"checkpoint={str(tmp_path)!r}: the folder is not writable ({remedy}"
     # It was let go at once, and not with the error, which is still there.
     held = take(tmp_path)
     assert held is not None
@@ -215,7 +218,7 @@ def test_a_checkpoint_of_any_other_query_is_refused(offset: Any) -> None:
 def test_batches_without_a_limit_of_rows_are_refused(rows: str) -> None:
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     assert name in CHECKED
-    with pytest.raises(lanes.ConfigError, match=rf"{name}={rows.strip()}: without a limit .*; set it to 1 or more"):
+    with pytest.raises(lanes.ConfigError, match=rf"{name}={rows.strip()}: without a limit .*; set {name} to 1 or more"):
         check_conf({name: rows}, "none")
     check_conf({name: "1"}, "none")
     check_conf({name: "10000"}, "none")
@@ -223,7 +226,7 @@ def test_batches_without_a_limit_of_rows_are_refused(rows: str) -> None:
 
 @pytest.mark.parametrize("name", CHECKED[2:])
 def test_settings_that_are_refused_say_why_and_what_to_do(name: str) -> None:
-    with pytest.raises(lanes.ConfigError, match=rf"{name}=true: .+; set it to false"):
+    with pytest.raises(lanes.ConfigError, match=rf"{name}=true: .+; set {name} to false"):
         check_conf({name: "true"}, "fenced")
 
 
@@ -257,7 +260,9 @@ def test_a_jar_of_the_connector_that_is_missing_is_named(lacks: str, monkeypatch
 
     spark: Any = FakeSpark()
     spark._jvm = Name("")
-    with pytest.raises(lanes.ConfigError, match=f"it lacks {lacks}; begin the session with spark.jars.packages=org."):
+    with pytest.raises(
+        lanes.ConfigError, match=f"connector to Kafka: {lacks}; begin the session with spark.jars.packages=org."
+    ):
         read_offset_ranges(spark, "orders", {})
 
 
@@ -278,7 +283,7 @@ def test_a_handler_that_the_workers_cannot_load_is_told_with_the_remedy(tmp_path
     with pytest.raises(lanes.ConfigError, match=r"loaded by the workers.*No module named 'shop_of_driver'") as no:
         _loaded(payload)
     assert sys.executable in str(no.value)
-    assert "send its modules along by spark.submit.pyFiles, or install them there" in str(no.value)
+    assert "send the modules by spark.submit.pyFiles, or install them for that Python" in str(no.value)
 
 
 def test_a_handler_that_blocks_the_event_loop_is_named(
@@ -290,7 +295,7 @@ def test_a_handler_that_blocks_the_event_loop_is_named(
     def told() -> list[str]:
         # Something else may hold a loop up on a machine that is busy.
         said = [one.getMessage() for one in caplog.records]
-        return [one for one in said if "has stood still" in one and " in blocking" in one]
+        return [one for one in said if "has been blocked" in one and " in blocking" in one]
 
     async def blocking(message: lanes.Message) -> None:
         seen.note(message)
@@ -302,9 +307,9 @@ def test_a_handler_that_blocks_the_event_loop_is_named(
     assert out[-1].to_pylist()[0]["finished"] == 60
     assert seen.by_key == expected(rows(60))
     (said,) = told()
-    assert said.startswith("orders on Spark: the event loop of a task has stood still for 0 s or more. A handler")
+    assert said.startswith("orders on Spark: the event loop of a task has been blocked for 0 s or more. A handler")
     assert f"{__file__}:" in said
-    assert said.endswith("Await there, or make it a plain function, which runs in a thread")
+    assert said.endswith("Await there, or write a plain function, which runs in a thread")
 
 
 class Inbox:

@@ -156,7 +156,7 @@ def test_files_that_cannot_be_read_are_named(spark: Any, tmp_path: Path) -> None
         said = str(told.value)
         assert said.startswith("orders: Spark failed: ")
         assert "\n" not in said
-        assert "restore the file, or take it out of the table" in said
+        assert "restore the file, or remove it from the table" in said
         return said
 
     def cut(file: Path) -> None:
@@ -240,15 +240,18 @@ def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
         patched.setattr(ResultsFolder, "_write", Mock(side_effect=lanes.SourceError("killed")))
         with pytest.raises(lanes.SourceError, match="killed"):
             take("one")
-    refused("two", r"results_to='.*': another replay takes it at the same time, as .*/_lanes/claims/one says .*remove")
+    refused(
+        "two",
+        r"results_to='.*': another replay takes the folder at the same time, as .*/_lanes/claims/one shows .*remove",
+    )
     assert [one.name for one in claims.iterdir() if not one.name.startswith(".")] == ["one"]
     take("one")
     take("one")
     # Who had looked for the note before it was there, finds the claim.
     with monkeypatch.context() as patched:
         patched.setattr(ResultsFolder, "_note", lambda self: None)
-        refused("two", "another replay takes it at the same time")
-    refused("two", "it is for the results of another checkpoint")
+        refused("two", "another replay takes the folder at the same time")
+    refused("two", "the folder is for the results of another checkpoint")
     assert not (tmp_path / "two" / "results").exists()
     # Both have looked for the note before any of them took it.
     shutil.rmtree(results)

@@ -48,7 +48,9 @@ def test_one_goes_on_where_it_was_whatever_is_gone_of_what_was_read() -> None:
     assert run(later, end) == [[(0, 80, 90), (1, 10, 10)]]
     with pytest.raises(SourceError, match="orders/0: positions 80 … 84 are gone from the source and were not read"):
         run(reader({0: (85, 90), 1: (10, 10)}), end)
-    with pytest.raises(SourceError, match="orders/0: the replay goes on at position 80, and the source has nothing"):
+    with pytest.raises(
+        SourceError, match="orders/0: the replay continues at position 80, but the source has lost that partition"
+    ):
         run(reader({}), end)
     assert run(reader({}), reader({}).initialOffset()) == []
     with pytest.raises(SourceError, match="the checkpoint is of another replay"):

@@ -146,12 +146,12 @@ def test_results_that_no_checkpoint_has_written_are_left_alone(spark: Any, tmp_p
     [note] = (results / "_lanes" / "checkpoint").glob("part-*")
     note.write_text("{}\n")
     (note.parent / f".{note.name}.crc").unlink()
-    with pytest.raises(lanes.ConfigError, match="nobody can tell whose it is"):
+    with pytest.raises(lanes.ConfigError, match="owner is unknown"):
         replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
     (tmp_path / "one" / ".metadata.crc").unlink()
     (tmp_path / "one" / "metadata").write_text("{}\n")
     note.unlink()
-    with pytest.raises(lanes.ConfigError, match="are gone from it: restore"):
+    with pytest.raises(lanes.ConfigError, match=r"has lost the results of the checkpoint .*: restore the folder"):
         replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
 
 
@@ -207,17 +207,17 @@ def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monk
         on("one", "first")
     # It is the folder, not its name.
     (tmp_path / "a").rename(tmp_path / "moved")
-    refused("one", "a", r"results_to='.*/a': the results of the checkpoint .*/one are gone from it: restore")
+    refused("one", "a", r"results_to='.*/a': the results of the checkpoint .*/one restore the folder")
     on("one", "moved")
     assert stored(tmp_path / "moved") == sorted((one["partition"], one["offset"]) for one in rows(60))
     # As an earlier version has left it, which had no note in the checkpoint.
     shutil.rmtree(tmp_path / "one" / "results")
-    refused("one", "b", r"the checkpoint .*/one was begun without it, or with another one")
+    refused("one", "b", r"the checkpoint .*/one was begun without results_to, or with another folder")
     assert on("one", "moved").batches == 0
     # Begun without.
     with pytest.raises(Gone):
         on("two", None, progress=stop)
-    refused("two", "b", r"the checkpoint .*/two was begun without it, or with another one")
+    refused("two", "b", r"the checkpoint .*/two was begun without results_to, or with another folder")
 
 
 def test_names_that_are_patterns_are_names(spark: Any, tmp_path: Path) -> None:
@@ -248,13 +248,13 @@ def test_names_that_are_patterns_are_names(spark: Any, tmp_path: Path) -> None:
             on(checkpoint, results, progress=stop)
         on(checkpoint, results)
         assert len(stored(tmp_path / results)) == 60
-    with pytest.raises(lanes.ConfigError, match="it is for the results of another checkpoint"):
+    with pytest.raises(lanes.ConfigError, match="the folder is for the results of another checkpoint"):
         on("two", "r[1]", partitions=[0])
     folder = str(tmp_path / names)
     query = json.loads((tmp_path / names / "metadata").read_text())["id"]
     assert query_of(spark, folder) == query
     # No note is written that is nobody's.
-    with pytest.raises(lanes.SourceError, match=r"checkpoint='.*/lost': .*/lost/metadata, .* is not found"):
+    with pytest.raises(lanes.SourceError, match=r"checkpoint='.*/lost': .*/lost/metadata, .* is missing"):
         ResultsFolder(spark, str(tmp_path / "new"), str(tmp_path / "lost")).take()
     assert not (tmp_path / "new").exists()
 
@@ -267,7 +267,8 @@ def test_a_checkpoint_is_not_in_the_folder_of_results(spark: Any, tmp_path: Path
 
     for inside in (tmp_path / "out" / "deep" / "checkpoint", tmp_path / "out"):
         with pytest.raises(
-            lanes.ConfigError, match=r"results_to='.*/out': the checkpoint .* lies in it, .* name a checkpoint outside"
+            lanes.ConfigError,
+            match=r"results_to='.*/out': the checkpoint .* is inside this folder, .* name a checkpoint outside",
         ):
             check(inside)
     # These are passed over by whoever reads the table; and a name is not a folder.
@@ -385,7 +386,7 @@ def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: 
         (tmp_path / lost).rename(checkpoint / "selected" / lost)
     part = max((checkpoint / "selected" / "positions").glob("part-*"), key=lambda path: pq.read_metadata(path).num_rows)
     part.rename(tmp_path / part.name)
-    with pytest.raises(lanes.SourceError, match=r"orders: 100 positions were selected, and \d+ of them are there"):
+    with pytest.raises(lanes.SourceError, match=r"orders: the checkpoint has \d+ of its 100 selected positions"):
         replay(spark, table, noting(tmp_path / "nothing"), **more)
     (tmp_path / part.name).rename(part)
     # With all of it there, it is done.
@@ -393,7 +394,7 @@ def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: 
     # One that was begun without is left as it is.
     whole = str(tmp_path / "whole{1}")
     assert replay(spark, table, noting(tmp_path / "all"), checkpoint=whole).finished == COUNT
-    with pytest.raises(lanes.SourceError, match=r"of another replay \(it was begun without only="):
+    with pytest.raises(lanes.SourceError, match=r"of another replay \(begun without only="):
         replay(spark, table, noting(tmp_path / "nothing"), **{**more, "checkpoint": whole})
     assert not (tmp_path / "whole{1}" / "selected").exists()
     assert not (tmp_path / "nothing").exists()

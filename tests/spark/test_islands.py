@@ -148,7 +148,7 @@ def test_a_stream_asks_what_there_is_at_every_batch_and_ends_between_two() -> No
     finally:
         ends.close()
     ends.close()
-    with pytest.raises(SourceError, match="the driver does not tell offset ranges"):
+    with pytest.raises(SourceError, match="the driver does not send offset ranges"):
         of.latestOffset(second, ReadMaxRows(100))
 
 
@@ -157,7 +157,9 @@ def test_a_socket_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytes
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     ends = OffsetServer(lambda at: {})
-    with pytest.raises(ConfigError, match=r"a stream needs a socket at .*: AF_UNIX path too long; set TMPDIR to"):
+    with pytest.raises(
+        ConfigError, match=r"a stream cannot create its socket .*: AF_UNIX path too long; set TMPDIR to"
+    ):
         ends.start()
     assert list(folder.iterdir()) == []
 
@@ -166,7 +168,7 @@ def test_a_socket_that_somebody_has_removed_holds_nobody_up() -> None:
     ends = OffsetServer(lambda at: {})
     ends.start()
     Path(ends.path).unlink()
-    with pytest.raises(SourceError, match="the driver does not tell offset ranges"):
+    with pytest.raises(SourceError, match="the driver does not send offset ranges"):
         ask_offsets(ends.path, {})
     ends.close()
     ends._thread.join(10)
@@ -279,12 +281,14 @@ def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one
     end = begun.latestOffset(start, ReadMaxRows(6))
     # As long as nobody tells an id it goes on.
     assert reader_of(before).partitions(start, end)
-    told = r"orders: the checkpoint was begun without a topic id, by .*, go on with another checkpoint and from_="
-    with pytest.raises(SourceError, match=told + r"\{0: 5, 1: 6\}; else begin again with another$"):
+    told = r"orders: the checkpoint was begun without a topic id, by .*, use another checkpoint with from_="
+    with pytest.raises(
+        SourceError, match=told + r"\{0: 5, 1: 6\}; for another topic, begin again with another checkpoint$"
+    ):
         reader_of(now).latestOffset(end, ReadMaxRows(6))
     # A batch that was begun and is not done, is not left out: the first one, which begins anew, and any other.
     for first in (reader_of(now).initialOffset(), start):
-        with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}; else"):
+        with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}; for another topic"):
             reader_of(now).partitions(first, end)
     # Who has noted an id knows the topic by it.
     with pytest.raises(SourceError, match=r"of another replay .* a topic that was recreated since"):
@@ -312,7 +316,7 @@ def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest
 
     run(Pausing(3))._check_incarnation(cast(Any, None))
     # A topic that was made anew in the pause is found as well.
-    with pytest.raises(SourceError, match=r"recreated .*, and the last batch may have read messages of the new one"):
+    with pytest.raises(SourceError, match=r"recreated .*, and the last batch may have read messages of the new topic"):
         run(Pausing(3, incarnation="two"))._check_incarnation(cast(Any, None))
     # Not for ever, not for whoever has given up, and not where a later answer would be the same.
     gone, given_up = Pausing(9, retryable=False), run(Pausing(9))
@@ -366,5 +370,5 @@ def test_a_stream_ends_when_its_topic_is_made_anew() -> None:
     running._run = SimpleNamespace(scope=within, tracker=SimpleNamespace(look=lambda spans, at: None))
     assert running._look({0: 5}) == {0: (0, 9)}
     now = spans("two")
-    with pytest.raises(SourceError, match="orders: the topic was deleted and recreated since this run was begun"):
+    with pytest.raises(SourceError, match="orders: the topic was deleted and recreated after this run had begun"):
         running._look({0: 5})

@@ -229,13 +229,13 @@ def test_what_a_journal_may_not_say_is_said(
     report = replay(spark, table_of(tmp_path, 450), noting(tmp_path / "seen"), only=only)
     assert report.journal is not None
     assert report.journal.doubts == (
-        "1 run(s) have no end, such as one of m-8: their last rows may be missing",
-        "1 run(s) have dropped 5 rows, such as one of m-6",
-        "2 run(s) lack 150 rows in between, such as one of m-1: files are missing",
-        "1 run(s) have no begin, such as one of m-2: files are missing",
-        "1 file(s) are incomplete (.tmp) and were not read",
+        "1 run(s) have no end, for example a run of m-8: their last rows may be missing",
+        "1 run(s) have dropped 5 rows, for example a run of m-6",
+        "2 run(s) lack 150 rows in between, for example a run of m-1: files are missing",
+        "1 run(s) have no begin, for example a run of m-2: files are missing",
+        "1 incomplete file(s) (.tmp) were not read",
     )
-    assert all(f"the journal may not say everything: {doubt}" in caplog.text for doubt in report.journal.doubts)
+    assert all(f"the journal may be incomplete: {doubt}" in caplog.text for doubt in report.journal.doubts)
     assert all(doubt in str(report.plan) for doubt in report.journal.doubts)
     # The table ends before the journal does.
     assert report.missing == report.journal.positions - report.delivered > 0
@@ -251,13 +251,13 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
         with pytest.raises(kind, match=match):
             replay(spark, table, noting(tmp_path / "nothing"), only=only)
 
-    refused("has no rows of 'order', but of 'other', 'shop/orders': say topic=", topic="order")
+    refused("has no rows of 'order', but of 'other', 'shop/orders': set topic=", topic="order")
     refused("has no rows of 'shop'", topic="shop")
     refused("PATH_NOT_FOUND", lanes.SourceError, path=str(tmp_path / "nowhere"))
     refused("its column run, of type string, is missing", path=str(tmp_path / "table"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".m-7-0.parquet.tmp").touch()
-    refused("it has no file of a journal, only 1 incomplete ones", path=str(tmp_path / "empty"))
+    refused("has no complete file of a journal, only 1 incomplete files", path=str(tmp_path / "empty"))
     for incarnation in ("a+/", "b"):
         journal, history = opened(folder, member=f"n-{len(incarnation)}", rotate_after=None)
         history.assigned(owned(TOPIC, 1, 1, incarnation), 2.0)
@@ -266,11 +266,13 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
             break
         # What a topic is called may be that of another one.
         only = JournalSelection(path=str(folder), of="unfinished")
-        with pytest.raises(lanes.SourceError, match=r"it is of a former shop/orders, .*say topic='shop/orders' of the"):
+        with pytest.raises(
+            lanes.SourceError, match=r"the journal is of a former shop/orders, .*set topic='shop/orders' of "
+        ):
             only.choose(spark, TOPIC, None, "b")
         for same, now in ((only, "a-_"), (replace(only, topic=TOPIC), "b"), (only, "")):
             same.choose(spark, TOPIC, None, now).close()
-    refused("shop/orders/1 was recreated 1 time.*only the files of later runs", lanes.SourceError)
+    refused("shop/orders/1 was recreated 1 time.*only the files of runs after the last", lanes.SourceError)
     for earlier in ("a-old", "z-old"):
         # Spark takes the columns of all files from one of them, by its name.
         mixed = tmp_path / earlier
@@ -278,7 +280,7 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
         [old] = mixed.glob("*.parquet")
         rows = pq.read_table(old).drop_columns(["epoch"])
         pq.write_table(rows.rename_columns({"assignment": "epoch"}), old)
-        said = rf"{old.name} was written by an earlier lanes, which cannot be judged: take the files of its run out"
+        said = rf"{old.name} was written by an earlier lanes, whose rows cannot be judged: remove the files of that run"
         refused(said, path=str(mixed))
         write_run(mixed, "m-new", Random(1), Expected())
         refused(said, path=str(mixed))

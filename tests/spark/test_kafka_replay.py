@@ -354,7 +354,7 @@ def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
             replay(connected, topic, noting(journal), progress=progress, **more)
         said = str(told.value)
         assert said.startswith(f"outage: Kafka at {server.url}: TimeoutException: ")
-        assert said.endswith("; see that the brokers are up, and that this machine reaches them there")
+        assert said.endswith("; check that the brokers run, and that this machine reaches their advertised addresses")
         assert "\n" not in said
     assert len(noted(journal)) == COUNT // 3
     server.start()

@@ -120,7 +120,7 @@ def test_a_stream_handles_what_comes_until_it_is_stopped(connected: Any, kafka: 
     assert positions(noted(seen)) == positions(topic.sent)
     for wrong, named in (
         ({"interval": 0}, "interval=0: must be a number of seconds"),
-        ({"checkpoint": ""}, "a stream needs a folder"),
+        ({"checkpoint": ""}, "a stream needs a checkpoint"),
         ({"rows_per_batch": 0}, "rows_per_batch=0"),
     ):
         with pytest.raises(lanes.ConfigError, match=named):
@@ -272,5 +272,5 @@ def test_the_command_stops_in_order_by_a_signal(kafka: KafkaServer, tmp_path: Pa
         running.kill()
         running.communicate()
     assert running.returncode == 0, out + said
-    assert "lanes: SIGTERM: stopping after the batch under way; a second signal stops at once" in said
+    assert "lanes: SIGTERM: stopping after the current batch; a second signal stops at once" in said
     assert "50 delivered, 50 finished, 0 of them dead-lettered, 0 skipped" in out

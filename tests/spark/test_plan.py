@@ -32,8 +32,8 @@ def test_a_key_comes_to_one_task_sorted_by_position() -> None:
     assert "crc32(key)" in made.bucket
     assert "WHEN key IS NULL THEN CAST(pmod(hash(partition, offset)" in made.bucket
     assert "4 for each of 8 cores" in str(made)
-    assert "no order is claimed" in str(made)
-    assert "sorted by position and not by key" in str(made)
+    assert "have no order" in str(made)
+    assert "sorted by position, and not by key" in str(made)
 
 
 def test_there_is_no_shuffle_where_a_task_reads_whole_partitions() -> None:
@@ -61,7 +61,7 @@ def test_eras_are_sorted_first() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"order": "serial"}, 'order="serial" handles one partition, and 12 are selected'),
+        ({"order": "serial"}, 'order="serial" handles one partition, and 12 partitions are selected'),
         ({"aligned": True, "eras": [{0: 5}]}, "aligned=True with eras"),
         ({"aligned": True, "tasks": 5}, "tasks=5 with aligned=True"),
         ({"tasks": 0}, "tasks=0"),
@@ -175,7 +175,7 @@ def test_partitions_end_at_about_the_same_time() -> None:
         ({0: 20, 1: 0}, None),
         ({0: 9}, "orders/0: positions 9 … 9 are gone"),
         ({0: 21}, "orders/0: the replay was at position 21, but the source ends at 20"),
-        ({2: 3}, "orders/2: the replay goes on at position 3, and the source has nothing"),
+        ({2: 3}, "orders/2: the replay continues at position 3, but the source has lost that partition"),
     ],
 )
 def test_rows_that_are_gone_are_named(start: dict[int, int], named: str | None) -> None:

@@ -174,12 +174,22 @@ def test_a_spark_that_is_none_is_told(env: dict[str, str], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("jars", "conf", "ok", "words"),
     [
-        ((), {}, False, "spark.jars and spark.jars.packages have none"),
+        ((), {}, False, "spark.jars and spark.jars.packages have no connector"),
         (CONNECTOR, {}, True, CONNECTOR[0]),
-        (CONNECTOR[:1] + CONNECTOR[2:], {}, False, "spark-token-provider-kafka-0-10 is not"),
-        (CONNECTOR[:2], {}, False, "kafka-clients, commons-pool2 is not"),
-        ((CONNECTOR[0].replace("2.13", "2.12"), *CONNECTOR[1:]), {}, False, "it is of Scala 2.12, and Spark of 2.13"),
-        ((CONNECTOR[0].replace("4.3", "4.2"), *CONNECTOR[1:]), {}, None, "it is of Spark 4.2.0, and this is 4.3.0"),
+        (CONNECTOR[:1] + CONNECTOR[2:], {}, False, "but not spark-token-provider-kafka-0-10"),
+        (CONNECTOR[:2], {}, False, "but not kafka-clients, commons-pool2"),
+        (
+            (CONNECTOR[0].replace("2.13", "2.12"), *CONNECTOR[1:]),
+            {},
+            False,
+            "the jar is for Scala 2.12, and Spark has Scala 2.13",
+        ),
+        (
+            (CONNECTOR[0].replace("4.3", "4.2"), *CONNECTOR[1:]),
+            {},
+            None,
+            "the jar is for Spark 4.2.0, and this is Spark 4.3.0",
+        ),
         ((), {"spark.jars.packages": f"a:b:1,org.apache.spark:spark-sql-kafka-0-10_2.13:{VERSION}"}, True, "fetches"),
         ((), {"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.12:4.3.0"}, False, "Scala 2.12"),
         (
@@ -229,7 +239,7 @@ def test_a_connector_elsewhere_is_found_and_none_is_needed_for_tables(tmp_path: 
         ('lanes:{"python": [3, 9, 1], "missing": [], "lanes": "0.1.0"}', "3.9.1.*of one minor version", sys.executable),
         ('lanes:{"python": HERE, "missing": ["lanes"], "lanes": null}', "has no lanes", "pip install 'lanes-runtime"),
         ('lanes:{"python": HERE, "missing": [], "lanes": "0.0.1"}', "lanes-runtime 0.0.1, and this", "pip install"),
-        ("nonsense", "it ended with status 0: no output", sys.executable),
+        ("nonsense", "this Python ended with status 0: no output", sys.executable),
     ],
 )
 def test_the_python_of_the_workers_is_asked(
@@ -251,15 +261,15 @@ def test_a_python_that_does_not_run_is_told(env: dict[str, str], tmp_path: Path)
     found = look(env | {"PYSPARK_PYTHON": str(broken)})["Python of the workers"]
     assert (found.ok, found.detail.partition(": ")[2]) == (
         False,
-        "it ended with status 1: Fatal Python error: no encodings",
+        "this Python ended with status 1: Fatal Python error: no encodings",
     )
 
 
 def test_of_a_cluster_is_said_what_cannot_be_seen(env: dict[str, str]) -> None:
     found = look(env, master="spark://h:7077")["Python of the workers"]
     assert found.ok is None
-    assert "that of spark://h:7077 cannot be checked from here" in found.detail
-    assert f"a Python {sys.version_info[0]}.{sys.version_info[1]} with lanes-runtime[spark]" in found.remedy
+    assert "the workers of spark://h:7077 cannot be checked from here" in found.detail
+    assert f"Python {sys.version_info[0]}.{sys.version_info[1]} with lanes-runtime[spark]" in found.remedy
     found = look(env, conf={"spark.pyspark.python": "/opt/python"})["Python of the workers"]
     assert (found.ok, found.remedy) == (False, "set PYSPARK_PYTHON in the environment")
 
@@ -299,7 +309,7 @@ def test_executors_need_room_for_their_python_beside_the_heap(env: dict[str, str
 def test_cores_that_are_no_number_are_a_finding(env: dict[str, str], cores: str) -> None:
     found = look(env, master="yarn", conf={"spark.executor.cores": cores})["memory"]
     assert (found.ok, found.detail) == (False, f"spark.executor.cores={cores}")
-    assert found.remedy == "write it as a whole number, 1 or more"
+    assert found.remedy == "write a whole number, 1 or more"
 
 
 def test_numbers_that_are_too_long_to_be_any_end_nothing(env: dict[str, str]) -> None:
@@ -354,9 +364,9 @@ def test_whether_a_checkpoint_can_be_written_is_tried(
     for name in ("0", "1", ".1.crc"):
         (begun / "commits" / name).touch()
     before = sorted(tmp_path.rglob("*"))
-    assert checkpoint(tmp_path / "a" / "b").detail.endswith("/a/b: it will be created")
-    assert checkpoint(tmp_path).detail.endswith("a folder without a replay")
-    assert checkpoint(begun.as_uri()).detail.endswith("of a begun replay, 2 batches done")
+    assert checkpoint(tmp_path / "a" / "b").detail.endswith("/a/b: the replay will create the folder")
+    assert checkpoint(tmp_path).detail.endswith(": has no replay")
+    assert checkpoint(begun.as_uri()).detail.endswith("has a replay with 2 finished batches")
     found = checkpoint(begun / "metadata" / "x")
     assert (found.ok, found.detail.endswith("metadata is no folder")) == (False, True)
     assert checkpoint("s3a://lake/checkpoint").ok is None

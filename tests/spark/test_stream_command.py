@@ -52,7 +52,7 @@ def test_a_first_signal_stops_in_order_and_a_second_one_at_once(
     assert running.calls == calls
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     said = capfd.readouterr().err
-    assert "lanes: SIGTERM: stopping after the batch under way; a second signal stops at once\n" in said
+    assert "lanes: SIGTERM: stopping after the current batch; a second signal stops at once\n" in said
     assert ("lanes: SIGTERM: stopping at once\n" in said) is at_once
 
 
@@ -62,7 +62,7 @@ def test_a_journal_and_what_is_selected_of_it_belong_together() -> None:
     assert found == JournalSelection(path=["a", "b"], of="dead_lettered")
     assert only_of("unfinished", ["a"], "orders") == JournalSelection(path=["a"], of="unfinished", topic="orders")
     for of, paths, topic in (("unfinished", [], ""), ("", ["a"], ""), ("", [], "orders")):
-        with pytest.raises(lanes.ConfigError, match="--only and --from-journal: give both or none"):
+        with pytest.raises(lanes.ConfigError, match="--only and --from-journal need each other"):
             only_of(of, paths, topic)
 
 
@@ -73,7 +73,7 @@ def test_what_may_be_missing_is_printed() -> None:
     assert lacking(Report(**counts, seconds=1.0, plan=plan)) == []
     report = Report(**counts, seconds=1.0, plan=plan, journal=facts, missing=1_234)
     assert lacking(report) == [
-        "the journal may not say everything: one run has no end",
+        "the journal may be incomplete: one run has no end",
         "the source lacks 1,234 of the positions that the journal selects",
     ]
 

@@ -344,18 +344,18 @@ async def async_hook() -> None:
     [
         (
             {"settings": lanes.Settings(poison="block")},
-            'poison="block" on Spark: a blocked key in a task could not be unblocked',
+            'poison="block" on Spark: a task cannot unblock a blocked key',
         ),
         ({"settings": lanes.Settings(poison="block_and_dlq")}, 'poison="block_and_dlq" on Spark'),
         ({"settings": lanes.Settings(poison="skip")}, 'poison="skip" needs dead letters'),
         (
             {"dead_letters": MemoryDeadLetters(MemoryBroker())},
-            "dead_letters=MemoryDeadLetters on Spark: pass a function",
+            "dead_letters=MemoryDeadLetters on Spark: every task needs clients of its own; pass a function",
         ),
         ({"results": "position long"}, "results='position long' is not a pyarrow.Schema"),
-        ({"results": pa.schema([])}, "give one or more, each once"),
+        ({"results": pa.schema([])}, "give one or more columns with different names"),
         ({"setup": "connect"}, "setup='connect' is not callable"),
-        ({"setup": async_hook, "teardown": list}, "one is async and one is plain"),
+        ({"setup": async_hook, "teardown": list}, "one function is async and one is plain"),
         ({"handler": None}, "handler=None is not callable"),
     ],
 )

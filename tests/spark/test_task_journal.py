@@ -124,16 +124,19 @@ def test_a_journal_that_is_never_written_holds_a_task_up_once(
         await pace.wait()
 
     anyio.run(wait)
-    assert [record.message for record in caplog.records if "the task continues and rows are dropped" in record.message]
+    assert [record.message for record in caplog.records if "the task continues, and rows are dropped" in record.message]
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ("s3a://lake/journal", "journal='s3a://lake/journal': .* mounted under the same path, not by s3a:"),
-        ("file:///lake/journal", "not by file:"),
+        (
+            "s3a://lake/journal",
+            "journal='s3a://lake/journal': tasks cannot write a journal by s3a:.* mounted under the same path",
+        ),
+        ("file:///lake/journal", "cannot write a journal by file:"),
         ("", "journal is empty"),
-        (7, "journal=int on Spark: pass a folder"),
+        (7, "journal=int on Spark: pass the path of a folder"),
     ],
 )
 def test_what_is_no_folder_is_refused(wrong: object, named: str) -> None:

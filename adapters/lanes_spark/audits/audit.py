@@ -1,4 +1,4 @@
-"""Audit of journals at the scale of a cluster: promises that were kept, broken or left unproven."""
+"""Audit of journals at the scale of a cluster: a verdict on each promise."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ class Audit:
     Attributes:
         verdicts: One verdict for each checker.
         rows: Number of rows of the journal.
-        processes: Number of processes that wrote it.
-        duplicates: Number of repeated messages by cause. The source reported ``held``, ``settled`` and ``late``. A
-            handler was started once more in the same assignment (``retry``), in another one before the message was
-            finished (``takeover``), or after that (``repeat``).
-        unfinished: Number of incomplete files, which are in no verdict; 0 on Spark Connect, which lists none.
+        processes: Number of processes that wrote the journal.
+        duplicates: Number of repeated messages by cause. ``held``, ``settled`` and ``late`` are reports of the source.
+            ``retry``: a handler was started again in the same assignment. ``takeover``: a handler was started again in
+            another assignment, before the message was finished. ``repeat``: a handler was started again in another
+            assignment, after the message was finished.
+        unfinished: Number of incomplete files, which no verdict includes. With Spark Connect, which cannot list
+            incomplete files, the number is 0.
         findings: One row for each violation: checker, what, member, run, n, partition, assignment, position and key.
-            It is usable as long as the session.
+            The rows are usable until the end of the session.
     """
 
     verdicts: tuple[AuditVerdict, ...]
@@ -41,19 +43,20 @@ class Audit:
 
     @property
     def status(self) -> int:
-        """Exit status as of ``lanes check``: 0 all promises held, 1 one was violated, 2 one is unproven."""
+        """Exit status, as of ``lanes check``. 0: all promises held, 1: a violation, 2: a promise is unproven."""
         statuses = {verdict.status for verdict in self.verdicts}
         return 1 if "violated" in statuses else 2 if "unproven" in statuses else 0
 
     @property
     def unjudged(self) -> str:
-        """Sentence about incomplete files, "" without any. They do not change ``status``."""
+        """Sentence about incomplete files, "" without incomplete files. Incomplete files do not change ``status``."""
         if not self.unfinished:
             return ""
         if self.unfinished == 1:
-            return "1 unfinished file: its writer still runs or was killed; its rows are not judged"
+            return "1 unfinished file: its writer still runs or was killed, and its rows are not judged"
         return (
-            f"{self.unfinished:,} unfinished files: their writers still run or were killed; their rows are not judged"
+            f"{self.unfinished:,} unfinished files: their writers still run or were killed, and their rows are not "
+            "judged"
         )
 
 
@@ -64,26 +67,27 @@ def audit(
     source: ParquetTable | KafkaTopic | DataFrame | None = None,
     findings_to: str | None = None,
 ) -> Audit:
-    """Judge journals of all processes of a run together. Blocks while Spark works.
+    """Judge the journals of all processes of a run together. Blocks while Spark works.
 
-    No Python code runs per row: one pass finds the few messages that need a close look. The verdicts are those of
+    No Python code runs per row: one pass finds the few messages that need a close look. The verdicts equal those of
     ``lanes check`` for PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished and
-    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit says less where rows would have to be read
-    one by one:
+    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs where rows would have to be read one by
+    one:
 
-    - A process that lacks rows is not judged, and then nothing is judged across processes; both are ``unproven``, even
-      if the remaining rows would convict. AtLeastOnce then convicts nothing, as in ``lanes check``.
-    - Violations that follow from each other may be counted differently. In an assignment whose commits fall, not every
-      commit is looked at.
-    - With a ``source``, a message without a handler's success is lost; without one, it was left at the broker.
-    - A killed task without a complete file has no rows; ``Audit.unfinished`` counts its file.
+    - If a process lacks rows, neither that process nor events across processes are judged. The promises are
+      ``unproven``, even if the other rows show a violation. AtLeastOnce then has no violation, as in ``lanes check``.
+    - Violations that follow from each other may be counted differently. In an assignment whose commits fall, the audit
+      skips some commits.
+    - With a ``source``, a message without a handler's success is lost. Without a ``source``, the message was left at
+      the broker.
+    - A killed task without a complete file has no rows. ``Audit.unfinished`` counts its file.
 
     Args:
         spark: Session that judges.
-        journal: Folder that ``lanes.run(journal=…)`` has written, or several.
-        source: Messages that had to be handled: a table, a topic, or a DataFrame with the columns ``partition``, as
-            ``orders/3``, and ``position``. With an empty one AtLeastOnce is ``unproven``.
-        findings_to: New folder for the findings as Parquet. Without it the call is idempotent.
+        journal: Folder that ``lanes.run(journal=…)`` has written, or several folders.
+        source: Messages that had to be handled: a table, a topic, or a DataFrame with the columns ``partition``, such
+            as ``orders/3``, and ``position``. With an empty source, AtLeastOnce is ``unproven``.
+        findings_to: New folder for the findings as Parquet. Without this folder the call is idempotent.
 
     Returns:
         The verdicts.
@@ -106,7 +110,9 @@ def audit(
         judged = judge(journal_rows(table), None if source is None else due_positions(spark, source))
         told = judged.told()
         if not told:
-            raise ConfigError(f"journal {', '.join(paths)}: it has no rows; give the folder of a run that has begun")
+            raise ConfigError(
+                f"journal {', '.join(paths)}: the journal has no rows; give the folder of a run that has begun"
+            )
         findings = judged.findings.drop("history")
         if findings_to is not None:
             findings.write.parquet(findings_to)

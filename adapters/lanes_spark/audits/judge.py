@@ -1,4 +1,4 @@
-"""Verdicts out of findings and counts. The driver collects rows only in proportion to the findings."""
+"""Verdicts from findings and counts. The number of rows that reach the driver depends on the findings only."""
 
 from __future__ import annotations
 
@@ -100,7 +100,13 @@ class Judged:
 def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
     """Judge rows with ``COLUMNS`` and ``history``. Blocks.
 
-    ``due`` has ``history``, ``partition`` and ``position`` of each message that had to be handled, once.
+    Args:
+        raw: The rows.
+        due: Columns ``history``, ``partition`` and ``position`` of each message that had to be handled, without
+            repeats. None if these messages are unknown.
+
+    Returns:
+        Findings and counts.
     """
     known = know(raw)
     screened = screen(known)
@@ -195,6 +201,6 @@ def _reasons(name: str, doubts: list[tuple[str, str, str, int]]) -> tuple[str, .
 
 
 def _shown(text: str) -> str:
-    """Return one line that cannot steer a terminal."""
+    """Return the text as one short line that cannot steer a terminal."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
     return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"

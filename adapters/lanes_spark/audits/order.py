@@ -1,4 +1,4 @@
-"""Order and exclusion within a key, judged by windows over rows of a journal. DataFrames only."""
+"""Checks of the order and the exclusion within a key, by windows over rows of a journal. DataFrames only."""
 
 from __future__ import annotations
 
@@ -23,15 +23,23 @@ def finding(rows: DataFrame, checker: str, what: str | Column) -> DataFrame:
 def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
     """Return the times ``open`` and ``close`` between which each position was unfinished.
 
-    ``within`` are the columns that name a position. ``mark`` is ``F`` for a finished position, ``N`` for one to be
-    handled again, ``R`` for one that is unknown again, else null. An unknown position is unfinished from the first row
-    that ``opens`` it.
+    An unknown position is unfinished from the first row that opens the position.
+
+    Args:
+        rows: Rows of a journal.
+        within: Columns that name a position.
+        opens: Whether a row opens an unknown position.
+        mark: ``F`` for a finished position, ``N`` for a position that is handled again, ``R`` for a position that is
+            unknown again, else null.
+
+    Returns:
+        The intervals.
     """
     return _unfinished(_turns(rows, within, opens, mark), within)
 
 
 def _turns(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
-    """Split each position at its marks: ``begin``, ``close``, and ``opened``, the first row that ``opens`` it."""
+    """Split the rows of each position at its marks. Return the ``begin``, ``close`` and ``opened`` of each part."""
     in_time = Window.partitionBy(*within).orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     turned = rows.withColumns({"mark": mark, "opens": opens})
@@ -51,10 +59,17 @@ def _unfinished(turns: DataFrame, within: Sequence[str]) -> DataFrame:
 
 
 def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> DataFrame:
-    """Pair each point with intervals of the same ``within``, at a lower position, that contain the point's time.
+    """Pair each point with the intervals at lower positions that contain the point's time.
 
-    ``points`` has ``position``, ``ts`` and ``name``; ``unfinished`` has ``position``, ``open`` and ``close``. Two
-    windows drop rows that are in no pair, so that the join sees only violations and near ones.
+    Two windows drop rows that are in no pair, so that the join gets only violations and a few other rows.
+
+    Args:
+        points: Rows with ``position``, ``ts`` and ``name``.
+        unfinished: Intervals with ``position``, ``open`` and ``close``.
+        within: Columns that a point and its interval have in common.
+
+    Returns:
+        The pairs: ``history``, ``name`` of the point and ``unfinished``, the lower position.
     """
     both = points.select(*within, "position", "ts", "name").unionByName(
         unfinished.select(*within, "position", "open", "close"), allowMissingColumns=True
@@ -80,8 +95,8 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
 def _keyed(rows: DataFrame) -> DataFrame:
     """Return the rows that matter for the order of a key.
 
-    ``finished_at`` is when their message was first finished anywhere, ``repeats`` whether that was earlier, and
-    ``mark`` the row's effect in its assignment.
+    The column ``finished_at`` is the time at which the message was first finished in any assignment. ``repeats`` tells
+    whether that time was earlier than the row. ``mark`` is the row's effect in its assignment, see ``intervals``.
     """
     event, ts = F.col("event"), F.col("ts")
     begins = (event == "started") & F.col("ordered")
@@ -110,10 +125,10 @@ def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
 
 
 def _queued_again(turns: DataFrame) -> DataFrame:
-    """Return the intervals in which a finished message that the broker delivers again is unfinished again.
+    """Return the intervals in which a finished message is unfinished again, because the broker redelivered it.
 
-    With an idle lane that is from its delivery on. Otherwise earlier deliveries start first, and it is unfinished from
-    its own start on.
+    In an idle lane, the interval begins with the delivery. In a busy lane, earlier deliveries start first, and the
+    interval begins with the start of the message.
     """
     repeats = turns.where(F.col("mark") == "R").withColumn("open", F.col("begin"))
     known = _unfinished(turns, (*_LANE, "position"))
@@ -197,7 +212,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
     end = F.min(F.when(event != "started", ts)).over(following)
     keyed = F.col("key").isNotNull() & F.col("ordered")
     known = F.col("lost_n").isNull() | (F.col("lost_n") < F.col("n"))
-    # A lease excludes others until it expires, and no longer.
+    # A lease excludes other processes only until the lease expires.
     expires = F.struct(
         (F.col("deadline") + F.col("shift")).alias("time"),
         F.lit(0).alias("process"),
@@ -208,7 +223,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         .where(event == "started")
         .withColumns(
             {
-                # Without an order a message must not run beside itself only.
+                # Without an order, a message must only not run beside itself.
                 "name": F.when(keyed, F.col("key")).otherwise(F.concat(F.lit("position "), F.col("position"))),
                 "beside": F.when(~keyed, F.col("assignment")),
                 "barred": F.when(F.col("comparable") & ~F.col("leased") & known, F.col("until")),

@@ -1,4 +1,4 @@
-"""Ownership of partitions, judged over rows of a journal. DataFrames only."""
+"""Checks of the ownership of partitions, over rows of a journal. DataFrames only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def exclusive_owner(known: Known) -> DataFrame:
 
 
 def _events(known: Known) -> DataFrame:
-    """Return the rows about ownership, of processes without gaps, in one order: ``ts``."""
+    """Return the rows about ownership of processes without gaps. The column ``ts`` orders all rows."""
     processes = known.segments.where(~F.col("gappy")).select(
         *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
     )
@@ -48,7 +48,10 @@ def _events(known: Known) -> DataFrame:
 
 
 def _ownerships(events: DataFrame) -> DataFrame:
-    """Return each ownership: ``since``, ``until`` (its end or its process's) and ``revoked``, its handover."""
+    """Return each ownership with its begin ``since``, its end ``until`` and its handover ``revoked``.
+
+    An ownership without an end of its own ends with its process.
+    """
     event, ts = F.col("event"), F.col("ts")
     backwards = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
     gone = F.struct(F.col("gone_at").alias("time"), "process", F.lit(2**62).alias("n"))
@@ -68,8 +71,8 @@ def _ownerships(events: DataFrame) -> DataFrame:
 
 
 def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame:
-    """Find processes that acted while another one owned the partition, and handed it over later as their own."""
-    # If another ownership of the assignment follows, only the later one counts.
+    """Find processes that acted on a partition while another process owned it, and that revoked it later."""
+    # If another ownership of the assignment follows, only the later ownership counts.
     revoked = F.col("revoked")
     own = ownerships.where(
         F.col("rival")

@@ -1,6 +1,6 @@
-"""Rows of a journal, and facts about the processes that wrote them. DataFrames only.
+"""Rows of a journal, and facts about the processes that wrote the rows. DataFrames only.
 
-A column ``history`` separates journals, so that several are judged at once.
+The column ``history`` separates journals, so that one job can judge several journals.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _COMMITS: Final = ("commit_sent", "commit_ok", "commit_failed")
 _OWNED: Final = ("assigned", "leased", "revoking", "hastened", *journal.FENCES, *_COMMITS)
 
 _STRETCH: Final = 64
-"""Rows of a process that are grouped together: as many as a number has bits."""
+"""Number of rows of a process that are grouped together, which is the number of bits of a ``bigint``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Facts that are known before any message is looked at.
+    """Facts about a journal that need no look at single messages.
 
     Attributes:
         rows: All rows, with ``COLUMNS`` and ``history``.
-        segments: One row for each process. ``process`` numbers them by their begin. ``shift`` makes their
-            clocks comparable. ``slack`` is the most seconds that a row's clock is behind an earlier row's. ``gap``
-            tells the missing rows or is null.
+        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` makes their
+            clocks comparable. ``slack`` is the largest step back of a process's clock, in seconds. ``gap`` describes
+            the missing rows, or is null.
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
         partitions: Partitions that cannot be judged across processes, with ``why`` and ``recreated``.
@@ -83,7 +83,7 @@ def journal_rows(table: DataFrame) -> DataFrame:
 
 
 def due_positions(spark: SparkSession, source: ParquetTable | KafkaTopic | DataFrame) -> DataFrame:
-    """Return each position of a source once."""
+    """Return the positions of a source, without repeats."""
     if isinstance(source, ParquetTable | KafkaTopic):
         rows = source.rows(spark, source.spans(spark).by_partition)
         partition = F.concat(F.lit(f"{source.topic}/"), F.col("partition"))
@@ -98,12 +98,12 @@ def due_positions(spark: SparkSession, source: ParquetTable | KafkaTopic | DataF
 
 
 def any_of(condition: Column) -> Column:
-    """Return the aggregate that tells whether the condition holds for any row."""
+    """Return the aggregate that is true if the condition holds for any row."""
     return F.coalesce(F.max(condition), F.lit(False))
 
 
 def never() -> Column:
-    """Return a ``ts`` after all others."""
+    """Return a ``ts`` that is later than every other ``ts``."""
     end = F.lit(float("inf")), F.lit(0), F.lit(0).cast("bigint")
     return F.struct(*(value.alias(name) for value, name in zip(end, ("time", "process", "n"), strict=True)))
 
@@ -121,7 +121,7 @@ def partition_number() -> Column:
 def assignment_number() -> Column:
     """Return a number for the assignment of a row that has ``process``.
 
-    Two assignments may get the same number; their messages are then looked at closely.
+    Two assignments may get the same number. The audit then examines all their messages.
     """
     return F.xxhash64("process", "partition_number", "assignment")
 
@@ -227,7 +227,7 @@ def _ordered(segments: DataFrame) -> DataFrame:
             "whole": F.max("gap").over(all_of).isNull(),
         }
     )
-    # One numbering for all histories serves as well as one in each.
+    # The numbers need only be unique within a history, so one numbering serves all histories.
     begun = Window.orderBy(F.col("mono_first") + F.col("shift"), "member", *SEGMENT)
     return shifted.withColumn("process", F.row_number().over(begun))
 
@@ -266,7 +266,7 @@ def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, sev
 
 
 def _overlapping(rows: DataFrame, segments: DataFrame) -> DataFrame:
-    # A producer's rows hold at any time, so they need no order.
+    # A producer's rows need no order, because their times do not matter.
     seen = rows.where((F.col("event") != "produced") & (F.col("partition") != ""))
     held = seen.select("history", "partition", "run").distinct()
     spans = held.join(F.broadcast(segments), list(SEGMENT)).select(

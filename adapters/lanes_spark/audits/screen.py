@@ -1,8 +1,8 @@
-"""The one pass over the messages of a journal, which finds those that need a close look. DataFrames only.
+"""The one pass over the messages of a journal, which finds the suspect messages. DataFrames only.
 
-Nearly all messages are delivered, started and ended once, each after the one before it of its key. Numbers of their
-first and last rows show that. Only other messages can break a promise about order, exclusion or settling, so every
-doubtful message is kept. Two keys with the same hash are both doubtful.
+Nearly every message is delivered, started and ended once, after the end of its key's previous message. The numbers of
+its first and last rows prove that. Only other messages can break a promise about order, exclusion or settling, and
+these are the suspects. Messages of two keys with the same hash are suspects too.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Screened:
     """Result of the pass.
 
     Attributes:
-        messages: One row for each message and assignment: its number of ``starts`` and of ordered ones (``in_order``),
-            and whether it is the ``first`` of its position, ``plain`` and ``suspect``.
+        messages: One row for each message and assignment. ``starts`` and ``in_order`` are its numbers of all starts
+            and of ordered starts. ``first`` marks one row of each position, ``plain`` a message that was handled once
+            in order, and ``suspect`` a message for a close look.
         assignments: Assignments in which a commit may have passed an unfinished message; None without commits.
     """
 
@@ -61,9 +62,9 @@ def screen(known: Known) -> Screened:
     fenced = F.coalesce(F.col("final_n") > F.col("fence_n"), F.lit(False))
     final = F.coalesce(F.col("final_n") == last_n, F.lit(False)) & ~fenced
     settled = F.coalesce(F.col("settled_n") == last_n, F.lit(False))
-    # A dead letter may be confirmed before its handler has ended; the next start is then beside it.
+    # A dead letter may be confirmed before its handler has ended. The next start of the key then overlaps the handler.
     ended = F.coalesce(F.col("stopped_n") > F.col("started_n"), F.col("started_n").isNull())
-    # An unconfirmed dead letter is open, however its message ended.
+    # A message with an unconfirmed dead letter is not closed, whatever its result.
     dead_lettered = F.col("kinds").bitwiseAND(F.lit(_DEAD_LETTER)) != 0
     unconfirmed = dead_lettered & F.coalesce(F.col("confirmed_n") != last_n, F.lit(True))
     acked = F.col("kinds").bitwiseAND(F.lit(_ACK)) != 0
@@ -183,23 +184,23 @@ def _passed(known: Known, messages: DataFrame) -> DataFrame:
 
 
 def suspects(known: Known, screened: Screened) -> DataFrame:
-    """Return the rows of suspect messages, with facts about them. Blocks.
+    """Return the rows of suspect messages, with facts about their processes and assignments. Blocks.
 
-    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of their process's end. An end after a fence becomes a
-    ``zombie``.
+    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of the end of the process. The event of an end after a
+    fence becomes ``zombie``.
     """
     wanted = screened.messages.where(F.col("suspect")).select(*MESSAGE).distinct()
     rows = known.rows.where(F.col("event").isin(*MESSAGES, "produced")).withColumn(
         "partition_number", partition_number()
     )
     lane = Window.partitionBy(*SEGMENT, "partition", "key", F.when(F.col("key").isNull(), F.col("position")))
-    # A row's clock may be slightly older than that of the row before.
+    # The clock of a row may be slightly earlier than the clock of the row before.
     latest = F.max("mono").over(lane.orderBy("n").rowsBetween(Window.unboundedPreceding, Window.currentRow))
     return computed(_known_of(known, rows.join(wanted, list(MESSAGE), "left_semi").withColumn("time", latest)))
 
 
 def committed(known: Known, assignments: DataFrame) -> DataFrame:
-    """Return the same for these assignments; ``ts`` orders the rows of a process. Blocks."""
+    """Return the rows about commits of these assignments, with the same facts. ``ts`` orders a process. Blocks."""
     used = ("delivered", "redelivered", "ended", "dlq_sent", "dlq_confirmed", "archived", "commit_sent")
     rows = known.rows.where(F.col("event").isin(*used)).join(assignments, list(ASSIGNMENT), "left_semi")
     return computed(_known_of(known, rows.withColumn("time", F.lit(0.0))))

@@ -1,4 +1,4 @@
-"""Settlements, and events before them, judged over rows of a journal. DataFrames only."""
+"""Checks of settlements, over rows of a journal. DataFrames only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ _PLACE: Final = ("member", "run", "n", "partition", "assignment", "position", "k
 
 
 def passed(committed: DataFrame) -> DataFrame:
-    """Find messages that a commit passed too early, with ``what`` they were then and that commit.
+    """Find messages that a commit passed too early.
 
-    ``what`` is ``unfinished`` or ``unconfirmed``. A commit passes a delivered message if it is the first one of the
-    assignment above that message and all earlier deliveries. A source that commits never goes back.
+    A commit passes a message if it is the assignment's first commit above that message and all earlier deliveries. A
+    source that commits never goes back.
+
+    Args:
+        committed: Rows of ``screen.committed``.
+
+    Returns:
+        The messages, with the commit, and with ``what``: ``unfinished`` or ``unconfirmed``.
     """
     event = F.col("event")
     rows = committed.where(F.col("committing") & ~F.col("gappy"))
@@ -37,7 +43,7 @@ def passed(committed: DataFrame) -> DataFrame:
         *ASSIGNMENT, "ts", F.col("floor").alias("position"), F.struct("ts", "member", "n", "floor").alias("commit")
     )
     named = commits.withColumn("name", F.struct(*ASSIGNMENT[1:]))
-    # Nearly always empty; only its assignments are looked at closely.
+    # The pairs are nearly always empty. Only their assignments need a close look.
     pairs = passing(named, wrong, ASSIGNMENT)
     suspects = pairs.select("history", "name.*", F.col("unfinished").alias("position")).distinct()
     concerned = F.broadcast(suspects.select(*ASSIGNMENT).distinct())
@@ -65,7 +71,7 @@ def passed(committed: DataFrame) -> DataFrame:
         .select(*_MESSAGE, "key", "ts", "level", "by")
         .join(suspects, list(_MESSAGE), "left_semi")
     )
-    # After a fallen floor it may be neither of the two.
+    # If the floor has fallen, the commit may be neither of the two candidates.
     fell = (
         last.where(F.col("by.floor") <= F.col("level")).drop("by").join(commits.drop("ts", "position"), [*ASSIGNMENT])
     )
@@ -82,8 +88,8 @@ def passed(committed: DataFrame) -> DataFrame:
 
 
 def no_commit_past_unfinished(passes: DataFrame) -> DataFrame:
-    """Return the findings."""
-    what = "a position above it was committed before it had finished"
+    """Return the findings among the messages of ``passed``."""
+    what = "a position above the message was committed before the message had finished"
     return finding(passes.where(F.col("what") == "unfinished"), "NoCommitPastUnfinished", what)
 
 
@@ -129,9 +135,9 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
 
 
 def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
-    """Find unhandled messages that an acknowledgement or a commit settled, with that row.
+    """Find unhandled messages that an acknowledgement or a commit settled, with the row of that event.
 
-    A commit also settles messages that its assignment never saw, which ``passed`` does not find.
+    A commit also settles messages that its assignment never received. ``passed`` does not find these messages.
     """
     if passes is None:
         marked = unhandled.withColumn("passed", F.when(F.lit(False), F.col("acked")))
@@ -171,11 +177,7 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
 
 
 def duplicates(rows: DataFrame) -> DataFrame:
-    """Count repeated messages; ``what`` is the cause.
-
-    The source reported ``held``, ``settled`` and ``late``. A repeated start is a ``retry`` in the same assignment; in
-    another one it is a ``takeover`` before the message was finished, and a ``repeat`` after that.
-    """
+    """Count repeated messages. The column ``what`` is the cause, see ``Audit.duplicates``."""
     event = F.col("event")
     in_time = Window.partitionBy("history", "partition", "position").orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, -1)

@@ -13,10 +13,10 @@ AUDITED: Final = (
     "NoCommitPastUnfinished",
     "DeadLetterBeforeSettle",
 )
-"""Checkers of an audit, in its order. They are checkers of ``lanes check``."""
+"""Checkers of an audit, in the order of its verdicts. ``lanes check`` has the same checkers."""
 
 WITNESSES: Final = 5
-"""Most violations that a verdict names, and most reasons of a kind; the findings have all violations."""
+"""Most violations that a verdict names, and most reasons of a kind. The findings contain all violations."""
 
 CAUSES: Final = ("held", "settled", "late", "retry", "takeover", "repeat")
 """Causes of repeated messages, see ``settling.duplicates``."""
@@ -30,7 +30,7 @@ class AuditVerdict:
 
     Attributes:
         name: Name of the checker.
-        status: ``"held"``, ``"violated"``, or ``"unproven"``: no violation was found, but there may be some.
+        status: ``"held"``, ``"violated"``, or ``"unproven"``: no violation was found, but violations are possible.
         checked: Number of checks.
         violations: Number of violations.
         witnesses: The first violations.

@@ -1,6 +1,6 @@
-"""The commands ``lanes spark …``. They import pyspark when a session begins.
+"""The commands ``lanes spark …``. A command imports pyspark when its session begins.
 
-A command leaves a ``ConfigError`` of its options to its caller.
+A command does not catch the ``ConfigError`` of a wrong option: its caller prints the error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lanes")
 
 _LOOK: Final = 0.2
-"""Seconds until a second signal is noticed."""
+"""Most seconds until a second signal takes effect."""
 
 
 spark = command_group("Run a handler over history, or audit a journal, on Spark.")
@@ -83,10 +83,10 @@ def replay_command(
 ) -> None:
     """Run a handler over a table or a Kafka topic. Exit 0 done, 3 not possible, 5 halted by a message.
 
-    Imports come from this folder, for local workers too. On a cluster, send the handler's modules by
-    --conf spark.submit.pyFiles=PATH.
+    This process and local workers import modules from the current folder. For a cluster, send the handler's modules
+    by --conf spark.submit.pyFiles=PATH.
     """
-    # Python does so for a script and for -m, but not for a console script.
+    # Python adds the current folder for a script and for -m, but not for a console script.
     sys.path.insert(0, os.getcwd())
     source = source_of(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column), aligned)
     arguments = options.arguments_of(context.params)
@@ -133,9 +133,9 @@ def stream_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Run a handler over a Kafka topic until it is stopped. Exit 0 stopped, 3 not possible, 5 halted by a message.
+    """Run a handler over a Kafka topic until a signal. Exit 0 stopped, 3 not possible, 5 halted by a message.
 
-    SIGTERM or SIGINT stops after the batch under way; a second signal stops at once, with exit 4.
+    SIGTERM or SIGINT stops the stream after the current batch. A second signal stops the stream at once, with exit 4.
     """
     sys.path.insert(0, os.getcwd())
     source = KafkaTopic(servers=servers, topic=topic, options=options.pairs("-X", option), aligned=aligned)
@@ -169,7 +169,7 @@ def audit_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Audit journals. Exit 0 all promises held, 1 one was violated, 2 one is unproven, 3 not possible."""
+    """Audit journals. Exit 0: all promises held, 1: a violation, 2: a promise is unproven, 3: not possible."""
     source = source_of_audit(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column))
     with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
         found = audit(session, journals, source=source, findings_to=findings or None)
@@ -183,7 +183,7 @@ def _console() -> Console:
 
 @contextmanager
 def _exit_statuses() -> Iterator[None]:
-    """End the process with one line and a status if the block raises an error of ``lanes``."""
+    """Convert an error of ``lanes`` in the block to one line on stderr and an exit status."""
     try:
         yield
     except HandlerHalted as error:
@@ -202,13 +202,28 @@ def source_of(
     columns: dict[str, str],
     aligned: bool | None = None,
 ) -> KafkaTopic | ParquetTable:
-    """Return the source that the options name. Raises ``ConfigError`` for none, two, or options of the other kind."""
+    """Return the source that the options name.
+
+    Args:
+        topic: Topic name.
+        tables: Paths of Parquet tables; empty for a Kafka topic.
+        servers: Kafka brokers; "" for a table.
+        options: Options of Spark's Kafka connector.
+        columns: Names of a table's columns.
+        aligned: Whether one task reads a whole partition. None = True for Kafka and False for a table.
+
+    Returns:
+        The topic or the table.
+
+    Raises:
+        ConfigError: The options name no source or two sources, or an option belongs to the other kind of source.
+    """
     if bool(tables) == bool(servers):
-        raise ConfigError("give --table PATH or --servers HOST:PORT, one of them, not both")
+        raise ConfigError("give either --table PATH or --servers HOST:PORT")
     if tables and options:
-        raise ConfigError("-X is an option of the Kafka connector: leave it out with --table")
+        raise ConfigError("-X is an option of the Kafka connector: leave out -X with --table")
     if servers and columns:
-        raise ConfigError("--column is for the columns of a table: leave it out with --servers")
+        raise ConfigError("--column names a column of a table: leave out --column with --servers")
     if servers:
         return KafkaTopic(servers=servers, topic=topic, options=options, aligned=aligned is not False)
     return ParquetTable(path=list(tables), topic=topic, columns=columns, aligned=bool(aligned))
@@ -217,26 +232,26 @@ def source_of(
 def source_of_audit(
     topic: str, tables: Sequence[str], servers: str, options: dict[str, str], columns: dict[str, str]
 ) -> KafkaTopic | ParquetTable | None:
-    """Return the source that the options name, None for none. Raises ``ConfigError`` as ``source_of``."""
+    """Return the source that the options name; None without options. Raises ``ConfigError`` as ``source_of``."""
     if tables or servers:
         return source_of(topic, tables, servers, options, columns)
     if topic or options or columns:
-        raise ConfigError("--topic, -X and --column need --table PATH or --servers HOST:PORT: give one of them")
+        raise ConfigError("--topic, -X and --column need a source: add --table PATH or --servers HOST:PORT")
     return None
 
 
 def only_of(of: str, paths: Sequence[str], topic: str) -> JournalSelection | None:
-    """Return the selection of a journal, None for none. Raises ``ConfigError`` for one option without the other."""
+    """Return the selection by a journal; None without options. Raises ``ConfigError`` if an option is missing."""
     if not of and not paths and not topic:
         return None
     if not of or not paths:
-        raise ConfigError("--only and --from-journal: give both or none")
+        raise ConfigError("--only and --from-journal need each other: give both options or neither")
     return JournalSelection(path=list(paths), of=choice("--only", of, Of), topic=topic or None)
 
 
 @contextmanager
 def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-    """Begin a session and stop it at the end. Local workers get this process's Python and folder.
+    """Yield a session, and stop the session after the block. Local workers get this process's Python and folder.
 
     Raises ``ConfigError`` if Spark does not start.
     """
@@ -255,7 +270,7 @@ def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
         java = java_check(os.environ)
         found = f"Java: {java.detail}; {java.remedy}" if java.ok is False else f"Java is {java.detail}"
         raise ConfigError(
-            f"Spark does not start: {error_text(error)}; {found}; see its output above and `lanes doctor spark`"
+            f"Spark does not start: {error_text(error)}; {found}; see its output above, and run `lanes doctor spark`"
         ) from error
     try:
         yield session
@@ -263,14 +278,14 @@ def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
         try:
             session.stop()
         except Exception as error:
-            # The JVM is gone. The error of the command says more.
-            log.debug("the session of Spark was not stopped: %s: %s", type(error).__name__, error)
+            # The JVM has ended. The command's own error tells the cause.
+            log.debug("cannot stop the session of Spark: %s: %s", type(error).__name__, error)
 
 
 class Signals:
-    """Counts SIGTERM and SIGINT while the block lasts.
+    """A counter of SIGTERM and SIGINT during a block.
 
-    It is made in the main thread, after the session of Spark, which has a handler of its own.
+    Begin the block in the main thread and after Spark's session, which installs a handler of its own.
     """
 
     def __init__(self) -> None:
@@ -287,9 +302,16 @@ class Signals:
             signal.signal(number, before)
 
     def wait(self, running: Stream) -> bool:
-        """Wait for the stream: a first signal stops it, a second one cancels it. Return whether it was cancelled.
+        """Wait for the end of the stream. The first signal stops the stream, the second signal cancels it.
 
-        Raises as ``Stream.join``.
+        Args:
+            running: The stream to wait for.
+
+        Returns:
+            Whether the stream was cancelled.
+
+        Raises:
+            LanesError: The stream failed, see ``Stream.join``.
         """
         stopped = False
         while not running.join(_LOOK):
@@ -305,5 +327,5 @@ class Signals:
     def _received(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         name = signal.Signals(number).name
-        what = "stopping after the batch under way; a second signal stops at once"
+        what = "stopping after the current batch; a second signal stops at once"
         os.write(2, f"lanes: {name}: {what if self.count == 1 else 'stopping at once'}\n".encode())

@@ -1,7 +1,7 @@
 """The command ``lanes doctor spark``: checks of this machine before a replay begins.
 
-It starts no session and leaves nothing behind. Java is asked for its version only, and the workers' Python for the
-modules that it can import.
+The command starts no session and leaves no file behind. Java only prints its version, and the workers' Python only
+lists the modules that it can import.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from lanes_spark.cli.options import EffectsName, Master, SparkConf, pairs
 from lanes_spark.plan import CHECKED, Effects, check_conf
 
 JAVA: Final = 17
-"""Oldest Java that Spark 4 runs on."""
+"""Oldest version of Java that Spark 4 supports."""
 
 PACKAGES: Final[Mapping[str, tuple[int, int]]] = {"pyspark": (4, 2), "pyarrow": (18, 0), "pandas": (2, 2)}
 """Oldest versions of the packages of the extra ``spark``."""
 
 WORKER: Final = 200 * machine.MIB
-"""Approximate memory of a Python worker with two Arrow batches, without the handler's own."""
+"""Approximate memory of a Python worker with two Arrow batches, in bytes, without the handler's memory."""
 
 _BESIDE: Final = 384 * machine.MIB
-"""Least memory of a JVM beside its heap, as Spark counts it."""
+"""Least memory of a JVM outside its heap, in bytes, by Spark's own rule."""
 
 _INCUBATING: Final = "--add-modules=jdk.incubator.vector"
-"""Option of every JVM that Spark 4.3 starts. Smaller Javas lack that module."""
+"""Option of every JVM that Spark 4.3 starts. A reduced Java lacks that module."""
 
 _PROBE: Final = """
 import importlib.metadata, importlib.util, json, sys
@@ -65,9 +65,10 @@ def doctor(
     checkpoint: str = typer.Option("", help="Folder that a replay will use.", metavar="PATH"),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Check this machine for Spark. Exit 0 usable, 3 not.
+    """Check this machine for Spark. Exit 0: usable, 3: not usable.
 
-    Starts no session and leaves nothing behind. Java and the workers' Python have 20 seconds each to answer.
+    The command starts no session and leaves no file behind. Java and the workers' Python must each answer within 20
+    seconds.
     """
     found = examine(
         master=master,
@@ -88,11 +89,18 @@ def examine(
     checkpoint: str = "",
     env: Mapping[str, str] | None = None,
 ) -> list[Check]:
-    """Check this machine for a session of this ``master`` and these settings, and for a replay in it.
+    """Check this machine for a session of Spark and a replay in that session. Blocks for some seconds, 60 at most.
 
-    ``kafka`` requires the connector. ``checkpoint`` is the replay's folder, "" without one. ``env`` is the session's
-    environment, by default that of this process. Blocks for some seconds: Java and the workers' Python are asked, each
-    with a deadline. Their errors are checks that failed.
+    Args:
+        master: Spark master; "" for the setting of Spark, else local.
+        conf: Settings of the session.
+        effects: Effects of the replay's handler.
+        kafka: Whether the Kafka connector is required.
+        checkpoint: Folder of the replay; "" without a checkpoint.
+        env: Environment of the session. Default: the environment of this process.
+
+    Returns:
+        The results. A program that does not answer is a failed check.
     """
     env = dict(os.environ if env is None else env)
     home = machine.spark_home(env)
@@ -147,7 +155,7 @@ def _home(home: Path) -> Check:
 
 
 def java_check(env: Mapping[str, str]) -> Check:
-    """Check that Spark's Java exists, is new enough, and has the modules that Spark names."""
+    """Check that the Java of Spark exists, is new enough, and has the modules that Spark needs."""
     java, where = machine.find_java(env)
     remedy = f"install Java {JAVA} or newer, such as default-jre-headless, and set JAVA_HOME to its folder"
     if java is None:
@@ -161,7 +169,7 @@ def java_check(env: Mapping[str, str]) -> Check:
         return Check("Java", False, f"{detail}: Spark needs {JAVA} or newer", remedy)
     full = machine.java_says(java, env, [_INCUBATING])
     if full.version is None:
-        found = f"{detail}: it lacks a module that Spark needs ({full.text})"
+        found = f"{detail}: this Java lacks a module that Spark needs ({full.text})"
         return Check("Java", False, found, "install a full Java, such as that of the system's packages")
     return Check("Java", True, detail)
 
@@ -177,24 +185,24 @@ def _connector(home: Path, conf: Mapping[str, str], *, wanted: bool) -> Check:
     if machine.CONNECTOR in jars.found:
         of, found, path = jars.found[machine.CONNECTOR]
         if jars.missing:
-            return Check(what, False, f"{path} is there, and {', '.join(jars.missing)} is not", get)
+            return Check(what, False, f"found {path}, but not {', '.join(jars.missing)}", get)
         return _fits(what, f"{path}", (of, found), (scala, version), get)
     if jars.package is not None:
         detail = f"spark.jars.packages: Spark fetches {':'.join(jars.package)} when a session begins"
         return _fits(what, detail, jars.package, (scala, version), get)
     if jars.unseen:
         return Check(what, None, f"spark.jars names {', '.join(jars.unseen)}, which this machine does not see", get)
-    where = f"{home}/jars, spark.jars and spark.jars.packages have none"
+    where = f"{home}/jars, spark.jars and spark.jars.packages have no connector"
     if wanted:
         return Check(what, False, where, get)
-    return Check(what, None, f"{where}: a Kafka topic cannot be replayed, tables can", get)
+    return Check(what, None, f"{where}: lanes spark can replay tables, but no Kafka topic", get)
 
 
 def _fits(what: str, detail: str, found: tuple[str, str], spark: tuple[str, str], get: str) -> Check:
     if found[0] != spark[0]:
-        return Check(what, False, f"{detail}: it is of Scala {found[0]}, and Spark of {spark[0]}", get)
+        return Check(what, False, f"{detail}: the jar is for Scala {found[0]}, and Spark has Scala {spark[0]}", get)
     if _numbers(found[1]) != _numbers(spark[1]):
-        return Check(what, None, f"{detail}: it is of Spark {found[1]}, and this is {spark[1]}", get)
+        return Check(what, None, f"{detail}: the jar is for Spark {found[1]}, and this is Spark {spark[1]}", get)
     return Check(what, True, detail)
 
 
@@ -204,14 +212,14 @@ def _fits(what: str, detail: str, found: tuple[str, str], spark: tuple[str, str]
 def _python(master: str, conf: Mapping[str, str], env: Mapping[str, str]) -> Check:
     what = "Python of the workers"
     if "spark.pyspark.python" in conf and "PYSPARK_PYTHON" not in env:
-        why = f"spark.pyspark.python={conf['spark.pyspark.python']}: only spark-submit looks at it"
+        why = f"spark.pyspark.python={conf['spark.pyspark.python']}: only spark-submit reads this setting"
         return Check(what, False, why, "set PYSPARK_PYTHON in the environment")
     if not machine.is_local(master):
         named = env.get("PYSPARK_PYTHON", "")
-        detail = f"PYSPARK_PYTHON={named}" if named else "PYSPARK_PYTHON is not set: python3 of each worker's PATH"
+        detail = f"PYSPARK_PYTHON={named}" if named else "PYSPARK_PYTHON is not set: workers use python3 of their PATH"
         here = ".".join(map(str, sys.version_info[:2]))
-        remedy = f"it has to be a Python {here} with lanes-runtime[spark] {_lanes()} and the handler's modules"
-        return Check(what, None, f"{detail}; that of {master} cannot be checked from here", remedy)
+        remedy = f"install Python {here} with lanes-runtime[spark] {_lanes()} and the handler's modules there"
+        return Check(what, None, f"{detail}; the workers of {master} cannot be checked from here", remedy)
     added = machine.worker_environment(master, env, os.getcwd())
     python = added["PYSPARK_PYTHON"]
     found = _asked(python, {**env, **added})
@@ -237,17 +245,17 @@ def _worker(what: str, python: str, found: Mapping[str, Any]) -> Check:
 
 
 def _asked(python: str, env: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """Ask a Python for its version and packages; a text tells why it did not answer."""
+    """Ask a Python for its version and packages. Return the answer, or a text with the cause of a failure."""
     if shutil.which(python, path=env.get("PATH", os.defpath)) is None:
         return "no such program"
     done = machine.ask([python, "-c", _PROBE], env)
     if isinstance(done, str):
         return done
-    # Start-up code may print before it.
+    # Start-up code may print lines before the answer.
     answer = re.search(r"^lanes:(\{.*\})$", done.stdout, re.MULTILINE)
     if answer is None:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return f"it ended with status {done.returncode}: {lines[-1] if lines else 'no output'}"
+        return f"this Python ended with status {done.returncode}: {lines[-1] if lines else 'no output'}"
     found: Mapping[str, Any] = json.loads(answer[1])
     return found
 
@@ -258,21 +266,21 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
     executor = machine.size(conf.get("spark.executor.memory", "1g"))
     if driver is None or executor is None:
         name = "spark.driver.memory" if driver is None else "spark.executor.memory"
-        return Check(what, False, f"{name}={conf[name]}", "write it as 2g or 512m")
+        return Check(what, False, f"{name}={conf[name]}", "write a size such as 2g or 512m")
     if not machine.is_local(master):
         return _executor_memory(what, master, conf, executor)
     cores = machine.cores_of(master)
     needed = driver + max(_BESIDE, driver // 10) + cores * WORKER
     limit, bound = machine.memory_limit()
     detail = (
-        f"driver {_gib(driver)} of heap, {cores} Python workers of about {_gib(WORKER)} and what the handler has: "
+        f"driver {_gib(driver)} of heap, {cores} Python workers of about {_gib(WORKER)} and the handler's memory: "
         f"{_gib(needed)}"
     )
     if limit is None:
-        return Check(what, None, detail, "the memory of this machine is unknown")
+        return Check(what, None, detail, "compare this with the memory of this machine, which is unknown")
     detail += f" of the {_gib(limit)} of {bound}"
     if driver > limit:
-        return Check(what, False, detail, "--conf spark.driver.memory=… below that")
+        return Check(what, False, detail, f"--conf spark.driver.memory=… below {_gib(limit)}")
     if needed > limit:
         remedy = (
             "--master 'local[N]' with fewer cores, or less spark.driver.memory: processes without memory are killed"
@@ -283,24 +291,25 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
 
 def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int) -> Check:
     text = conf.get("spark.executor.cores", "1").strip()
-    # Other scripts have digits too, and a number may be too long.
+    # int() would also take digits of other scripts, and refuses a very long number.
     cores = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     if not cores:
-        return Check(what, False, f"spark.executor.cores={text}", "write it as a whole number, 1 or more")
+        return Check(what, False, f"spark.executor.cores={text}", "write a whole number, 1 or more")
     beside = machine.size(conf.get("spark.executor.memoryOverhead", "")) or max(_BESIDE, heap // 10)
     python = machine.size(conf.get("spark.executor.pyspark.memory", "")) or 0
     detail = (
-        f"executor {_gib(heap)} of heap and {_gib(beside + python)} beside it, for {cores} Python workers of about "
-        f"{_gib(WORKER)} and what the handler has"
+        f"executor {_gib(heap)} of heap and {_gib(beside + python)} outside the heap, for {cores} Python workers of "
+        f"about {_gib(WORKER)} and the handler's memory"
     )
-    # Only these bound a container by the sum of both.
+    # Only YARN and Kubernetes bound a container by the sum of heap and overhead.
     if master.startswith(("yarn", "k8s")) and cores * WORKER > beside + python:
         wanted = (cores * WORKER + _BESIDE) // machine.MIB
-        return Check(what, None, detail, f"--conf spark.executor.memoryOverhead={wanted}m: others are killed")
+        remedy = f"--conf spark.executor.memoryOverhead={wanted}m: executors beyond their memory are killed"
+        return Check(what, None, detail, remedy)
     return Check(what, True, detail)
 
 
-# --- what a replay is given
+# --- settings and the checkpoint
 
 
 def _settings(conf: Mapping[str, str], effects: Effects, unread: str) -> Check:
@@ -311,14 +320,14 @@ def _settings(conf: Mapping[str, str], effects: Effects, unread: str) -> Check:
         check_conf({name: conf.get(name) for name in CHECKED}, effects)
     except ConfigError as error:
         return Check(what, False, str(error))
-    return Check(what, True, f"order is kept and no row is skipped, with effects={effects}")
+    return Check(what, True, f"Spark keeps the order and skips no row, with effects={effects}")
 
 
 def _checkpoint(named: str) -> Check:
     what = "checkpoint"
     place = urlsplit(named)
     if place.scheme not in ("", "file"):
-        return Check(what, None, f"{named}: only a session can check it", "make sure that the driver may write there")
+        return Check(what, None, f"{named}: only a session can check it", "make sure that the driver may write to it")
     folder = Path(unquote(place.path) if place.scheme == "file" else named)
     remedy = "name a folder that this user may write to"
     there = folder
@@ -327,17 +336,17 @@ def _checkpoint(named: str) -> Check:
     if not there.is_dir():
         return Check(what, False, f"{named}: {there} is no folder", remedy)
     try:
-        # Closing removes it, and on most systems it never has a name.
+        # The file disappears when it is closed, and on most systems it never has a name.
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        return Check(what, False, f"{named}: nothing can be written to {there}: {error.strerror}", remedy)
+        return Check(what, False, f"{named}: {there} is not writable: {error.strerror}", remedy)
     if there != folder:
-        return Check(what, True, f"{named}: it will be created")
+        return Check(what, True, f"{named}: the replay will create the folder")
     batches = [path for path in folder.glob("commits/*") if path.name.isdecimal()]
     if (folder / "metadata").exists() or batches:
-        return Check(what, True, f"{named}: of a begun replay, {len(batches)} batches done")
-    return Check(what, True, f"{named}: a folder without a replay")
+        return Check(what, True, f"{named}: has a replay with {len(batches)} finished batches")
+    return Check(what, True, f"{named}: has no replay")
 
 
 def _version(package: str) -> str | None:

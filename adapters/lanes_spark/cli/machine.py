@@ -1,4 +1,4 @@
-"""This machine as Spark sees it: files, jars, settings, Java and memory. Java starts only to print its version."""
+"""Facts about this machine for Spark: files, jars, settings, Java and memory. Java starts only to print its version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 SECONDS: Final = 20.0
-"""Most seconds that a program may take to print its version; a busy machine starts a JVM in two."""
+"""Most seconds that a program may take to print its version. A busy machine starts a JVM in two seconds."""
 
 MIB: Final = 1024**2
 
@@ -43,14 +43,19 @@ _CORE: Final = re.compile(r"spark-core_(\d+\.\d+)-(\d[\w.\-]*?)\.jar")
 
 
 class Java(NamedTuple):
-    """Answer of a Java: major version (1 before Java 9, None if unknown), and the line of it or of an error."""
+    """The answer of a Java.
+
+    Attributes:
+        version: Major version; 1 before Java 9, None if unknown.
+        text: Line with the version or with the error.
+    """
 
     version: int | None
     text: str
 
 
 def spark_home(env: Mapping[str, str]) -> Path:
-    """Return the folder of Spark's own files, as pyspark finds it."""
+    """Return the folder of Spark's own files, by the same rule as pyspark."""
     if named := env.get("SPARK_HOME"):
         return Path(named)
     found = importlib.util.find_spec("pyspark")
@@ -58,10 +63,19 @@ def spark_home(env: Mapping[str, str]) -> Path:
 
 
 def spark_conf(home: Path, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a session that begins with ``given``.
+    """Return the settings of a session: ``spark-defaults.conf``, ``PYSPARK_SUBMIT_ARGS`` and ``given``.
 
-    They include ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf``. Raises ``OSError`` for a file that cannot be read,
-    ``ValueError`` for a malformed one or a malformed command line.
+    Args:
+        home: Folder of Spark's own files.
+        env: Environment of the session.
+        given: Settings in code, which override all others.
+
+    Returns:
+        The settings by name.
+
+    Raises:
+        OSError: ``spark-defaults.conf`` cannot be read.
+        ValueError: ``spark-defaults.conf`` is not UTF-8, or ``PYSPARK_SUBMIT_ARGS`` is malformed.
     """
     found: dict[str, str] = {}
     defaults = Path(env.get("SPARK_CONF_DIR") or home / "conf") / "spark-defaults.conf"
@@ -85,7 +99,7 @@ def is_local(master: str) -> bool:
 
 
 def cores_of(master: str) -> int:
-    """Return the cores of a local master."""
+    """Return the number of cores of a local master."""
     if cluster := _CLUSTER.fullmatch(master):
         return int(cluster[1]) * int(cluster[2])
     local = _LOCAL.fullmatch(master or "local[*]")
@@ -96,19 +110,25 @@ def cores_of(master: str) -> int:
 
 
 def worker_environment(master: str, env: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return variables for the environment of a session; none for workers of a cluster.
+    """Return environment variables for a session; empty if the workers run in a cluster.
 
-    Local workers get the Python of this process and import from ``folder``.
+    Args:
+        master: Spark master.
+        env: Environment of this process.
+        folder: Folder from which local workers import modules.
+
+    Returns:
+        The variables that give local workers the Python of this process, and its module path.
     """
     if not is_local(master):
         return {}
-    # Otherwise Spark takes any python3 of the path, which would not find the handler.
+    # Without these variables Spark starts the first python3 of PATH, which would not find the handler.
     paths = [path for path in (folder, env.get("PYTHONPATH", "")) if path]
     return {"PYSPARK_PYTHON": env.get("PYSPARK_PYTHON") or sys.executable, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path | None, str]:
-    """Return the Java that Spark starts, None without one, and the variable that names it."""
+    """Return the Java that Spark starts, or None, and the environment variable that names it."""
     if home := env.get("JAVA_HOME"):
         path = Path(home) / "bin" / "java"
         return (path if os.access(path, os.X_OK) and path.is_file() else None), f"JAVA_HOME={home}"
@@ -117,13 +137,13 @@ def find_java(env: Mapping[str, str]) -> tuple[Path | None, str]:
 
 
 def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> Java:
-    """Run ``java -version`` with the options ``more``. Blocks for ``SECONDS`` at most."""
+    """Run ``java -version`` with more options. Blocks for ``SECONDS`` at most."""
     done = ask([str(java), *more, "-version"], env)
     if isinstance(done, str):
         return Java(None, done)
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     for line in lines:
-        # JAVA_TOOL_OPTIONS and incubating modules may print lines before it.
+        # JAVA_TOOL_OPTIONS and incubating modules may print lines before the version.
         if found := _VERSION.search(line):
             return Java(int(found[1]), line)
     # The last line of a failure is advice; the cause is an earlier one.
@@ -131,7 +151,15 @@ def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> J
 
 
 def ask(words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
-    """Run a program without input; a text tells why it did not answer. Blocks for ``SECONDS`` at most."""
+    """Run a program without input. Blocks for ``SECONDS`` at most.
+
+    Args:
+        words: Program and arguments.
+        env: Environment of the program.
+
+    Returns:
+        The finished program, or a text with the cause of a failure.
+    """
     try:
         return subprocess.run(
             words,
@@ -146,19 +174,31 @@ def ask(words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedPro
     except subprocess.TimeoutExpired:
         return f"no answer within {SECONDS:.0f} s"
     except OSError as error:
-        return f"it does not run: {error.strerror}"
+        return f"cannot run: {error.strerror}"
 
 
 def size(text: str, unit: int = MIB) -> int | None:
-    """Return the bytes of ``2g`` or ``512m``, None for other texts; a bare number counts units of ``unit``."""
+    """Return the number of bytes of a text such as ``2g`` or ``512m``; None for a text of another form.
+
+    Args:
+        text: The size.
+        unit: Number of bytes that a number without a unit stands for.
+
+    Returns:
+        The number of bytes, or None.
+    """
     found = _SIZE.fullmatch(text.strip())
     return None if found is None else int(found[1]) * _UNITS.get(found[2].lower(), unit)
 
 
 def memory_limit(root: Path = Path("/")) -> tuple[int | None, str]:
-    """Return the bytes that all processes may have together, None if unknown, and a text that names the bound.
+    """Return the memory that all processes may use together.
 
-    ``root`` is the folder of the system's files.
+    Args:
+        root: Root folder of the system's files.
+
+    Returns:
+        The number of bytes, None if unknown, and a text that names the bound.
     """
     machine = _machine_memory(root)
     limits = [limit for limit in _container_limits(root) if machine is None or limit < machine]
@@ -189,7 +229,7 @@ def _container_limits(root: Path) -> list[int]:
         lines = []
     for line in lines:
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
-        # Version 2: the group and its parents. Version 1: the group that bounds memory.
+        # Version 2 of cgroups: the group and its parents. Version 1: the group that bounds memory.
         place = Path(path.lstrip("/"))
         if not kinds:
             files += [groups / step / "memory.max" for step in (place, *place.parents)]
@@ -200,7 +240,7 @@ def _container_limits(root: Path) -> list[int]:
         try:
             found.append(int(file.read_text()))
         except (OSError, ValueError):
-            # Missing, or "max".
+            # The file is missing, or its text is "max".
             continue
     return found
 
@@ -209,10 +249,11 @@ class Jars(NamedTuple):
     """Jars of the Kafka connector.
 
     Attributes:
-        found: Scala version, version and path, by name.
-        missing: Names that were not found.
-        package: Scala version and version that Spark fetches when a session begins, with all dependencies.
-        unseen: Jars that are not on this machine, or cannot be read here.
+        found: Scala version, version and path of each jar, by name.
+        missing: Names of the jars that were not found.
+        package: Scala version and version of the connector that Spark fetches at the begin of a session; None if no
+            package is named.
+        unseen: Jars that are not on this machine, or that this process cannot read.
     """
 
     found: Mapping[str, tuple[str, str, Path]]
@@ -222,7 +263,7 @@ class Jars(NamedTuple):
 
 
 def spark_jar(home: Path) -> tuple[str, str] | None:
-    """Return the versions of Scala and Spark in that folder; None without Spark."""
+    """Return the versions of Scala and Spark in this folder; None if the folder has no Spark."""
     for path in sorted((home / "jars").glob("spark-core_*.jar")):
         if found := _CORE.fullmatch(path.name):
             return found[1], found[2]
@@ -230,9 +271,9 @@ def spark_jar(home: Path) -> tuple[str, str] | None:
 
 
 def find_jars(home: Path, conf: Mapping[str, str]) -> Jars:
-    """Find the jars that a session of these settings would have. Nothing is fetched.
+    """Find the jars that a session with these settings would have. The function fetches no jar.
 
-    It looks at Spark's own folder, ``spark.jars``, the driver's class path and the names of packages.
+    The function searches Spark's own folder, ``spark.jars``, the driver's class path and ``spark.jars.packages``.
     """
     found: dict[str, tuple[str, str, Path]] = {}
     unseen: list[str] = []

@@ -57,7 +57,7 @@ SparkConf = Annotated[
 
 
 def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``RunOptions`` of a command's parsed parameters. Raises ``ConfigError``."""
+    """Convert a command's parsed parameters to ``RunOptions``. Raises ``ConfigError`` for a wrong parameter."""
     return {
         **{name: given[name] for name in ("rows_per_batch", "tasks")},
         "settings": settings_of(given["settings"]),
@@ -75,20 +75,20 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(option: str, text: str) -> Callable[..., Any]:
-    """Import the function of MODULE:FUNCTION. Raises ``ConfigError`` without one."""
+    """Import the function of MODULE:FUNCTION. Raises ``ConfigError`` if the name is missing or is no function."""
     found = _named(option, text)
     if not callable(found):
-        raise ConfigError(f"{option} {text}: it is a {type(found).__name__}, not a function")
+        raise ConfigError(f"{option} {text}: {text} is a {type(found).__name__}; name a function")
     return found  # type: ignore[no-any-return]
 
 
 def settings_of(text: str) -> Settings | None:
-    """Import the settings of MODULE:NAME, None for none. Raises ``ConfigError`` for anything else."""
+    """Import the settings of MODULE:NAME; None for an empty text. Raises ``ConfigError`` for any other object."""
     if not text:
         return None
     found = _named("--settings", text)
     if not isinstance(found, Settings):
-        raise ConfigError(f"--settings {text}: it is a {type(found).__name__}, not lanes.Settings")
+        raise ConfigError(f"--settings {text}: {text} is a {type(found).__name__}; name a lanes.Settings")
     return found
 
 
@@ -101,8 +101,8 @@ def _named(option: str, text: str) -> Any:
     except Exception as error:
         # A module of the user may raise any exception.
         raise ConfigError(
-            f"{option} {text!a}: {module!a} cannot be imported ({type(error).__name__}: {error}): correct it, or set "
-            "PYTHONPATH"
+            f"{option} {text!a}: {module!a} cannot be imported ({type(error).__name__}: {error}): correct the "
+            "module, or set PYTHONPATH"
         ) from error
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -112,7 +112,7 @@ def _named(option: str, text: str) -> Any:
 
 
 def numbers(option: str, text: str) -> list[int] | None:
-    """Parse numbers such as 0-99,512; None for none. Raises ``ConfigError`` for anything else."""
+    """Parse numbers such as 0-99,512; None for an empty text. Raises ``ConfigError`` for any other text."""
     found: list[int] = []
     for part in text.split(",") if text else ():
         first, dash, last = part.partition("-")
@@ -120,13 +120,18 @@ def numbers(option: str, text: str) -> list[int] | None:
             raise ConfigError(f"{option} {text!a}: write numbers and ranges, as 0-99,512")
         begin, end = int(first), int(last or first)
         if not begin <= end < begin + _NUMBERS_LIMIT:
-            raise ConfigError(f"{option} {text!a}: {part} is no range; give 1 to {_NUMBERS_LIMIT:,} numbers")
+            raise ConfigError(
+                f"{option} {text!a}: {part} is no range of 1 to {_NUMBERS_LIMIT:,} numbers; correct {part}"
+            )
         found += range(begin, end + 1)
     return found or None
 
 
 def bound(option: str, text: str) -> Bound | None:
-    """Parse a position, positions by partition or an aware time; None for none. Raises ``ConfigError``."""
+    """Parse a position, positions by partition or an aware time; None for an empty text.
+
+    Raises ``ConfigError`` for any other text.
+    """
     if not text:
         return None
     if _NUMBER.fullmatch(text):
@@ -144,7 +149,7 @@ def bound(option: str, text: str) -> Bound | None:
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse NAME=VALUE words. Raises ``ConfigError`` for others; its text has no value."""
+    """Parse words of the form NAME=VALUE. Raises ``ConfigError`` for any other word. The error text has no value."""
     split = [text.partition("=") for text in texts]
     for name, sign, _ in split:
         if not name or not sign:
@@ -153,8 +158,8 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _key_of(text: str) -> bytes:
-    """Return the bytes of a key, also if they are not UTF-8. Raises ``ConfigError`` for other texts."""
+    """Return the bytes of a key of the command line, UTF-8 or not. Raises ``ConfigError`` if the text has no bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise ConfigError(f"--keys {text!a}: {error.reason}") from None
+        raise ConfigError(f"--keys {text!a}: {error.reason}; write the key as UTF-8") from None

@@ -22,7 +22,7 @@ _STYLES: Final = {"held": "green", "violated": "bold red", "unproven": "yellow"}
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[Progress], None]]:
-    """Show progress on stderr if it is a terminal; yields the function that takes it."""
+    """Yield a function that shows progress on stderr. The function shows nothing if stderr is no terminal."""
     console = Console(stderr=True)
     columns = [
         SpinnerColumn(),
@@ -43,7 +43,7 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
 
 
 def described(reached: Progress) -> str:
-    """Describe progress in one line. Keys are hashed."""
+    """Describe progress in one line. The line has hashes of keys, and no keys."""
     batch = (
         f"batch {reached.batches + 1} in {reached.running} task(s)" if reached.running else f"{reached.batches} batches"
     )
@@ -69,21 +69,21 @@ def summary(report: Report) -> str:
 
 
 def lacking(report: Report) -> list[str]:
-    """Describe rows that a journal may lack, and journal positions that the source lacks."""
+    """Describe the rows that the journal may lack, and the journal's positions that the source lacks."""
     doubts = report.journal.doubts if report.journal else ()
-    lines = [f"the journal may not say everything: {doubt}" for doubt in doubts]
+    lines = [f"the journal may be incomplete: {doubt}" for doubt in doubts]
     if report.missing:
         lines.append(f"the source lacks {report.missing:,} of the positions that the journal selects")
     return lines
 
 
 def printable_lines(text: str) -> str:
-    """Replace characters that could steer a terminal; line ends stay."""
+    """Escape characters that could steer a terminal, except line ends."""
     return "\n".join(printable(line) for line in text.splitlines())
 
 
 def render(found: Audit, console: Console) -> None:
-    """Print the verdicts as a table, and below it violations and reasons."""
+    """Print the verdicts as a table, and the violations and reasons below the table."""
     console.print(f"{found.rows:,} rows of {found.processes:,} processes", soft_wrap=True)
     came = ", ".join(f"{count:,} {cause}" for cause, count in found.duplicates.items() if count)
     console.print(f"came again: {came or 'nothing'}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""One batch of a replay: the rows of some positions, handled by tasks of Spark."""
+"""One batch of a replay: tasks of Spark handle the rows of a range of positions."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _PATIENCE: Final = 180.0
-"""Seconds that brokers have after a batch to answer with the topic's id; a stream waits as long before a batch."""
+"""Most seconds to wait for the topic's id after a batch."""
 
 _PAUSE: Final = 1.0
-"""Seconds between two such questions."""
+"""Seconds between two questions for the topic's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRun:
-    """Runs the batches of one replay or stream.
+    """The runner of the batches of one replay or stream.
 
     Attributes:
+        scope: Positions to handle, and their plan.
+        job: Handler and its resources.
         payload: The pickled job.
-        results_to: Folder for rows of handlers; None if the job has no results.
-        given_up: Set by the caller that ends the run at once; nothing waits for brokers then.
+        results_to: Folder for rows that handlers return; None if the job has no results.
+        tracker: Counter of the progress.
+        given_up: Set by a caller that ends the run at once. The run then no longer waits for brokers.
     """
 
     scope: ReplayScope
@@ -53,17 +56,22 @@ class BatchRun:
     given_up: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run(self, spark: SparkSession, ranges: Mapping[int, Span], *, batch: int | None) -> None:
-        """Handle the rows of these positions. Blocks until they are handled.
+        """Handle the rows of these positions. Blocks until all of them are handled.
 
-        Raises ``SourceError`` if the source was recreated, or does not answer that for minutes; the batch is then not
-        done.
+        Args:
+            spark: Session whose executors run the handler.
+            ranges: Positions by partition, the end exclusive.
+            batch: Number of the batch in its checkpoint; None without a checkpoint.
+
+        Raises:
+            SourceError: The topic was recreated, or its brokers did not answer for minutes. The batch is not finished.
         """
         from pyspark.sql import Observation
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.pandas.types import from_arrow_schema
 
         scope, job, counts = self.scope, self.job, self.tracker.counts
-        # A checkpoint may be older than the source's arrival at ``from_``, and then lies before it.
+        # A checkpoint may continue at a position below ``from_``.
         ranges = clipped(scope.selection.places(ranges), scope.islands)
         if not ranges:
             return
@@ -90,10 +98,10 @@ class BatchRun:
             counts.missing += scope.chosen.count(ranges) - (observed.get["delivered"] or 0)
 
     def _check_incarnation(self, spark: SparkSession) -> None:
-        """Check that the topic of the batch still exists: tasks read by name and cannot tell.
+        """Check that the topic was not recreated during the batch. Tasks read by name and cannot detect that.
 
-        A pause of the brokers is waited for; otherwise the whole batch would be handled again. Waiting hides nothing,
-        because an id is never reused.
+        The check waits while the brokers do not answer, because a failure would repeat the whole batch. Waiting hides
+        no change, because Kafka never reuses a topic id.
         """
         source = self.scope.source
         until = time.monotonic() + _PATIENCE
@@ -119,7 +127,7 @@ class BatchRun:
             rows = rows.where(F.col("timestamp") >= F.lit(selection.start))
         if isinstance(selection.end, datetime):
             rows = rows.where(F.col("timestamp") < F.lit(selection.end))
-        # Conditions on the table's own columns come before the casts: files can be skipped by them.
+        # Conditions on the table's own columns come before the casts, so that Spark can skip files.
         rows = rows.withColumns({name: F.col(name).cast("binary") for name in ("key", "value")})
         rows = rows.withColumns({"partition": F.col("partition").cast("int"), "offset": F.col("offset").cast("bigint")})
         if chosen is not None:
@@ -148,28 +156,28 @@ class BatchRun:
 def _in_task(
     batches: Iterator[Any], *, name: str, payload: bytes, address: Address | None, number: int
 ) -> Iterator[Any]:
-    """Run one task of Spark, of the batch ``number``. Progress goes to ``address``."""
+    """Run one task of a batch in Spark's worker, and report its progress to ``address``."""
     from pyspark import TaskContext
 
     with crossing():
         job = begin(name, lambda: _loaded(payload))
         check_reached(job.journal, name)
         task = TaskContext.get()
-        assert task is not None, "this function is run by tasks alone"
+        assert task is not None, "only a task may call this function"
         with sender(address, number, task.partitionId(), task.attemptNumber()) as tell:
             yield from run_task(batches, job, member=member_of_attempt(), tell=tell)
 
 
 def pickled(job: TaskJob) -> bytes:
-    """Pickle a job for the workers. Raises ``ConfigError`` if that fails."""
+    """Pickle a job for the workers. Raises ``ConfigError`` if the job cannot be pickled."""
     from pyspark import cloudpickle
 
     try:
         payload: bytes = cast(Any, cloudpickle).dumps(job)
     except Exception as error:
         raise ConfigError(
-            f"the handler, or something it uses, cannot be sent to the workers ({type(error).__name__}: "
-            f"{error_text(error)}): make clients, locks and open files in setup=…, in variables of the module"
+            f"the handler, or an object that it uses, cannot be sent to the workers ({type(error).__name__}: "
+            f"{error_text(error)}): create clients, locks and open files in setup=…, in variables of the module"
         ) from error
     return payload
 
@@ -181,9 +189,9 @@ def _loaded(payload: bytes) -> TaskJob:
         job: TaskJob = cloudpickle.loads(payload)
     except Exception as error:
         raise ConfigError(
-            f"the handler, or something it uses, cannot be loaded by the workers, whose Python is {sys.executable} "
-            f"({type(error).__name__}: {error_text(error)}): send its modules along by spark.submit.pyFiles, or "
-            "install them there"
+            f"the handler, or an object that it uses, cannot be loaded by the workers' Python {sys.executable} "
+            f"({type(error).__name__}: {error_text(error)}): send the modules by spark.submit.pyFiles, or install them "
+            "for that Python"
         ) from error
     return job
 
@@ -192,7 +200,7 @@ def _key_in(rows: DataFrame, keys: tuple[bytes, ...]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     if rows.schema["key"].dataType.simpleString() == "string":
-        # A string column holds no key that is not UTF-8.
+        # A string column contains no key with bytes other than UTF-8.
         texts = [key.decode(errors="replace") for key in keys]
         return F.col("key").isin([text for text, key in zip(texts, keys, strict=True) if text.encode() == key])
     return F.col("key").isin([bytearray(key) for key in keys])

@@ -1,7 +1,7 @@
-"""A server on the driver that tells current offset ranges to the process in which Spark runs a stream's source.
+"""A server on the driver that sends current offset ranges to the process in which Spark runs a stream's source.
 
-That process has no JVM to ask the brokers with, so it asks the driver over a socket that only this user can reach. The
-driver may answer that nothing follows: a stream stops that way between two batches.
+The source's process has no JVM and cannot ask the brokers. It asks the driver over a socket that only this user can
+reach. To stop a stream between two batches, the driver answers that no positions follow.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ from lanes_spark.positions import Span
 log = logging.getLogger("lanes")
 
 _PATIENCE: Final = 180.0
-"""Seconds that an answer may take: the brokers have some seconds for each of several questions."""
+"""Most seconds for an answer. An answer needs several questions to the brokers."""
 
 _LOOK: Final = 0.1
-"""Seconds until the server notices that it is closed."""
+"""Most seconds until ``close`` ends the server."""
 
 
 class OffsetServer(socketserver.UnixStreamServer):
-    """A server in its own thread that answers with the ranges that ``read`` returns for the stream's positions.
+    """A server in its own thread that answers each question with the current offset ranges.
 
-    After ``stop`` every answer is that nothing follows. ``stopped`` is set after the first such answer: no batch is
-    under way then, and none begins.
+    Args:
+        read: Function from the stream's positions to the current ranges.
+
+    Attributes:
+        path: Path of the socket.
+        stopped: Set when the server has answered that no positions follow. No batch runs then, and no batch begins.
     """
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:
@@ -50,20 +54,20 @@ class OffsetServer(socketserver.UnixStreamServer):
         super().__init__(self.path, _Question, bind_and_activate=False)
 
     def start(self) -> None:
-        """Begin to answer. Raises ``ConfigError`` if the socket cannot be made."""
+        """Begin to answer questions. Raises ``ConfigError`` if the socket cannot be created."""
         try:
             self.server_bind()
             self.server_activate()
         except OSError as error:
             self.close()
             raise ConfigError(
-                f"a stream needs a socket at {self.path}: {error.strerror or error}; set TMPDIR to a folder with a "
-                "short path that this user may write to"
+                f"a stream cannot create its socket {self.path}: {error.strerror or error}; set TMPDIR to a writable "
+                "folder with a short path"
             ) from None
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer from now on that nothing follows. Does not block. Idempotent; a signal handler may call it."""
+        """Answer all later questions with the end. Does not block. Idempotent. A signal handler may call ``stop``."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -92,7 +96,7 @@ class OffsetServer(socketserver.UnixStreamServer):
 
 
 class _Question(socketserver.StreamRequestHandler):
-    """One question of the process in which Spark runs the stream's source."""
+    """The connection of one question."""
 
     server: OffsetServer
     timeout = _PATIENCE
@@ -103,9 +107,17 @@ class _Question(socketserver.StreamRequestHandler):
 
 
 def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
-    """Ask for the topic's offset ranges; None means that nothing follows. Blocks.
+    """Ask the driver for the topic's offset ranges. Blocks.
 
-    Messages before ``at`` are handled. Raises ``SourceError`` if reading them failed or the driver is gone.
+    Args:
+        path: Path of the server's socket.
+        at: Next position of the stream by partition. All messages below it are handled.
+
+    Returns:
+        The ranges by partition; None when the stream is to stop.
+
+    Raises:
+        SourceError: The driver could not read the ranges, or has ended.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
@@ -117,7 +129,7 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
                 text = answered.read()
         except OSError as error:
             raise SourceError(
-                f"the driver does not tell offset ranges ({error}): it has ended; start the stream again"
+                f"the driver does not send offset ranges ({error}): the driver has ended; start the stream again"
             ) from None
     answer = json.loads(text or b'{"error": "the driver has ended; start the stream again"}')
     if "error" in answer:

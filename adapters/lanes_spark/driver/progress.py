@@ -1,4 +1,4 @@
-"""Progress of a replay or a stream: counts of finished batches and reports of running tasks."""
+"""Progress of a replay or a stream, from finished batches and from reports of running tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lanes")
 
 EVERY: Final = 1.0
-"""Seconds between two calls while a batch is under way."""
+"""Seconds between two calls of ``progress=`` during a batch."""
 
 _DATAGRAM: Final = 2_048
 
@@ -34,7 +34,7 @@ _ENDS_WITHIN: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class OldestMessage:
-    """The unfinished message that a task has had for longest.
+    """The unfinished message with the longest time since its delivery.
 
     Attributes:
         partition: Topic and number, as ``orders/3``.
@@ -53,19 +53,19 @@ class OldestMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Progress of a replay or a stream. The counts include running tasks; a failed attempt takes its own back.
+    """Progress of a replay or a stream. The counts include running tasks, but not failed attempts of tasks.
 
     Attributes:
         batches: Number of finished batches.
-        delivered: Rows that were delivered, as in ``Report``.
-        finished: Delivered rows that were handled or dead-lettered.
-        dead_lettered: Delivered rows that were dead-lettered.
-        positions: Positions that partition and position select, for all runs on this checkpoint; for a stream, all of
-            the topic.
-        left: Those that are not handled yet, which is the lag of a stream.
+        delivered: Number of delivered rows, as in ``Report``.
+        finished: Number of delivered rows that were handled or dead-lettered.
+        dead_lettered: Number of delivered rows that were dead-lettered.
+        positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, for all runs on this
+            checkpoint. For a stream, the number of all positions of the topic.
+        left: Number of selected positions that are not handled yet. For a stream, this is the lag.
         seconds: Seconds since this run began.
-        running: Number of tasks that have reported and not ended.
-        oldest: The oldest unfinished message of these tasks, None without one.
+        running: Number of tasks that have reported and have not ended.
+        oldest: The oldest unfinished message of the running tasks; None without an unfinished message.
     """
 
     batches: int
@@ -86,7 +86,13 @@ class Progress:
 
 @dataclass
 class Counts:
-    """Sums over finished batches. ``missing`` counts positions that a journal selects and that had no row."""
+    """Sums over the finished batches.
+
+    Attributes:
+        batches: Number of batches.
+        missing: Number of positions that a journal selects and that have no row in the source.
+        by_name: Counts of rows, by the names of ``COUNTS``.
+    """
 
     batches: int = 0
     missing: int = 0
@@ -94,7 +100,7 @@ class Counts:
 
 
 class RunningTasks(NamedTuple):
-    """Sums over the reports of the batch under way."""
+    """Sums over the reports of the current batch's tasks."""
 
     tasks: int = 0
     delivered: int = 0
@@ -104,9 +110,16 @@ class RunningTasks(NamedTuple):
 
 
 class ProgressTracker:
-    """Counts a replay or a stream and calls ``tell`` about once a second. The caller closes it.
+    """A counter of one run's progress, which calls ``tell`` about once a second. The caller closes the tracker.
 
-    ``tell`` None means no calls and no reports of tasks. ``raised`` is the exception of ``tell`` that stopped the run.
+    Args:
+        spark: Session of the run.
+        tell: Function that takes the progress. None = no calls, and no reports of tasks.
+
+    Attributes:
+        started: Time of the run's begin, by ``time.monotonic``.
+        counts: Sums over the finished batches.
+        raised: The exception of ``tell`` that stopped the run; None without an exception.
     """
 
     def __init__(self, spark: SparkSession, tell: Callable[[Progress], object] | None) -> None:
@@ -123,37 +136,51 @@ class ProgressTracker:
         self._pulse = None if tell is None else Pulse(lambda: tell(self.progress()))
 
     def begin(self, spans: Mapping[int, Span], islands: Islands) -> None:
-        """Begin to call ``tell``. ``spans`` are to be handled, and of partitions with ``islands`` only those."""
+        """Begin to call ``tell``.
+
+        Args:
+            spans: Ranges to handle, by partition.
+            islands: The only ranges to handle of a partition; a partition without an entry is handled completely.
+        """
         self._spans, self._islands = spans, islands
         if self._pulse is not None:
             self._pulse.start()
 
     def begin_batch(self) -> Address | None:
-        """Forget reports of earlier batches. Return the address for reports of tasks, None without a listener."""
+        """Forget the reports of earlier batches.
+
+        Returns:
+            The address for reports of tasks; None without a listener.
+        """
         if self._reports is None:
             return None
         self._reports.begin(self.counts.batches)
         return self._reports.address
 
     def look(self, spans: Mapping[int, Span], at: Mapping[int, int]) -> None:
-        """Replace the ranges to handle; all positions before ``at`` are handled."""
+        """Replace the ranges to handle.
+
+        Args:
+            spans: Ranges to handle, by partition.
+            at: Position by partition below which all messages are handled.
+        """
         with self._lock:
             self._spans = spans
             self._at = dict(at)
 
     def done(self, ranges: Mapping[int, Span]) -> None:
-        """Note that a batch is done. Raises ``LanesError`` if ``tell`` raises or has raised since the last batch."""
+        """Record the end of a batch. Raises ``LanesError`` if ``tell`` raises, or has raised since the last batch."""
         with self._lock:
             self._batches, self._done = self.counts.batches, dict(self.counts.by_name)
             self._at |= {partition: end for partition, (_, end) in ranges.items()}
-            # The counts include now what the tasks reported.
+            # The counts now include the reports of the batch's tasks.
             self.begin_batch()
         if self._pulse is not None:
             try:
                 self._pulse.now()
             except BaseException as error:
                 self.raised = error
-                # Only an ``Exception`` is sure to end Spark's own thread.
+                # Spark's own thread ends reliably only by an ``Exception``.
                 raise LanesError(f"progress= raised {type(error).__name__}") from error
 
     def check(self) -> None:
@@ -183,17 +210,21 @@ class ProgressTracker:
         if self._pulse is not None:
             self._pulse.stop()
             if (error := self._pulse.error) is not None and self.raised is None:
-                log.warning(
-                    "progress= is not called any more: it raised %s (%s)", type(error).__name__, error_text(error)
-                )
+                log.warning("progress= raised %s (%s) and is not called again", type(error).__name__, error_text(error))
         if self._reports is not None:
             self._reports.close()
 
 
 class TaskReports:
-    """Receives the reports of tasks, about one a second each, as datagrams. A lost one costs only news.
+    """A receiver of the reports of tasks. The caller closes the receiver.
 
-    ``address`` is for workers; None if they cannot reach the driver, as on Spark Connect. The caller closes it.
+    Each task sends a datagram about once a second. A lost datagram only delays the progress.
+
+    Args:
+        spark: Session whose tasks report.
+
+    Attributes:
+        address: Address for the workers; None if workers cannot reach the driver, for example on Spark Connect.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -229,16 +260,16 @@ class TaskReports:
         )
 
     def close(self) -> None:
-        """Stop listening. Idempotent. Blocks until the thread has ended, at most a second."""
+        """Stop listening. Idempotent. Blocks until the thread has ended, for a second at most."""
         found, self._socket = self._socket, None
         if found is None:
             return
         try:
-            # This wakes the thread; closing the socket alone does not.
+            # A datagram wakes the thread, but closing the socket does not.
             found.sendto(b"", found.getsockname())
         except OSError as error:
-            # A report has just woken the thread, or the thread stays: news must not fail a replay.
-            log.debug("the socket for progress was not closed: %s", error)
+            # A report has just woken the thread, or the thread stays. A replay must not fail by its progress.
+            log.debug("cannot close the socket for progress: %s", error)
         self._thread.join(_ENDS_WITHIN)
 
     def _listen(self, heard: socket.socket) -> None:
@@ -250,7 +281,7 @@ class TaskReports:
                 try:
                     self._take(json.loads(data))
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    # Anybody may send here; a foreign datagram is ignored.
+                    # Any program may send a datagram to this port.
                     continue
 
     def _take(self, told: dict[str, Any]) -> None:
@@ -260,15 +291,20 @@ class TaskReports:
             OldestMessage(**told["oldest"])
         with self._lock:
             task, attempt = told["task"], told["attempt"]
-            # An attempt that Spark gave up may still run; the newest attempt counts.
+            # An attempt that Spark has replaced may still run. The newest attempt counts.
             if told["batch"] == self._batch and attempt >= self._tasks.get(task, (attempt, told))[0]:
                 self._tasks[task] = (attempt, told)
 
 
 class Pulse:
-    """Calls ``tell`` every ``every`` seconds in its own thread, from ``start`` to ``stop``, and by ``now``.
+    """A thread that calls a function at an interval, from ``start`` to ``stop``. Calls never overlap.
 
-    Calls never overlap. An exception ends them; ``now`` raises it, and ``error`` holds it.
+    Args:
+        tell: Function to call.
+        every: Seconds between two calls.
+
+    Attributes:
+        error: The exception of ``tell``, which ends the calls; None without an exception.
     """
 
     def __init__(self, tell: Callable[[], object], every: float = EVERY) -> None:
@@ -284,7 +320,7 @@ class Pulse:
         self._thread.start()
 
     def now(self) -> None:
-        """Call once. Raises the exception of this call or of an earlier one."""
+        """Call ``tell`` once, in this thread. Raises the exception of this call or of an earlier call."""
         with self._lock:
             if self.error is None:
                 self._call()
@@ -292,7 +328,7 @@ class Pulse:
                 raise self.error
 
     def stop(self) -> None:
-        """End the calls and wait for the one under way. Idempotent. Raises nothing."""
+        """End the calls, and wait for the current call. Idempotent. Raises no exception."""
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -312,9 +348,9 @@ class Pulse:
 
 
 def _bound(spark: SparkSession) -> socket.socket | None:
-    """Open a socket that workers reach by the driver's name; None if there is no such name."""
+    """Open a socket that workers reach by the driver's name; None if no name of the driver can be bound."""
     if getattr(spark, "_jvm", None) is None:
-        # Spark Connect: the driver is another process, elsewhere.
+        # With Spark Connect, the driver is a process of another machine.
         return None
     for name in ("spark.driver.bindAddress", "spark.driver.host"):
         host = spark.conf.get(name, None)

@@ -1,8 +1,8 @@
-"""The Spark query of a replay with a checkpoint and of a stream: batches of positions, one after another.
+"""The Spark query of a replay with a checkpoint, and of a stream: a sequence of batches.
 
-The query reads no messages: a row of its source is the range of positions that a batch takes of one partition. Spark
-logs the ranges of a batch before it runs, and that it is done afterwards. A killed replay therefore continues with
-exactly the ranges that were logged.
+The query reads no messages. A row of its source is the range of positions of one partition in a batch. Spark logs the
+ranges before the batch runs, and logs the end of the batch. A killed replay therefore continues with exactly the logged
+ranges.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lanes_spark.plan import Eras
 from lanes_spark.positions import Islands, Positions, Span, check_start, clipped, next_positions, next_wanted
 
 NAME: Final = "lanes_batch_ranges"
-"""Name under which Spark knows the source."""
+"""Name of the source in Spark."""
 
 _OPTION: Final = "lanes"
 
@@ -43,10 +43,21 @@ def begin_query(
     live: str = "",
     interval: float = 0.0,
 ) -> StreamingQuery:
-    """Begin the query. ``done`` is called after each batch with its ranges.
+    """Begin the query. Does not wait for its first batch.
 
-    ``live`` is the path of an ``OffsetServer`` that is asked every ``interval`` seconds; "" means that the query ends
-    with the scope. Raises ``ConfigError`` if the folder for results belongs to another checkpoint.
+    Args:
+        spark: Session that runs the query.
+        run: The replay or stream.
+        checkpoint: Folder in which Spark logs the batches.
+        done: Called after each batch with its ranges.
+        live: Path of an ``OffsetServer`` for a stream. "" = a replay, which ends at the end of its scope.
+        interval: Seconds between two questions to the server.
+
+    Returns:
+        The running query.
+
+    Raises:
+        ConfigError: The folder for results belongs to another checkpoint.
     """
     scope = run.scope
     folder = ResultsFolder(spark, run.batches.results_to, checkpoint)
@@ -69,9 +80,9 @@ def begin_query(
     def handle(ranges: DataFrame, batch: int) -> None:
         found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
         taken = clipped(found, scope.islands)
-        # Spark calls this through its JVM.
+        # Spark calls this function through its JVM, which keeps only the text of an error.
         with crossing():
-            # Needed for an empty batch too: a checkpoint with a finished batch has a known folder.
+            # An empty batch takes the folder too, because every finished batch of a checkpoint has a known folder.
             folder.take()
             if taken:
                 run.batches.run(spark, taken, batch=batch)
@@ -88,18 +99,20 @@ def begin_query(
 
 @dataclass(frozen=True, kw_only=True)
 class RangeOptions:
-    """The options of the source.
+    """The options of the source of batch ranges.
 
     Attributes:
-        replay: Identity of the replay, which its checkpoint keeps.
-        spans: Ranges of positions by partition.
-        starts: First positions of a new checkpoint, where they differ from those of ``spans``.
+        topic: Topic name.
+        replay: Identity of the replay, which the checkpoint stores.
+        spans: Ranges of positions, by partition.
+        starts: First positions of a new checkpoint, for partitions where they differ from ``spans``.
         cap: Most positions of a batch.
-        islands: The only positions that are read; empty means all.
-        fixed: Whether a new partition is refused.
-        live: Path of an ``OffsetServer`` that tells the current ``spans``; "" means that they stay.
-        begin: Positions before which nothing is selected.
-        unnamed: Identity if the topic had no id; "" if it has none.
+        eras: Changes of the number of partitions.
+        islands: The only ranges to read, by partition; empty for all.
+        fixed: Whether a new partition is an error.
+        live: Path of an ``OffsetServer`` with the current ``spans``; "" if ``spans`` never change.
+        begin: First selected position, by partition.
+        unnamed: Identity of the same replay over a topic without an id; "" if the topic has no id.
     """
 
     topic: str
@@ -115,12 +128,12 @@ class RangeOptions:
     unnamed: str = ""
 
     def encoded(self) -> dict[str, str]:
-        """Return the options as Spark passes them to its Python process: text."""
+        """Return the options as text, because Spark passes only text to its Python process."""
         return {_OPTION: base64.b64encode(pickle.dumps(self)).decode()}
 
 
 class BatchRanges(DataSource):
-    """The source of batch ranges, as Spark wants one; its options are ``RangeOptions``."""
+    """The source of batch ranges, by Spark's interface of a data source. Its options are ``RangeOptions``."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
@@ -131,7 +144,7 @@ class BatchRanges(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """Return the columns: a range of each partition, ``stop`` exclusive."""
+        """Return the columns of a range: the partition, its first position, and the end, exclusive."""
         return "partition int, start long, stop long"
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (as Spark calls it)
@@ -145,7 +158,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._spans = self._given.spans
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Do nothing: the ends were read before the query began."""
+        """Do nothing, because the ends were read before the query began."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._given.cap)
@@ -176,15 +189,15 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A new partition begins with its first position.
             first = before.get(partition, self._spans[partition][0] if partition in self._spans else stop)
             ranges.append((partition, first, stop))
-        # Partitions without rows in this batch are listed too: their position is part of the progress.
+        # The progress needs the positions of all partitions, also of those without rows in this batch.
         return [InputPartition(ranges)] if any(first < stop for _, first, stop in ranges) else []
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int, int]]:
         yield from partition.value
 
     def _check(self, at: Positions) -> None:
-        # Positions that are not selected may be gone. A source that ends before the next selected position must have
-        # reached the replay's own.
+        # The source may have lost positions that are not selected. A source that ends below the next selected position
+        # must at least reach the replay's own position.
         ends = {partition: span[1] for partition, span in self._spans.items()}
         begun = {number: max(one, self._given.begin.get(number, 0)) for number, one in at.items()}
         wanted = next_wanted(begun, self._given.islands)
@@ -195,8 +208,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = {**dict(sorted(at.items())), **dict.fromkeys(added, 0)}
             raise SourceError(
                 f"{self._given.topic}: partition {added[0]} is new since this replay was begun, so keys have moved and "
-                "earlier messages have to be handled first; go on with another checkpoint, aligned=False, "
-                f"from_={begin} and eras=[…], the positions from which on there were more partitions"
+                "earlier messages must be handled first; continue with another checkpoint, aligned=False, "
+                f"from_={begin} and eras=[…] with the first position of each old partition after the change"
             )
 
     def _offset(self, positions: Mapping[int, int]) -> dict[str, Any]:
@@ -206,25 +219,26 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _positions(self, offset: Any, done: Positions | None = None) -> dict[int, int]:
-        """Return the positions of an offset. Messages before ``done`` are handled; None means those of the offset."""
+        """Return the positions of an offset. Messages below ``done`` are handled; None = below the offset."""
         topic = self._given.topic
-        # Spark passes the offset of any checkpoint, of any query.
+        # Spark may pass the offset of another query's checkpoint.
         if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
             raise SourceError(
-                f"{topic}: the checkpoint is of another query, which is no replay; give this one a checkpoint of its "
-                "own"
+                f"{topic}: the checkpoint is of another query, which is no replay; give this replay a checkpoint of "
+                "its own"
             )
         at = {int(number): position for number, position in offset["positions"].items()}
         if self._given.unnamed and offset.get("replay") == self._given.unnamed:
-            # Positions do not name their topic: in a copied or recreated one they are of other messages.
+            # Positions do not name their topic. In a copied or recreated topic they belong to other messages.
             raise SourceError(
                 f"{topic}: the checkpoint was begun without a topic id, by brokers before 2.8 or as a table, but the "
-                "topic has one now and may be another one. If it is the same one, as after an upgrade, go on with "
-                f"another checkpoint and from_={at if done is None else done}; else begin again with another"
+                "topic has an id now and may be another topic. For the same topic, for example after an upgrade, use "
+                f"another checkpoint with from_={at if done is None else done}; for another topic, begin again with "
+                "another checkpoint"
             )
         if offset.get("replay") != self._given.replay:
             raise SourceError(
                 f"{topic}: the checkpoint is of another replay (other topic, selection or eras, or a topic that was "
-                "recreated since); give this one a checkpoint of its own"
+                "recreated since); give this replay a checkpoint of its own"
             )
         return at

@@ -1,4 +1,4 @@
-"""Replay: a handler over history, in order within a key, on all executors of a Spark cluster."""
+"""Replay: run a handler over stored messages, in order within a key, on all executors of a Spark cluster."""
 
 from __future__ import annotations
 
@@ -62,18 +62,20 @@ def replay(
 ) -> Report | Plan:
     """Run ``handler`` over the messages of ``source``. Blocks until all of them are handled.
 
-    A failed batch is handled again from its beginning: delivery is at least once, as in a live consumer.
+    A continued replay handles a failed batch again from its first message. Delivery is at least once, as in a live
+    consumer.
 
     Args:
         spark: Session whose executors run the handler.
         source: Messages to handle: a ``ParquetTable`` or a ``KafkaTopic``.
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
-        to: End of the replay, exclusive: one position, one by partition, or an aware time. Default: the current end.
-        only: Positions of a journal; no others are handled. The journal is read once, when a checkpoint is begun.
-        checkpoint: Folder in which Spark notes every batch. A stopped replay continues there. Without it there is
-            one batch, and a failed replay begins again.
-        explain: Run nothing and return the plan.
-        **options: Options that ``stream`` has too, see ``RunOptions``.
+        to: End of the replay, exclusive: a position for all partitions, positions by partition, or an aware time.
+            Default: the current end.
+        only: The only positions to handle, named by a journal. The journal is read once, at the begin of a checkpoint.
+        checkpoint: Folder in which Spark logs every batch. A stopped replay continues from this folder. Without a
+            checkpoint the replay is one batch, and a failed replay begins again.
+        explain: Whether to return the plan without running a handler.
+        **options: Options that ``replay`` and ``stream`` share, see ``RunOptions``.
 
     Returns:
         The report, or with ``explain`` the plan.
@@ -81,8 +83,8 @@ def replay(
     Raises:
         ConfigError: A promise cannot be kept with these arguments. Raised before the first message.
         HandlerHalted: A message failed under the poison policy ``exit``.
-        SourceError: Rows are gone, the topic was recreated, or Spark failed. An error of a task keeps its kind, its
-            text in one line and its ``retryable``; its ``__cause__`` is Spark's exception with the task's traceback.
+        SourceError: Rows are gone, the topic was recreated, or Spark failed. An error of a task keeps its class, its
+            text in one line and its ``retryable``. Its ``__cause__`` is Spark's exception with the task's traceback.
     """
     run = open_run(spark, source, handler, options, to=to, only=only, checkpoint=checkpoint, explain=explain)
     scope, missing = run.scope, None
@@ -99,7 +101,7 @@ def replay(
             else:
                 from lanes_spark.driver.query import begin_query
 
-                # Needed without selected rows too: positions that a checkpoint has not read may be gone.
+                # The query runs without selected rows too, because it finds lost positions of its checkpoint.
                 query = begin_query(spark, run, checkpoint, done=run.tracker.done)
                 try:
                     query.awaitTermination()
@@ -108,7 +110,7 @@ def replay(
                     run.batches.given_up.set()
                     query.stop()
     except LanesError:
-        # Spark turned the exception of ``progress`` into text.
+        # Spark has converted the exception of ``progress`` to text; ``check`` raises the exception itself.
         if run.tracker.raised is None:
             raise
     run.tracker.check()

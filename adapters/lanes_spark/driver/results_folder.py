@@ -1,16 +1,18 @@
-"""Ownership of a folder of results: one checkpoint has one folder, and a folder has one checkpoint.
+"""Ownership of a folder of results: a checkpoint has one folder, and a folder has one checkpoint.
 
-Batches have numbers, which their checkpoint counts, and one folder each. Another checkpoint uses the same numbers for
-other rows: it would replace some of the existing rows and stand beside the rest. So before the first results a note is
-written into the folder, with the id that Spark gave the checkpoint's query. A note in the checkpoint names the folder
-by an id of its own, so that the folder may be moved: another folder would lack the finished batches.
+A checkpoint numbers its batches, and each batch writes its own folder of results. Another checkpoint uses the same
+numbers for other rows, so its batches would replace some of the results and leave others. Two notes prevent that:
 
-A replay that was killed after the first note continues with both notes. Without the second note nothing was written,
-and another folder is as good.
+- The note in the results folder has the id of the checkpoint's query. A replay writes this note before its first
+  results.
+- The note in the checkpoint has an id of the results folder, so that the folder may be moved. Any other folder would
+  lack the finished batches.
 
-Two replays may find a folder empty at the same instant; at most one takes it. Before the first note each creates a file
-with the name of its query and then lists such files: the later one sees both. A file system need not offer exclusive
-creation, which many do not; it is enough that a listing shows written files.
+A replay that was killed between the two notes has written no results. It may continue with any folder.
+
+Two replays may find the same folder empty at the same time, but at most one of them takes it. Each replay first creates
+a file with the name of its query, and then lists these files. The later replay sees both files and gives way. The file
+system does not need exclusive creation; a listing must only show written files.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ResultsFolder:
-    """The folder of ``results_to`` for a replay on this checkpoint; ``folder`` is None without results."""
+    """The folder of ``results_to`` of a replay with a checkpoint; None for a replay without results."""
 
     def __init__(self, spark: SparkSession, folder: str | None, checkpoint: str) -> None:
         self._spark = spark
@@ -43,9 +45,12 @@ class ResultsFolder:
     def check(self) -> None:
         """Check that the folder belongs to this checkpoint. Blocks.
 
-        A checkpoint of an earlier version has no note. It continues with a folder that names it, or without results;
-        with a finished batch it refuses any other folder. Raises ``ConfigError`` for the results of another checkpoint,
-        and for a checkpoint that was begun with another folder or without one.
+        A checkpoint of an earlier version has no note. It continues without results, or with a folder whose note names
+        the checkpoint. After its first finished batch, it refuses any other folder.
+
+        Raises:
+            ConfigError: The folder has results of another checkpoint, or the checkpoint was begun with another folder
+                or without a folder.
         """
         if self._taken:
             return
@@ -60,7 +65,7 @@ class ResultsFolder:
         if bound is not None and (note is None or note["folder"] != bound["folder"]):
             if bound["results_to"] == self._folder:
                 raise ConfigError(
-                    f"{was}: the results of the checkpoint {self._checkpoint} are gone from it: restore the folder, "
+                    f"{was}: the folder has lost the results of the checkpoint {self._checkpoint}: restore the folder, "
                     "with its _lanes, or give this replay a checkpoint of its own"
                 )
             raise self._other(f"with {was}", was)
@@ -69,19 +74,20 @@ class ResultsFolder:
             self._taken = bound is not None
         elif self._has_checkpoint():
             raise ConfigError(
-                f"results_to={self._folder!r}: the checkpoint {self._checkpoint} lies in it, and its files would be "
-                "read with the table; name a checkpoint outside of it, and a new folder for results"
+                f"results_to={self._folder!r}: the checkpoint {self._checkpoint} is inside this folder, and readers of "
+                "the table would read its files; name a checkpoint outside the folder, and a new folder for results"
             )
         elif (found := self._found(self._folder)) is not None:
-            raise self._refused(f"it has files that this checkpoint has not written, such as {found}")
+            raise self._refused(f"the folder has files that this checkpoint has not written, such as {found}")
         elif self._found(f"{self._checkpoint}/commits") is not None:
-            raise self._other("without it, or with another one", "what it was begun with")
+            raise self._other("without results_to, or with another folder", "the folder of the first batch")
 
     def take(self) -> None:
-        """Take the folder for this checkpoint, whose query has begun, before its first results. Blocks. Idempotent.
+        """Take the folder for this checkpoint. Call it after the begin of the query. Blocks. Idempotent.
 
-        Raises as ``check``, ``SourceError`` if the query's id cannot be read, and ``ConfigError`` if another replay
-        takes the folder at the same time.
+        Raises:
+            ConfigError: As in ``check``, or another replay takes the folder at the same time.
+            SourceError: The id of the checkpoint's query cannot be read.
         """
         self.check()
         if self._taken:
@@ -92,15 +98,15 @@ class ResultsFolder:
             if query is None:
                 raise SourceError(
                     f"checkpoint={self._checkpoint!r}: Spark has begun a query there, but {self._checkpoint}/metadata, "
-                    "which names it, is missing; restore it, or name another folder for the checkpoint"
+                    "which names the query, is missing; restore that file, or name another folder for the checkpoint"
                 )
             self._claim(query)
             note = {"query": query, "checkpoint": self._checkpoint, "folder": uuid.uuid4().hex}
             self._write(self._path, note)
         else:
-            # The note may be newer than the check.
+            # Another replay may have written the note after the check.
             self._check_query(note)
-        # Last: if the folder cannot be written to, the user can name another one.
+        # The note in the checkpoint comes last: if the folder is not writable, the user can still name another folder.
         if self._bound() is None:
             self._write(self._bound_path, {"results_to": str(self._folder), "folder": note["folder"]})
         self._taken = True
@@ -108,14 +114,14 @@ class ResultsFolder:
     def _check_query(self, note: Mapping[str, str]) -> None:
         if note["query"] != query_of(self._spark, self._checkpoint):
             raise self._refused(
-                f"it is for the results of another checkpoint, begun at {note['checkpoint']}",
+                f"the folder is for the results of another checkpoint, begun at {note['checkpoint']}",
                 ", or go on with that checkpoint",
             )
 
     def _claim(self, query: str) -> None:
         """Raise ``ConfigError`` if another query takes the folder too. Idempotent.
 
-        Spark Connect lists no files, so nothing is checked there.
+        With Spark Connect, which cannot list files, the method checks nothing.
         """
         jvm: Any = getattr(self._spark, "_jvm", None)
         if jvm is None:
@@ -123,23 +129,23 @@ class ResultsFolder:
         session: Any = self._spark
         folder = f"{self._inside}/claims"
         claims = jvm.org.apache.hadoop.fs.Path(folder)
-        # With the session's settings of file systems, as Spark itself writes there.
+        # Spark writes the results with the session's settings of file systems.
         system = claims.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
         mine = jvm.org.apache.hadoop.fs.Path(claims, query)
         system.create(mine, True).close()
         others = sorted(name for one in system.listStatus(claims) if (name := str(one.getPath().getName())) != query)
         if others:
-            # A refused replay removes its file; the winner's stays for ever, for later replays.
+            # A refused replay removes its own file. The file of the accepted replay stays, for later replays.
             system.delete(mine, False)
             raise self._refused(
-                f"another replay takes it at the same time, as {folder}/{others[0]} says (remove that file if the "
-                "replay was killed and its checkpoint is gone)",
+                f"another replay takes the folder at the same time, as {folder}/{others[0]} shows (remove that file if "
+                "the replay was killed and its checkpoint is gone)",
             )
 
     def _write(self, path: str, note: Mapping[str, str]) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
-        # An incomplete note does not count.
+        # A reader ignores an incomplete note.
         row = self._spark.range(1, numPartitions=1).select(F.lit(json.dumps(note)))
         row.write.mode("overwrite").text(path)
 
@@ -148,18 +154,18 @@ class ResultsFolder:
             # Notes of early versions have no id of the folder.
             return read_note(self._spark, self._path, "query", "checkpoint", folder="")
         except SourceError:
-            raise self._refused(f"its owner is unknown: {self._path} is damaged") from None
+            raise self._refused(f"the folder's owner is unknown, because {self._path} is damaged") from None
 
     def _bound(self) -> Mapping[str, str] | None:
         return read_note(self._spark, self._bound_path, "results_to", "folder")
 
     def _found(self, folder: str) -> str | None:
-        """Return any complete file that a reader of the table would read; None without one."""
+        """Return the path of a complete file that a reader of the table would read; None without such a file."""
         files = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
         return first_value(lambda path: files.load(path).select("path"), folder)
 
     def _has_checkpoint(self) -> bool:
-        """Return whether the checkpoint lies in the folder, where readers of the table find its files."""
+        """Return whether the checkpoint is inside the folder, so that readers of the table find its files."""
         folder, checkpoint = (
             qualified(self._spark, path) or ("", path) for path in (str(self._folder), self._checkpoint)
         )
@@ -170,7 +176,8 @@ class ResultsFolder:
 
     def _refused(self, why: str, also: str = "") -> ConfigError:
         return ConfigError(
-            f"results_to={self._folder!r}: {why}, so rows of both would be in one table; name a new folder{also}"
+            f"results_to={self._folder!r}: {why}, and one table would mix the rows of two replays; name a new "
+            f"folder{also}"
         )
 
     def _other(self, begun: str, remedy: str) -> ConfigError:

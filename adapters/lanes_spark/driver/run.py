@@ -1,4 +1,4 @@
-"""The parts that a replay and a stream share: options, one run over Spark, and its report."""
+"""The common parts of a replay and a stream: options, a run, and its report."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS_PER_BATCH: Final = 200_000
-"""Most positions of a batch. A batch itself costs 0.7 s: 3 to 4 % at 10,000 messages a second."""
+"""Most positions of a batch. The overhead of a batch is 0.7 s, which is 3 to 4 % at 10,000 messages a second."""
 
 
 class RunOptions(TypedDict, total=False):
-    """Keyword options that ``replay`` and ``stream`` share. All may be left out.
+    """Keyword options that ``replay`` and ``stream`` share. Every option has a default.
 
     Attributes:
         settings: Order, retries, poison policy and limits, as for ``lanes.Consumer``. The limits hold in each task.
             Default: ``Settings()``.
-        decode: Turns a message into the handler's argument, as for ``lanes.Consumer``.
-        dead_letters: Creates the dead letter store of a task, see ``TaskJob``.
-        setup: Opens resources of the handler, see ``TaskJob``.
-        teardown: Closes them, see ``TaskJob``.
-        results: pyarrow schema of the rows that handlers return. It needs ``results_to``.
-        results_to: Parquet folder for those rows. With a checkpoint every batch has its own folder in it, which a
-            repeated batch replaces. A folder of another checkpoint is refused; so is a checkpoint that was begun with
-            another folder or without one.
-        keys: Only messages with these keys, 1 to 10,000.
-        slots: Only messages whose keys have these slots, 0 to 65,535.
-        partitions: Only these partitions, by number.
-        from_: First position: one number, one by partition, or an aware time. Files without any selected row are
-            skipped where their statistics tell.
-        rows_per_batch: Most rows of a batch, 1 or more. Without a checkpoint there is one batch. Default 200,000.
-        tasks: Number of shuffle tasks. Default: 4 per core.
+        decode: Function that converts a message to the handler's argument, as for ``lanes.Consumer``.
+        dead_letters: Function that creates the dead letter store of a task, see ``TaskJob``.
+        setup: Function that opens resources of the handler, see ``TaskJob``.
+        teardown: Function that closes resources of the handler, see ``TaskJob``.
+        results: pyarrow schema of the rows that handlers return. Needs ``results_to``.
+        results_to: Parquet folder for the rows that handlers return. With a checkpoint, every batch writes its own
+            folder inside, which a repeated batch replaces. A checkpoint keeps its folder, and a folder its checkpoint.
+        keys: The only keys to handle, 1 to 10,000 of them. Default: all.
+        slots: The only slots to handle, numbers 0 to 65,535. Default: all.
+        partitions: Numbers of the only partitions to handle. Default: all.
+        from_: First position: a position for all partitions, positions by partition, or an aware time. Spark skips
+            Parquet files whose statistics show no selected row. Default: the first position of the source.
+        rows_per_batch: Most rows of a batch, 1 or more. A replay without a checkpoint has one batch. Default 200,000.
+        tasks: Number of shuffle tasks, 1 or more. Default: 4 per core.
         effects: Effects that remain when Spark repeats an attempt of a task, see ``Effects``. Default ``"unfenced"``.
-        progress: Called after each batch and about once a second, in a thread of the driver. Its exception stops the
-            run after that batch and is raised unchanged; the batch is handled again when the run continues.
+        progress: Function that is called after each batch and about once a second, in a thread of the driver. Its
+            exception stops the run after the current batch, and the run raises it unchanged. A continued run handles
+            that batch again.
         journal: Folder in which every attempt of a task writes its own journal, see ``TaskJob``.
     """
 
@@ -81,18 +81,18 @@ class Report:
     """The outcome of a replay or a stream. Counts include only tasks that succeeded.
 
     Attributes:
-        delivered: Rows that were delivered to handlers.
-        finished: Delivered rows that were handled or dead-lettered.
-        dead_lettered: Delivered rows that were dead-lettered.
-        skipped: Rows of the topic that this run did not deliver: not selected, or delivered by an earlier run on the
-            same checkpoint. For a Kafka topic, positions without a message count too. For a stream, positions of its
-            batches that were not delivered.
-        batches: Number of batches.
+        delivered: Number of rows that were delivered to handlers.
+        finished: Number of delivered rows that were handled or dead-lettered.
+        dead_lettered: Number of delivered rows that were dead-lettered.
+        skipped: Number of rows that this run did not deliver, because they were not selected, or because an earlier
+            run on the same checkpoint delivered them. For a Kafka topic, positions without a message count too. For a
+            stream, only positions of its batches count.
+        batches: Number of finished batches.
         seconds: Duration of the run, in seconds.
-        plan: How rows reached the tasks.
-        journal: Positions that ``only=`` found, None without it.
-        missing: Selected journal positions that the source lacks. It is None without ``only=``, and if keys, slots or
-            times select too.
+        plan: Way of the rows to the tasks.
+        journal: Facts about the positions of ``only=``; None without ``only=``.
+        missing: Number of selected journal positions that the source lacks. None without ``only=``, and if keys, slots
+            or times select too.
     """
 
     delivered: int
@@ -108,7 +108,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class SparkRun:
-    """One run of a replay or a stream. The caller closes it."""
+    """One run of a replay or a stream. The caller closes the run."""
 
     scope: ReplayScope
     batches: BatchRun
@@ -116,7 +116,16 @@ class SparkRun:
     rows_per_batch: int
 
     def report(self, *, read: int, seconds: float | None = None, missing: int | None = None) -> Report:
-        """Report the counts so far; ``read`` rows were there to deliver."""
+        """Return the report of the finished batches.
+
+        Args:
+            read: Number of rows in the source.
+            seconds: Duration of the run, in seconds. Default: until now.
+            missing: Number of journal positions that the source lacks.
+
+        Returns:
+            The report.
+        """
         counts = self.tracker.counts
         return Report(
             **counts.by_name,
@@ -129,7 +138,7 @@ class SparkRun:
         )
 
     def close(self) -> None:
-        """Stop the progress and release the checkpoint. Idempotent."""
+        """Stop the progress, and release the checkpoint. Idempotent."""
         try:
             self.tracker.close()
         finally:
@@ -147,10 +156,10 @@ def open_run(
     checkpoint: str | None = None,
     explain: bool = False,
 ) -> SparkRun:
-    """Check all arguments and look at the source. Blocks; handles no message. Raises as ``replay``."""
+    """Check all arguments, and read the positions of the source. Blocks. Handles no message. Raises as ``replay``."""
     if unknown := sorted(options.keys() - RunOptions.__optional_keys__):
         raise TypeError(
-            f"{unknown[0]} is no option of a replay or a stream: use {', '.join(RunOptions.__annotations__)}"
+            f"{unknown[0]}= is no option of a replay or a stream: use {', '.join(RunOptions.__annotations__)}"
         )
     settings = options.get("settings") or Settings()
     journal = options.get("journal")
@@ -174,7 +183,7 @@ def open_run(
         raise ConfigError(f"rows_per_batch={rows_per_batch!r}: must be a whole number, 1 or more")
     if (job.results is None) != (results_to is None):
         raise ConfigError(
-            "only one of results and results_to is given: give the schema of the rows and the folder for them"
+            "only one of results and results_to is given: give both, the schema of the rows and the folder for the rows"
         )
     with mapped_errors(source.topic), ExitStack() as unless_it_opens:
         scope = open_scope(
@@ -188,7 +197,7 @@ def open_run(
             tasks=options.get("tasks"),
             effects=options.get("effects", "unfenced"),
         )
-        # A failure below must not keep the checkpoint locked.
+        # A later failure must not keep the checkpoint locked.
         unless_it_opens.callback(scope.close)
         tracker = ProgressTracker(spark, None if explain else options.get("progress"))
         unless_it_opens.callback(tracker.close)

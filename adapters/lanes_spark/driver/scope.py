@@ -1,4 +1,4 @@
-"""The scope of a replay: positions of the source, selected positions among them, and the plan for their rows."""
+"""The scope of a replay: the positions of the source, the selected positions, and the plan for their rows."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ ReplaySource = ParquetTable | KafkaTopic
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayScope:
-    """The scope of one replay. The caller closes it.
+    """The scope of one replay. The caller closes the scope.
 
     Attributes:
+        source: Source of the messages.
+        selection: Selected keys, slots, partitions and positions.
         spans: Positions that the source has.
-        selected: Selected ranges of positions, without empty ones.
-        places: The same with empty ranges: a partition that is empty now differs from one that is gone.
-        starts: First positions of a new checkpoint, where they differ from those of ``places``.
+        selected: Selected ranges of positions, without empty ranges.
+        places: Selected ranges of positions, with empty ranges. An empty partition differs from a lost partition.
+        starts: First positions of a new checkpoint, for partitions where they differ from ``places``.
+        plan: Way of the rows to the tasks.
         fixed: Whether new partitions would break the order.
         chosen: Positions of a journal; None without ``only=``.
-        opened: Closes the journal's positions and the lock on the checkpoint.
+        opened: Resources to close: the journal's positions and the lock on the checkpoint.
     """
 
     source: ReplaySource
@@ -57,17 +60,17 @@ class ReplayScope:
 
     @property
     def islands(self) -> Islands:
-        """Ranges around the positions of a journal; empty without one: everything is read."""
+        """Ranges around the positions of a journal; empty without a journal."""
         return {} if self.chosen is None else self.chosen.islands
 
     @property
     def identity(self) -> str:
-        """Digest that a checkpoint keeps: no replay continues the checkpoint of another one."""
+        """Digest that a checkpoint stores, so that no other replay continues the checkpoint."""
         return self._identity(self.spans.incarnation)
 
     @property
     def unnamed(self) -> str:
-        """The identity if the source had no incarnation; "" if it has none."""
+        """Digest of the same replay over a topic without an id; "" if this topic has no id."""
         return self._identity("") if self.spans.incarnation else ""
 
     def _identity(self, incarnation: str) -> str:
@@ -78,9 +81,10 @@ class ReplayScope:
         return blake3(text.encode()).hexdigest(length=8)
 
     def missing(self) -> int | None:
-        """Count positions of the journal that lie outside the source's ranges. Blocks.
+        """Count the journal's positions outside the source's ranges. Blocks.
 
-        It is None without a journal, and if the selection looks at rows too.
+        Returns:
+            The number of positions; None without a journal, or if keys, slots or times select too.
         """
         if self.chosen is None or self.selection.by_row:
             return None
@@ -88,7 +92,7 @@ class ReplayScope:
         return self.chosen.count(asked) - self.chosen.count(dict(self.selected))
 
     def close(self) -> None:
-        """Free the journal's positions and release the checkpoint. Idempotent."""
+        """Free the journal's positions, and release the checkpoint. Idempotent."""
         self.opened.close()
 
 
@@ -104,21 +108,36 @@ def open_scope(
     tasks: int | None,
     effects: Effects,
 ) -> ReplayScope:
-    """Look at the source and decide the plan. Blocks.
+    """Read the positions of the source, and decide the plan. Blocks.
 
-    ``checkpoint`` is locked and keeps the positions of a journal; None skips both. ``cap`` bounds a batch, None means
-    one batch. Raises ``ConfigError`` if a promise cannot be kept, ``SourceError`` for positions that are gone.
+    Args:
+        spark: Session that reads the positions.
+        source: Source of the messages.
+        settings: Settings of the handler.
+        selection: Selected keys, slots, partitions and positions.
+        only: Selection by a journal; None without a journal.
+        checkpoint: Folder to lock, which also stores the positions of a journal; None without a checkpoint.
+        cap: Most positions of a batch; None for one batch.
+        tasks: Number of shuffle tasks; None for the default.
+        effects: Effects of the handler.
+
+    Returns:
+        The scope, which the caller closes.
+
+    Raises:
+        ConfigError: A promise cannot be kept.
+        SourceError: The source has lost positions, or another replay uses the checkpoint.
     """
     check_conf(settings_of(spark), effects)
     with ExitStack() as opened:
-        # First: another replay may keep all cores busy, and looking at the source needs one.
+        # The lock comes first: reading the positions needs a core, and another replay may use all cores.
         if checkpoint is not None and (lock := lock_checkpoint(spark, source.topic, checkpoint)) is not None:
             opened.callback(lock.release)
         spans = source.spans(spark)
         if not spans.timed and (isinstance(selection.start, datetime) or isinstance(selection.end, datetime)):
             raise ConfigError(
                 "from_ or to is a time, and the source has no column for timestamp: select by positions, or name the "
-                "column"
+                "column in columns="
             )
         chosen = None if only is None else only.choose(spark, source.topic, checkpoint, spans.incarnation)
         if chosen is not None:
@@ -141,7 +160,7 @@ def open_scope(
             places=places if spans.cut else selected,
             starts=starts,
             plan=plan if chosen is None else _joined(plan, chosen, cap),
-            # A table shows a partition once it has rows; only a topic knows how many there are.
+            # A table shows only partitions with rows, but a topic has a known number of partitions.
             fixed=spans.cut and settings.order in ("key", "serial"),
             chosen=chosen,
             opened=opened.pop_all(),
@@ -170,10 +189,10 @@ def _positions(
                 check_kept(source.topic, starts, spans.by_partition, only=True)
         places = narrowed(places, chosen.islands)
     selected = {partition: (first, end) for partition, (first, end) in places.items() if first < end}
-    # A checkpoint may have read past a start that is gone; its first batch checks that.
+    # A checkpoint may have passed a lost start already. Its first batch checks that.
     starts = {partition: min(start, places[partition][0]) for partition, start in starts.items()}
     if isinstance(selection.start, datetime):
-        # All rows before these positions are earlier, so a new checkpoint begins there.
+        # All rows below these positions are earlier than ``start``, so a new checkpoint begins at these positions.
         since = source.since(spark, selection.start, selected)
         starts |= since
         selected = {
@@ -188,15 +207,15 @@ def _joined(plan: Plan, chosen: Chosen, cap: int | None) -> Plan:
     small = chosen.small(cap)
     if not small and plan.kind != "reshard":
         raise ConfigError(
-            f"only=… selects {chosen.facts.positions:,} positions, more than the {SMALL:,} that every executor may "
-            f'have in memory, and "{plan.kind}" has no shuffle: say aligned=False, or give a checkpoint, so that they '
-            "come in batches"
+            f"only=… selects {chosen.facts.positions:,} positions, more than the {SMALL:,} that an executor may have "
+            f'in memory, and the plan "{plan.kind}" has no shuffle: set aligned=False, or give a checkpoint, which '
+            "divides the positions into batches"
         )
     islands = sum(map(len, chosen.islands.values()))
     why = (
         f"only=… selects {chosen.facts.positions:,} positions as {chosen.facts.of} in {islands} place(s) of "
-        f"{len(chosen.islands)} partition(s); rows are joined to them "
-        + ("in memory, without a shuffle" if small else "by a shuffle in front of the sort")
+        f"{len(chosen.islands)} partition(s); rows are joined to these positions "
+        + ("in memory, without a shuffle" if small else "by a shuffle before the sort")
     )
     return replace(
         plan, why=(*plan.why, why, *(f"the journal may not say everything: {one}" for one in chosen.facts.doubts))
@@ -207,5 +226,5 @@ def _cores(spark: SparkSession) -> int:
     try:
         return spark.sparkContext.defaultParallelism
     except Exception:
-        # Spark Connect has no context; its administrator sized the default shuffle.
+        # Spark Connect has no context. The size of the default shuffle indicates the number of cores.
         return max(1, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or "200") // 4)

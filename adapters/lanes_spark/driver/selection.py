@@ -1,4 +1,4 @@
-"""Selection of rows to replay. Pure."""
+"""Selection of rows to replay. No function here calls Spark."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ _KEYS_LIMIT: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Selected keys, slots (see ``lanes.core.ring``), partitions and positions; ``end`` is exclusive.
+    """Selected keys, slots, partitions and positions. A field that is None selects everything.
 
-    Fields that are None do not select.
+    Attributes:
+        keys: Selected keys, as bytes.
+        slots: Selected slots, see ``lanes.core.ring``.
+        partitions: Numbers of the selected partitions.
+        start: First selected position.
+        end: End of the selected positions, exclusive.
     """
 
     keys: tuple[bytes, ...] | None = field(default=None, repr=False)
@@ -45,12 +50,12 @@ class Selection:
         from_: Bound | None = None,
         to: Bound | None = None,
     ) -> Selection:
-        """Check the arguments of a replay. Raises ``ConfigError`` for a wrong one."""
+        """Make the selection from the arguments of a replay. Raises ``ConfigError`` for a wrong argument."""
         if isinstance(keys, str | bytes):
-            raise ConfigError("keys is a sequence of keys: write keys=[key]")
+            raise ConfigError(f"keys is a {type(keys).__name__}, and must be a sequence of keys: write keys=[key]")
         names = None if keys is None else tuple(sorted({_key(key) for key in keys}))
         if names is not None and not 0 < len(names) <= _KEYS_LIMIT:
-            raise ConfigError(f"keys has {len(names)}: give 1 to {_KEYS_LIMIT}, or select by slots or partitions")
+            raise ConfigError(f"keys has {len(names)} keys: give 1 to {_KEYS_LIMIT}, or select by slots or partitions")
         return cls(
             keys=names,
             slots=_numbers("slots", slots, SLOTS),
@@ -70,7 +75,7 @@ class Selection:
         )
 
     def place(self, partition: int, span: Span) -> Span | None:
-        """Return the selected part of a partition's positions, even an empty one; None for a partition that is not selected."""
+        """Return the selected part of a range, even an empty part; None if the partition is not selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         first, end = span
@@ -80,12 +85,12 @@ class Selection:
         return min(first, end), end
 
     def places(self, spans: Mapping[int, Span]) -> dict[int, Span]:
-        """Return ``place`` of every selected partition."""
+        """Return the result of ``place`` for every selected partition."""
         found = {partition: self.place(partition, span) for partition, span in spans.items()}
         return {partition: place for partition, place in found.items() if place is not None}
 
     def starts(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the first selected positions, by partition, where ``start`` has one."""
+        """Return the position of ``start`` by selected partition, if ``start`` has a position for the partition."""
         return {
             partition: start
             for partition in partitions
@@ -110,9 +115,9 @@ class Selection:
 
 
 def select_slots(batches: Iterable[Any], slots: Collection[int]) -> Iterator[Any]:
-    """Yield rows of Arrow batches whose keys have one of these slots; a row without a key has none.
+    """Yield the rows of Arrow batches whose keys have one of these slots. A row without a key has no slot.
 
-    It runs in ``mapInArrow``, because Spark has no BLAKE3. Each key of a batch is hashed once.
+    The function runs in ``mapInArrow``, because Spark has no BLAKE3. Each distinct key of a batch is hashed once.
     """
     for batch in batches:
         keys = pc.dictionary_encode(batch.column("key"))

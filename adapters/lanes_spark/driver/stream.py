@@ -1,4 +1,4 @@
-"""Stream: a replay of a Kafka topic that continues with new messages until it is stopped."""
+"""Stream: a replay of a Kafka topic that continues with new messages until the caller stops it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("lanes")
 
 INTERVAL: Final = 1.0
-"""Seconds between two looks at a topic without new messages."""
+"""Seconds between two questions for new messages of an idle topic."""
 
 _LOOK: Final = 0.2
-"""Seconds until the watching thread notices that the query has ended by itself."""
+"""Most seconds until the watching thread sees the end of the query."""
 
 
 def stream(
@@ -40,17 +40,18 @@ def stream(
     interval: float = INTERVAL,
     **options: Unpack[RunOptions],
 ) -> Stream:
-    """Run ``handler`` over the messages of a topic and over new ones, batch after batch, until it is stopped.
+    """Run ``handler`` over the present and all new messages of a topic, batch by batch, until the stream is stopped.
 
-    Blocks until the query runs. A stream continues the checkpoint of a replay, and a replay that of a stream.
+    Blocks until the query runs. A stream may continue the checkpoint of a replay, and a replay the checkpoint of a
+    stream.
 
     Args:
         spark: Session whose executors run the handler.
         source: Topic to read.
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
-        checkpoint: Folder in which Spark notes every batch; the stream continues there after a crash.
-        interval: Seconds between two looks at a topic without new messages, 0.001 or more.
-        **options: Options that ``replay`` has too, see ``RunOptions``.
+        checkpoint: Folder in which Spark logs every batch. After a crash the stream continues from this folder.
+        interval: Seconds between two questions for new messages of an idle topic, 0.001 or more.
+        **options: Options that ``replay`` and ``stream`` share, see ``RunOptions``.
 
     Returns:
         The running stream.
@@ -60,9 +61,9 @@ def stream(
         SourceError: Positions are gone, or Spark or the brokers failed. ``Stream.join`` raises later errors.
     """
     if not isinstance(source, KafkaTopic):
-        raise ConfigError(f"stream of a {type(source).__name__}: its rows are all there already; use replay")
+        raise ConfigError(f"stream of a {type(source).__name__}: only a KafkaTopic gets new messages; use replay")
     if not isinstance(checkpoint, str) or not checkpoint:
-        raise ConfigError(f"checkpoint={checkpoint!r}: a stream needs a folder to go on from after a crash")
+        raise ConfigError(f"checkpoint={checkpoint!r}: a stream needs a checkpoint; name a folder")
     if not isinstance(interval, int | float) or isinstance(interval, bool) or not 0.001 <= interval < math.inf:
         raise ConfigError(f"interval={interval!r}: must be a number of seconds, 0.001 or more")
     run = open_run(spark, source, handler, options, checkpoint=checkpoint)
@@ -74,10 +75,11 @@ def stream(
 
 
 class Stream:
-    """A running stream, made by ``stream``.
+    """A running stream, returned by ``stream``.
 
-    As a context manager it is stopped and joined at the end of the block, and cancelled when the block raises. Any
-    thread may call its methods. A ``progress`` callback may call only ``stop``: ``cancel`` and ``join`` wait for it.
+    As a context manager, the stream is stopped and joined at the end of the block, and cancelled if the block raises.
+    Any thread may call the methods. A ``progress`` callback may call only ``stop``, because ``cancel`` and ``join``
+    wait for the callback.
     """
 
     def __init__(self, _spark: SparkSession, _run: SparkRun, _checkpoint: str, _interval: float) -> None:
@@ -116,23 +118,23 @@ class Stream:
 
     @property
     def progress(self) -> Progress:
-        """Current progress. It changes within a batch only if ``stream`` was given a ``progress``."""
+        """Current progress. Without a ``progress`` callback it changes only between batches."""
         return self._run.tracker.progress()
 
     @property
     def report(self) -> Report:
-        """Report of the batches so far."""
+        """Report of the finished batches."""
         return self._run.report(read=self._read, seconds=self._seconds)
 
     def stop(self) -> None:
-        """Finish the batch under way, note it, and begin no other one.
+        """Stop the stream after the current batch.
 
-        Does not block. Idempotent. A signal handler may call it.
+        Does not block. Idempotent. A signal handler may call ``stop``.
         """
         self._offsets.stop()
 
     def cancel(self) -> None:
-        """End at once; the batch under way is handled again when the stream continues.
+        """Stop the stream at once. A continued stream handles the current batch again.
 
         Handlers may run for some more seconds. Blocks until the query has ended. Idempotent.
         """
@@ -160,14 +162,14 @@ class Stream:
             with mapped_errors(self._run.scope.source.topic):
                 self._query.awaitTermination()
         except LanesError:
-            # Spark turned the exception of ``progress`` into text.
+            # Spark has converted the exception of ``progress`` to text; ``check`` raises the exception itself.
             if self._run.tracker.raised is None:
                 raise
         self._run.tracker.check()
         return True
 
     def _look(self, at: Mapping[int, int]) -> Mapping[int, Span]:
-        """Return the selected positions that the topic has now. Runs in the thread of the offset server."""
+        """Return the selected positions that the topic has now. The thread of the offset server calls this method."""
         scope = self._run.scope
         found = scope.source.spans(self._spark)
         check_incarnation(scope.source.topic, scope.spans.incarnation, found.incarnation)
@@ -180,13 +182,13 @@ class Stream:
         self._run.tracker.done(ranges)
 
     def _watch(self) -> None:
-        """Stop the query after it was told to stop; clean up after it has ended."""
+        """Stop the query after a call of ``stop``, and clean up after the end of the query."""
         try:
             while self._query.isActive:
                 if self._offsets.stopped.wait(_LOOK):
                     self._query.stop()
         except Exception as error:
-            # Spark is gone, or the query failed while it was stopped: ``join`` asks it and raises that.
+            # Spark has ended, or the query failed during its stop. ``join`` raises that error.
             log.debug("%r: %s: %s", self, type(error).__name__, error)
         finally:
             self._seconds = time.monotonic() - self._run.tracker.started

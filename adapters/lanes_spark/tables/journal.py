@@ -1,6 +1,6 @@
-"""Reading a journal with Spark: its files, its columns, and the positions that a selection asks for.
+"""Reading of a journal with Spark: its files, its columns, and its selected positions.
 
-All questions are DataFrames: no Python code runs per row.
+All steps are DataFrames: no Python code runs per row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes.history.columns import row_tables
 
 TYPES: Final = {one.name: one.dataType.simpleString() for one in from_arrow_schema(row_tables().schema(""))}
-"""Type of each column of a journal, as Spark calls it."""
+"""Spark's type of each column of a journal."""
 
 FENCES: Final = ("drained", "revoked", "lost")
 """Events after which no result of an assignment counts."""
@@ -28,16 +28,17 @@ _DEAD: Final = ("dlq_confirmed", "archived")
 _GIVEN_UP: Final = ("abandoned", "blocked")
 
 MESSAGES: Final = ("delivered", "redelivered", "started", "ended", "retry", "dlq_sent", *_DEAD, "ack", *_GIVEN_UP)
-"""Events of one message under an assignment that still counts."""
+"""Events of a message in an assignment that has not ended."""
 
 _TOPICS: Final = 5
 """Most names of other topics in an error."""
 
 
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
-    """Count files that are still written, or whose process was killed. 0 on Spark Connect, which lists no hidden files.
+    """Count the files of journals that a running process still writes, or that a killed process has left.
 
-    Call it before ``read_journal``: a file that is completed in between is counted then, and not overlooked.
+    Call this function before ``read_journal``: a file that is completed between the two calls is then counted,
+    and not overlooked. With Spark Connect, which cannot list hidden files, the result is 0.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -48,7 +49,7 @@ def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
         try:
             files = pattern.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).globStatus(pattern)
         except Py4JJavaError:
-            # Reading the folder comes next and reports the error.
+            # ``read_journal`` reads the folder next, and reports the error.
             continue
         found += 0 if files is None else len(files)
     return found
@@ -57,8 +58,16 @@ def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
 def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> DataFrame:
     """Return the rows of complete files, with all their columns. Blocks while Spark lists the folders.
 
-    ``unfinished`` comes from ``unfinished_files``. Raises ``ConfigError`` without a complete file, and for a file of an
-    earlier ``lanes``.
+    Args:
+        spark: Session that reads the files.
+        paths: Folders of the journal.
+        unfinished: Number of incomplete files, see ``unfinished_files``.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ConfigError: The folders have no complete file, or a file of an earlier ``lanes``.
     """
     reader = spark.read.option("pathGlobFilter", "*.parquet")
     try:
@@ -66,10 +75,10 @@ def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> 
     except AnalysisException as error:
         if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
             raise
-        more = f", only {unfinished} incomplete ones" if unfinished else ""
+        more = f", only {unfinished} incomplete files" if unfinished else ""
         raise ConfigError(
-            f"journal {', '.join(paths)}: it has no file of a journal{more}; give the folder that "
-            "lanes.run(journal=…) has written to, after its first file"
+            f"journal {', '.join(paths)}: the folder has no complete file of a journal{more}; give the folder that "
+            "lanes.run(journal=…) has written to, after its first file is complete"
         ) from None
     kinds = dict(table.dtypes)
     if kinds.get("epoch") == "bigint" == kinds.get("assignment", "bigint"):
@@ -80,17 +89,21 @@ def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> 
 def _check_written(reader: DataFrameReader, paths: Sequence[str], *, old: bool) -> None:
     """Raise ``ConfigError`` for rows of an earlier ``lanes``, which counted assignments in the column epoch.
 
-    ``old`` says that the table has no column assignment. Spark takes the columns of one file for those of all and fills
-    missing ones with null, so both columns are named here. Statistics tell that most parts of a journal have no epoch,
-    and those are not read.
+    Spark reads the columns of all files from one file, and fills missing columns with null. The schema therefore names
+    both columns. By the statistics of the files, Spark skips the parts of a journal without an epoch.
+
+    Args:
+        reader: Reader of the journal's files.
+        paths: Folders of the journal.
+        old: Whether the table has no column assignment.
     """
     rows = reader.schema("epoch bigint, assignment bigint").parquet(*paths)
     earlier = rows.where(F.col("epoch").isNotNull() & F.col("assignment").isNull())
     found = earlier.select(F.col("_metadata.file_path")).first()
     if found is not None or old:
         raise ConfigError(
-            f"journal {', '.join(paths)}: {found[0] if found else 'a file'} was written by an earlier lanes, which "
-            "cannot be judged: take the files of its run out, or give only those of this version"
+            f"journal {', '.join(paths)}: {found[0] if found else 'a file'} was written by an earlier lanes, whose "
+            "rows cannot be judged: remove the files of that run, or give only files of this version"
         )
 
 
@@ -100,7 +113,7 @@ def check_kinds(
     named: str,
     remedy: str = "pass what lanes.run(journal=…) has written, unchanged",
 ) -> None:
-    """Raise ``ConfigError`` for a column that is missing or of another type; the error begins with ``named``."""
+    """Raise ``ConfigError`` for a missing column or a column of another type. The error text begins with ``named``."""
     kinds = {field.name: field.dataType.simpleString() for field in table.schema}
     for name, kind in wanted.items():
         if kinds.get(name) != kind:
@@ -109,7 +122,7 @@ def check_kinds(
 
 
 def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> DataFrame:
-    """Return the rows of a journal. Raises ``ConfigError`` if the table is none."""
+    """Return the rows of a journal. Raises ``ConfigError`` if the files are no journal."""
     table = read_journal(spark, paths, hidden)
     check_kinds(table, {name: TYPES[name] for name in _READ.split()}, f"journal {', '.join(paths)}")
     return table.select(*_READ.split())
@@ -118,10 +131,21 @@ def check_journal(spark: SparkSession, paths: Sequence[str], hidden: int) -> Dat
 def doubts_of(
     table: DataFrame, topic: str, paths: Sequence[str], hidden: int, incarnation: str = ""
 ) -> tuple[int, tuple[str, ...]]:
-    """Return the number of runs that read the topic, and reasons why the journal may be incomplete. Blocks.
+    """Find reasons why the journal may be incomplete. Blocks.
 
-    ``incarnation`` is the topic's id in the source, "" accepts any. Raises ``ConfigError`` if no run read the topic,
-    ``SourceError`` if the topic was recreated.
+    Args:
+        table: Rows of the journal.
+        topic: Topic name in the journal.
+        paths: Folders of the journal, for error texts.
+        hidden: Number of incomplete files.
+        incarnation: Id of the topic in the source; "" accepts any id.
+
+    Returns:
+        The number of runs that read the topic, and the reasons.
+
+    Raises:
+        ConfigError: No run in the journal read the topic.
+        SourceError: The topic was recreated.
     """
     event, n = F.col("event"), F.col("n")
     dropped = event == "dropped"
@@ -152,23 +176,23 @@ def doubts_of(
     ).collect()[0]
     where = f"journal {', '.join(paths)}"
     if not told["speaking"]:
-        raise ConfigError(f"{where}: it has no rows of {topic!r}{_others(table)}")
+        raise ConfigError(f"{where}: the journal has no rows of {topic!r}{_others(table)}")
     _check_incarnations(table, topic, where, incarnation)
     texts = {
-        "end": "{end} run(s) have no end, such as one of {end_as}: their last rows may be missing",
-        "dropped": "{dropped} run(s) have dropped {dropped_rows} rows, such as one of {dropped_as}",
-        "rows": "{rows} run(s) lack {missing_rows} rows in between, such as one of {rows_as}: files are missing",
-        "begin": "{begin} run(s) have no begin, such as one of {begin_as}: files are missing",
-        "odd": "{odd_rows} rows cannot be read, such as one of {odd_as}",
+        "end": "{end} run(s) have no end, for example a run of {end_as}: their last rows may be missing",
+        "dropped": "{dropped} run(s) have dropped {dropped_rows} rows, for example a run of {dropped_as}",
+        "rows": "{rows} run(s) lack {missing_rows} rows in between, for example a run of {rows_as}: files are missing",
+        "begin": "{begin} run(s) have no begin, for example a run of {begin_as}: files are missing",
+        "odd": "{odd_rows} rows cannot be read, for example a row of {odd_as}",
     }
     doubts = [text.format(**told.asDict()) for name, text in texts.items() if told[name]]
     if hidden:
-        doubts.append(f"{hidden} file(s) are incomplete (.tmp) and were not read")
+        doubts.append(f"{hidden} incomplete file(s) (.tmp) were not read")
     return told["speaking"], tuple(doubts)
 
 
 def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
-    """Return partition and offset of each selected position once. Reads nothing yet."""
+    """Return partition and offset of each selected position, without repeats. Reads no file yet."""
     event = F.col("event")
     number = F.substring_index("partition", "/", -1).cast("int").alias("partition")
     mine = table.where(_of_topic(topic))
@@ -196,7 +220,7 @@ def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
 
 def _of_topic(topic: str) -> Column:
     name = F.col("partition")
-    # The number follows the last slash; a topic may contain more of them.
+    # The number follows the last slash, because a topic name may contain slashes.
     mine = name.startswith(f"{topic}/") & F.substring(name, len(topic) + 2, 10).rlike("^[0-9]{1,9}$")
     return F.coalesce(mine, F.lit(False))
 
@@ -206,8 +230,8 @@ def _others(table: DataFrame) -> str:
     rows = table.where(F.col("partition").contains("/")).select(name).distinct().orderBy("topic").limit(_TOPICS)
     topics = [repr(row["topic"]) for row in rows.collect()]
     if not topics:
-        return ", nor of any other topic: its runs read nothing"
-    return f", but of {', '.join(topics)}: say topic=… if the journal calls it so"
+        return ", nor of any other topic: give the journal of a run that has received messages"
+    return f", but of {', '.join(topics)}: set topic= to the topic's name in the journal"
 
 
 def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: str) -> None:
@@ -222,12 +246,12 @@ def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: s
     if names is not None:
         raise SourceError(
             f"{where}: {names['partition']} was recreated {names['names'] - 1} time(s), and its positions began again: "
-            "give only the files of later runs"
+            "give only the files of runs after the last recreation"
         )
     # Topic ids are written in either alphabet of base 64.
     former = assigned.where(F.translate("incarnation", "+/", "-_") != incarnation) if incarnation else assigned.limit(0)
     if not former.isEmpty():
         raise SourceError(
-            f"{where}: it is of a former {topic}, which was deleted and recreated, so its positions hold other "
-            f"messages now; if they are the same ones, as in a mirror, say topic={topic!r} of the journal"
+            f"{where}: the journal is of a former {topic}, which was deleted and recreated, so the positions now have "
+            f"other messages; if the messages are the same, as in a mirror, set topic={topic!r} of JournalSelection"
         )

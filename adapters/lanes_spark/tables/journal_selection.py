@@ -1,7 +1,7 @@
 """Positions that a journal selects: messages that were dead-lettered, given up, or never finished.
 
-A journal has positions and no messages, so its positions are joined to the source. Where they are far apart, messages
-between them are not read.
+A journal has positions and no messages, so a replay joins the positions to the messages of the source. If two positions
+are far apart, the replay does not read the messages between them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Of = Literal["dead_lettered", "abandoned", "unfinished"]
 """State of the selected messages, see ``JournalSelection``."""
 
 GAP: Final = 200_000
-"""Gap of positions that costs less to read than another batch."""
+"""Number of positions in the largest gap that costs less to read than another batch."""
 
 SMALL: Final = 1_000_000
-"""Most positions that every executor holds in memory."""
+"""Most positions that an executor keeps in memory."""
 
 _TERMS: Final = 256
 """Most ranges of one condition."""
@@ -46,7 +46,7 @@ class JournalFacts:
         topic: Topic name in the journal.
         runs: Number of runs in the journal that read the topic.
         positions: Number of selected positions.
-        doubts: One sentence for each reason why the journal may be incomplete; empty for a whole one.
+        doubts: One sentence for each reason why the journal may be incomplete; empty for a complete journal.
     """
 
     of: Of
@@ -58,22 +58,22 @@ class JournalFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalSelection:
-    """Positions that a journal names; ``replay(only=…)`` handles no others.
+    """A selection by a journal: ``replay(only=…)`` handles only its positions.
 
-    All runs in the folders count together, so the folders should belong to one consumer. A message that was never
-    delivered is in no journal.
+    The selection counts all runs in the folders together, so the folders should belong to one consumer. A journal does
+    not contain messages that were never delivered.
 
     Args:
-        path: Folder that ``lanes.run(journal=…)`` has written, or several.
-        of: State of the selected messages. ``"dead_lettered"``: its dead letter was confirmed, in any run.
-            ``"unfinished"``: it was delivered, and no run handled it, dead-lettered it, acknowledged it or committed
-            past it. Work that finished after its assignment ended does not count. ``"abandoned"``: a run gave the
-            unfinished message up in order: behind a blocked key, at the end of a drain, or with a lost partition. A
-            message of a killed process is only unfinished.
-        topic: Topic name in the journal. Default: that of the source.
+        path: Folder that ``lanes.run(journal=…)`` has written, or several folders.
+        of: State of the selected messages. ``"dead_lettered"``: the dead letter of the message was confirmed, in any
+            run. ``"unfinished"``: the message was delivered, but no run handled, dead-lettered or acknowledged it, or
+            committed a higher position. Work after the end of an assignment does not count. ``"abandoned"``: the
+            message is unfinished, and a run gave it up behind a blocked key, at the end of a drain, or with a lost
+            partition. A message of a killed process is only unfinished.
+        topic: Topic name in the journal. Default: the topic name of the source.
 
     Raises:
-        ConfigError: An argument is not one of these.
+        ConfigError: An argument has a wrong value.
     """
 
     path: str | Sequence[str]
@@ -86,7 +86,7 @@ class JournalSelection:
         if not self.paths or not all(isinstance(path, str) and path for path in self.paths):
             raise ConfigError(f"path={self.path!r}: give the folder that lanes.run(journal=…) has written to")
         if self.topic == "":
-            raise ConfigError("topic is empty: name it as the journal does, or leave it out")
+            raise ConfigError("topic is empty: give the topic name in the journal, or leave out topic")
 
     @property
     def paths(self) -> list[str]:
@@ -94,24 +94,24 @@ class JournalSelection:
         return [self.path] if isinstance(self.path, str) else list(self.path)
 
     def choose(self, spark: SparkSession, topic: str, checkpoint: str | None, incarnation: str = "") -> Chosen:
-        """Read the selected positions once; later rows of the journal do not change them. Blocks.
+        """Read the selected positions. Later rows of the journal do not change the result. Blocks.
 
         Args:
             spark: Session that reads the journal.
             topic: Topic name of the source.
-            checkpoint: Folder in which the positions are kept for a continued replay. Without one they stay in
-                memory until ``Chosen.close``.
+            checkpoint: Folder that stores the positions for a continued replay. Without a checkpoint, the positions
+                stay in memory until ``Chosen.close``.
             incarnation: Id of the topic; "" if it is unknown.
 
         Returns:
             The selected positions.
 
         Raises:
-            ConfigError: The folder has no journal, or none of this topic.
-            SourceError: The checkpoint has another selection or has lost its own, or the topic was recreated within
-                the journal.
+            ConfigError: The folder has no journal, or the journal has no rows of this topic.
+            SourceError: The checkpoint has another selection or has lost its selection, or the topic was recreated
+                during the journal.
         """
-        # A caller that names the topic vouches that it is the same.
+        # A caller that names the topic confirms that both topics have the same messages.
         incarnation, topic = "" if self.topic else incarnation, self.topic or topic
         digest = blake3(repr((sorted(self.paths), self.of, topic)).encode()).hexdigest(length=8)
         if checkpoint is None:
@@ -126,12 +126,12 @@ class JournalSelection:
                 positions.unpersist()
             facts, positions = found, kept.positions()
         for doubt in facts.doubts:
-            log.warning("%s: the journal may be incomplete (%s); to be sure, leave out only=…", topic, doubt)
+            log.warning("%s: the journal may be incomplete (%s); to replay all messages, leave out only=", topic, doubt)
         islands, count = _islands(positions)
         if checkpoint is not None and count != facts.positions:
             raise SourceError(
-                f"{topic}: {facts.positions:,} positions were selected, and {count:,} of them are there: restore the "
-                "folder selected of the checkpoint, or begin again with another one"
+                f"{topic}: the checkpoint has {count:,} of its {facts.positions:,} selected positions: restore its "
+                "folder `selected`, or begin again with another checkpoint"
             )
         return Chosen(positions=positions, islands=islands, facts=facts, digest=digest)
 
@@ -150,8 +150,8 @@ class Chosen:
     """Positions that a journal selects.
 
     Attributes:
-        positions: Rows of partition and offset, each once.
-        islands: Ranges around them.
+        positions: Rows of partition and offset, without repeats.
+        islands: Ranges around the positions, by partition.
         facts: Facts about the selection.
         digest: Digest that differs between selections.
     """
@@ -162,11 +162,11 @@ class Chosen:
     digest: str
 
     def small(self, cap: int | None) -> bool:
-        """Return whether the positions of a batch of at most ``cap`` fit into every executor's memory."""
+        """Return whether an executor can keep the positions of a batch of at most ``cap`` positions in memory."""
         return self.facts.positions <= SMALL or (cap is not None and cap <= SMALL)
 
     def near(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Return the rows of islands in these ranges, so that files can skip the others. Reads nothing yet."""
+        """Return the rows of islands in these ranges, so that Spark can skip other files. Reads no row yet."""
         parts = [
             (partition, (max(first, one), min(end, other)))
             for partition, (first, end) in ranges.items()
@@ -178,12 +178,20 @@ class Chosen:
         return rows
 
     def join(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Return the chosen ones of these rows, in their order; all lie in ``ranges``. Reads nothing yet."""
+        """Return the rows at chosen positions, in the order of ``rows``. Reads no row yet.
+
+        Args:
+            rows: Rows of the source.
+            ranges: Ranges that contain all of these rows, by partition.
+
+        Returns:
+            The rows.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         positions = self.positions.where(within(ranges))
         if self.small(wanted_count(ranges, self.islands)):
-            # No shuffle: the rows stay where they are, and in their order.
+            # A broadcast join needs no shuffle and keeps the order of the rows.
             positions = F.broadcast(positions)
         return rows.join(positions, ["partition", "offset"], "left_semi")
 
@@ -198,20 +206,20 @@ class Chosen:
 
 
 class _Kept:
-    """The selection of a replay's beginning, in two tables of its checkpoint."""
+    """The selection that a checkpoint stores at its begin, in two tables."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark = spark
         self._positions, self._facts = f"{folder}/positions", f"{folder}/facts"
 
     def facts(self, digest: str, topic: str) -> JournalFacts | None:
-        """Read the facts; None without complete ones. Raises ``SourceError`` for another selection."""
+        """Read the facts; None if they are missing or incomplete. Raises ``SourceError`` for another selection."""
         from pyspark.errors import AnalysisException
 
         try:
             row = self._spark.read.parquet(literal(self._facts)).first()
         except AnalysisException as error:
-            # Only these: an existing selection must not be repeated, because part of it is handled.
+            # With any other condition a selection may exist. It must not be repeated, because part of it is handled.
             if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
                 raise
             return None
@@ -220,7 +228,7 @@ class _Kept:
         found = json.loads(row["facts"])
         if found.pop("digest") != digest:
             raise SourceError(
-                f"{topic}: the checkpoint is of another replay (begun with another only=…); give this one a "
+                f"{topic}: the checkpoint is of another replay (begun with another only=…); give this replay a "
                 "checkpoint of its own"
             )
         return JournalFacts(**{**found, "doubts": tuple(found["doubts"])})
@@ -228,19 +236,19 @@ class _Kept:
     def check_new(self, checkpoint: str, topic: str) -> None:
         """Raise ``SourceError`` if the checkpoint was begun without a selection.
 
-        The replay would continue in the middle of the new one and never handle the messages before.
+        The replay would continue in the middle of the new selection, and never handle its first messages.
         """
         if query_of(self._spark, checkpoint) is not None:
             raise SourceError(
                 f"{topic}: the checkpoint {checkpoint} is of another replay (begun without only=…), or has lost its "
-                f"selection: restore {self._facts}, or give this one a checkpoint of its own"
+                f"selection: restore {self._facts}, or give this replay a checkpoint of its own"
             )
 
     def keep(self, facts: JournalFacts, positions: DataFrame, digest: str) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
         positions.write.mode("overwrite").parquet(self._positions)
-        # Last: it marks the other table as complete.
+        # The facts come last, because they mark the table of positions as complete.
         text = json.dumps({**asdict(facts), "digest": digest})
         self._spark.range(1, numPartitions=1).select(F.lit(text).alias("facts")).write.mode("overwrite").parquet(
             self._facts
@@ -251,7 +259,7 @@ class _Kept:
 
 
 def _islands(positions: DataFrame) -> tuple[dict[int, list[Span]], int]:
-    """Return the ranges around positions, and their number."""
+    """Return the ranges around positions, and the number of positions."""
     from pyspark.sql import functions as F  # noqa: N812
 
     parts = (

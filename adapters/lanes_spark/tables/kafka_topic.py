@@ -1,8 +1,7 @@
-"""A Kafka topic as a replay reads it, through the connector in Spark's JVM.
+"""A Kafka topic as a source of a replay, read by the connector in Spark's JVM.
 
-The Java client of the connector asks brokers for offset ranges before each batch: the replay stops at positions that
-the topic has lost. No consumer group is joined and nothing is
-committed.
+The connector's Java client asks the brokers for offset ranges before each batch, so that a replay stops if the topic
+has lost positions. A replay joins no consumer group, and commits no offset.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _OURS: Final = (
     *("subscribe", "subscribepattern", "assign", "includeheaders", "kafka.bootstrap.servers"),
     *(f"{end}{what}" for end in ("starting", "ending") for what in ("offsets", "offsetsbytimestamp", "timestamp")),
 )
-"""Options of the connector that the arguments of a replay decide."""
+"""Options of the connector, in lower case, that follow from the arguments of a replay."""
 
 _SPLITTING: Final = ("minpartitions", "maxrecordsperpartition")
 """Options that let several tasks read one partition."""
@@ -46,15 +45,15 @@ _CLASSES: Final[Mapping[str, str]] = {
     "kafka-clients": "org.apache.kafka.clients.admin.AdminClient",
     "commons-pool2": "org.apache.commons.pool2.PooledObject",
 }
-"""Jars of the connector, and a class of each: without one of them the tasks of a batch would fail."""
+"""A class of each jar of the connector, by name of the jar. Without any of these jars, the tasks of a batch fail."""
 
 _UNKNOWN: Final = "UnknownTopicOrPartitionException"
 
 _REMEDIES: Final[Mapping[str, str]] = {
-    "TimeoutException": "; see that the brokers are up, and that this machine reaches them there",
-    _UNKNOWN: "; see that the topic is called so, and that this user may describe it",
+    "TimeoutException": "; check that the brokers run, and that this machine reaches their advertised addresses",
+    _UNKNOWN: "; check the topic's name, and that this user may describe the topic",
 }
-"""Remedies for some errors of the client."""
+"""Remedies for some errors of the client, by the class of the error."""
 
 _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.IGNORECASE)
 
@@ -69,10 +68,10 @@ class KafkaTopic:
     Args:
         servers: Brokers as host:port, separated by commas.
         topic: Topic name.
-        options: Options of Spark's Kafka connector. Names that begin with ``kafka.``, as
-            ``kafka.security.protocol``, are settings of the Java client.
-        aligned: Whether one task reads a whole partition, without a shuffle; at most as many tasks as partitions then
-            work. False shuffles by key, which spreads few partitions over many cores. ``minPartitions``,
+        options: Options of Spark's Kafka connector. An option whose name begins with ``kafka.``, such as
+            ``kafka.security.protocol``, is a setting of the Java client.
+        aligned: Whether one task reads a whole partition, without a shuffle. Then at most as many tasks as partitions
+            work. False shuffles by key, which distributes few partitions over many cores. ``minPartitions``,
             ``maxRecordsPerPartition`` and ``eras`` need False.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
@@ -90,7 +89,7 @@ class KafkaTopic:
         if not self.servers or not isinstance(self.servers, str):
             raise ConfigError(f"servers={self.servers!r}: give host:port, several separated by commas")
         if not self.topic:
-            raise ConfigError("topic is empty: lanes and positions are told apart by it")
+            raise ConfigError("topic is empty: give the name of the topic")
         check_eras(self.eras)
         for name, value in self.options.items():
             self._check(name, value)
@@ -99,28 +98,28 @@ class KafkaTopic:
         # Spark ignores the case of option names.
         lower = name.lower()
         if not isinstance(value, str):
-            raise ConfigError(f"options[{name!r}] is a {type(value).__name__}: options of Spark are strings")
+            raise ConfigError(f"options[{name!r}] is a {type(value).__name__}: write the value as a string")
         if lower in _OURS:
-            raise ConfigError(f"options has {name}, which follows from servers, topic and the selection: leave it out")
+            raise ConfigError(f"options has {name}, which follows from servers, topic and the selection: remove {name}")
         if lower == "failondataloss" and value.strip().lower() != "true":
             raise ConfigError(
-                f"failOnDataLoss={value}: messages that the topic has lost would be left out without a word; "
-                "leave it out"
+                f"failOnDataLoss={value}: Spark would skip messages that the topic has lost, without an error; "
+                f"remove {name}"
             )
         if lower in _SPLITTING and self.aligned:
             raise ConfigError(
-                f"{name}={value}: several tasks would read one partition, which keep no order among them; say "
-                "aligned=False for a shuffle and a sort after it, or leave it out"
+                f"{name}={value}: several tasks would read one partition, without an order between them; set "
+                f"aligned=False for a shuffle and a sort, or remove {name}"
             )
 
     def spans(self, spark: SparkSession) -> Spans:
-        """Ask the brokers which positions the topic has now. Blocks for about a minute at most.
+        """Ask the brokers for the current positions of the topic. Blocks for about a minute at most.
 
         Args:
             spark: Session with the Kafka connector.
 
         Returns:
-            The positions by partition. ``rows`` counts positions, of which not all hold a message.
+            The positions by partition. Its ``rows`` counts positions, and some positions have no message.
 
         Raises:
             ConfigError: Jars of the connector are missing.
@@ -136,12 +135,12 @@ class KafkaTopic:
         )
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
-        """Return the messages of these positions. Reads nothing yet.
+        """Return the messages of these positions. Asks the brokers for positions, but reads no message yet.
 
         Args:
             spark: Session with the Kafka connector.
             ranges: Positions by partition, the end exclusive.
-            incarnation: Expected id of the topic; "" accepts any.
+            incarnation: Expected id of the topic; "" accepts any id.
 
         Returns:
             The rows.
@@ -151,7 +150,7 @@ class KafkaTopic:
             SourceError: Positions are gone, the topic was recreated, or the brokers do not answer.
         """
         spans, now = read_offset_ranges(spark, self.topic, self._client())
-        # First: positions have a meaning within one topic only.
+        # The id comes first, because positions of another topic cannot be compared.
         check_incarnation(self.topic, incarnation, now)
         check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, spans)
         reader = spark.read.format("kafka").options(**self._all_options())
@@ -168,7 +167,7 @@ class KafkaTopic:
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
         """Find by partition the first position of these spans with a timestamp of ``time`` or later. Blocks.
 
-        All messages before it are earlier, even where timestamps are out of order.
+        All messages below that position are earlier than ``time``, even if timestamps are out of order.
 
         Args:
             spark: Session with the Kafka connector.
@@ -176,7 +175,7 @@ class KafkaTopic:
             spans: Positions by partition, the end exclusive.
 
         Returns:
-            That position by partition; the end of the span if there is none.
+            The position by partition; the end of the span if all its messages are earlier.
 
         Raises:
             ConfigError: Jars of the connector are missing.
@@ -188,14 +187,14 @@ class KafkaTopic:
             return {}
         with _topic_admin(spark, self.topic, self._client()) as admin:
             found = admin.offsets(spans, admin.specs.forTimestamp(max(0, milliseconds)))
-        # -1: no message is as late as that.
+        # -1 means that all messages of a partition are earlier.
         return {
             number: end if found[number] < 0 else max(first, min(found[number], end))
             for number, (first, end) in spans.items()
         }
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Check nothing: without the refused options a task of the connector reads one partition, in order.
+        """Do nothing: without the refused options, a task of the connector reads one partition, in order.
 
         Args:
             rows: Not used.
@@ -212,20 +211,31 @@ class KafkaTopic:
 
 
 def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str]) -> tuple[dict[int, Span], str]:
-    """Read the offset range of each partition at this isolation level, and the id of the topic.
+    """Read the offset range of each partition, and the id of the topic.
 
-    The id changes when the topic is recreated; "" if the brokers have none. ``client`` holds settings of the Java
-    client. Blocks for about a minute at most, unless its timeouts differ.
+    Blocks for about a minute at most, unless the client has other timeouts. Error texts have no values of secret
+    settings.
 
-    Raises ``ConfigError`` without a JVM or a connector. Raises ``SourceError`` for an error of the brokers, retryable
-    if they may answer later, and for a topic that is recreated meanwhile. Values of secret settings are left out.
+    Args:
+        spark: Session with the Kafka connector.
+        topic: Topic name.
+        client: Settings of the Java client.
+
+    Returns:
+        The ranges by partition, and the id of the topic. The id changes when the topic is recreated, and is "" for
+        brokers without topic ids.
+
+    Raises:
+        ConfigError: The session has no JVM or no connector.
+        SourceError: The brokers failed, or the topic was recreated meanwhile. The error is retryable if the brokers
+            may answer later.
     """
     with _topic_admin(spark, topic, client) as admin:
         partitions, incarnation = admin.described()
         first = admin.offsets(partitions, admin.specs.earliest())
-        # The ends last, so that they include new messages.
+        # The ends come last, so that they include new messages.
         end = admin.offsets(partitions, admin.specs.latest())
-        # Offsets are asked by name: between two answers with one id they belong to that topic.
+        # Brokers find offsets by topic name. Offsets between two answers with the same id belong to that topic.
         check_incarnation(topic, incarnation, admin.described()[1])
     return {number: (first[number], end[number]) for number in sorted(first)}, incarnation
 
@@ -287,7 +297,7 @@ def _jvm(spark: SparkSession) -> Any:
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         raise ConfigError(
-            "KafkaTopic on Spark Connect: only the driver's JVM can ask for positions; use a session with one"
+            "KafkaTopic on Spark Connect: only the driver's JVM can ask for positions; use a session with a JVM"
         )
     missing = []
     for jar, name in _CLASSES.items():
@@ -298,9 +308,9 @@ def _jvm(spark: SparkSession) -> Any:
             missing.append(jar)
     if missing:
         raise ConfigError(
-            f"Spark has no connector to Kafka, or not all of it: it lacks {', '.join(missing)}; begin the session with "
-            f"spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{__version__}, or with its jars in "
-            "spark.jars; `lanes doctor spark --kafka` shows where it looks"
+            f"Spark lacks jars of its connector to Kafka: {', '.join(missing)}; begin the session with "
+            f"spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{__version__}, or with the jars in "
+            "spark.jars; `lanes doctor spark --kafka` shows the searched folders"
         )
     return jvm
 
@@ -320,7 +330,7 @@ def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
         for name, value in client.items():
             if value and _SECRET.search(name):
                 said = said.replace(value, "…")
-        # Not the exception itself: its text holds all settings of the client.
+        # The text of the exception itself contains all settings of the client, and is left out.
         remedy = _REMEDIES.get(kind, "")
         raise SourceError(
             f"{topic}: Kafka at {client.get('bootstrap.servers')}: {said[:_LIMIT]}{remedy}", retryable=_passes(cause)
@@ -328,7 +338,7 @@ def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
 
 
 def _passes(cause: Any) -> bool:
-    """Return whether the client calls this exception retryable. A missing topic is not, though the client says so."""
+    """Return whether a later attempt may succeed, by the client's own classes. A missing topic is never retryable."""
     kinds = []
     kind = cause.getClass()
     while kind is not None:

@@ -1,4 +1,4 @@
-"""Parquet tables of messages, as a replay reads them."""
+"""Parquet tables of messages, as sources of a replay."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 class ParquetTable:
     """The messages of a topic in Parquet files.
 
-    The columns are key, partition, offset and value, and optionally timestamp and headers. Keys and values are binary
-    or strings, which are encoded as UTF-8. Headers are as Spark's Kafka connector writes them. A key in two partitions
-    of one era has no order.
+    The columns are key, partition, offset and value, and optionally timestamp and headers. Keys and values are binary,
+    or strings, whose bytes are UTF-8. Headers have the type that Spark's Kafka connector writes. A key in two
+    partitions of one era has no order.
 
     Args:
-        path: Path of the table, or several.
+        path: Path of the table, or several paths.
         topic: Topic of the messages. If the table has a column ``topic``, only rows of this topic are read.
-        columns: Names in the table of columns that are called otherwise there.
+        columns: Names of columns in the table that differ, by the names above.
         aligned: Whether every partition is one file, written in the order of its positions and small enough for one
-            task. Then there is no shuffle. A replay checks it.
+            task. An aligned table needs no shuffle. A replay checks the files.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
     Raises:
-        ConfigError: An argument is not one of these.
+        ConfigError: An argument has a wrong value.
     """
 
     path: str | Sequence[str]
@@ -60,13 +60,13 @@ class ParquetTable:
         strange = [name for name in self.columns if name not in (*_NEEDED, *_OPTIONAL, "topic")]
         if strange:
             known = ", ".join((*_NEEDED, *_OPTIONAL, "topic"))
-            raise ConfigError(f"columns has {strange[0]!r}: a message is made of {known}")
+            raise ConfigError(f"columns has {strange[0]!r}: use {known}")
         if not self.topic:
-            raise ConfigError("topic is empty: lanes and positions are told apart by it")
+            raise ConfigError("topic is empty: give the name of the topic")
         check_eras(self.eras)
 
     def spans(self, spark: SparkSession) -> Spans:
-        """Read which positions the table has, by one pass over two columns. Blocks.
+        """Read the positions of the table, by one pass over two columns. Blocks.
 
         Args:
             spark: Session that reads the table.
@@ -80,12 +80,12 @@ class ParquetTable:
         return spans_of(self._all(spark))
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
-        """Return the messages of these positions, in columns of their own names. Reads nothing yet.
+        """Return the messages of these positions, with the columns of ``ParquetTable``. Reads no row yet.
 
         Args:
             spark: Session that reads the table.
             ranges: Positions by partition, the end exclusive.
-            incarnation: Not used: a table has none.
+            incarnation: Not used, because a table has no id.
 
         Returns:
             The rows.
@@ -96,7 +96,7 @@ class ParquetTable:
         return self._all(spark).where(within(ranges))
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Return nothing: the statistics of the files serve instead.
+        """Return no positions, because Spark skips files by their statistics.
 
         Args:
             spark: Not used.
@@ -130,9 +130,9 @@ class ParquetTable:
         )
         if shared is not None:
             raise ConfigError(
-                f"aligned=True, and {self.topic}/{shared['partition']} is read by {shared['count']} tasks, which keep "
-                "no order among them: leave out aligned, or write one file for each partition and raise "
-                "spark.sql.files.maxPartitionBytes and openCostInBytes above its size"
+                f"aligned=True, and {self.topic}/{shared['partition']} is read by {shared['count']} tasks, without an "
+                "order between them: leave out aligned, or write one file for each partition and raise "
+                "spark.sql.files.maxPartitionBytes and openCostInBytes above the size of the file"
             )
 
     def _all(self, spark: SparkSession) -> DataFrame:
@@ -141,7 +141,7 @@ class ParquetTable:
 
 
 def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
-    """Return the condition that a row lies in one of these ranges; a partition may have several."""
+    """Return the condition that a row is in one of these ranges. A partition may have several ranges."""
     from pyspark.sql import functions as F  # noqa: N812
 
     partition, offset = F.col("partition"), F.col("offset")
@@ -150,13 +150,13 @@ def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
         (partition == number) & (offset >= first) & (offset < end) for number, (first, end) in sorted(pairs)
     ]
     while len(conditions) > 1:
-        # A flat tree: Spark walks it by recursion, and there may be thousands of partitions.
+        # Spark walks the tree of conditions by recursion. A balanced tree stays flat for thousands of partitions.
         conditions = [functools.reduce(operator.or_, conditions[at : at + 2]) for at in range(0, len(conditions), 2)]
     return conditions[0]
 
 
 def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> DataFrame:
-    """Return the columns of messages of a table, see ``ParquetTable``."""
+    """Return the message columns of a table, under the names of ``ParquetTable``."""
     from pyspark.sql import functions as F  # noqa: N812
 
     kinds: dict[str, DataType] = {one.name: one.dataType for one in table.schema}
@@ -164,22 +164,24 @@ def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> Data
     if named_topic in kinds:
         table = table.where(F.col(_quoted(named_topic)) == topic)
     elif "topic" in columns:
-        raise ConfigError(f"the table has no column {named_topic!r} for topic: it has {', '.join(kinds)}")
+        raise ConfigError(
+            f"the table has no column {named_topic!r} for topic, only {', '.join(kinds)}: correct columns="
+        )
     selected = []
     for name in (*_NEEDED, *_OPTIONAL):
         called = columns.get(name, name)
         if called not in kinds:
             if name in _NEEDED or name in columns:
                 raise ConfigError(
-                    f"the table has no column {called!r} for {name}: it has {', '.join(kinds)}; name the column by "
+                    f"the table has no column {called!r} for {name}, only {', '.join(kinds)}: name the column by "
                     f"columns={{{name!r}: …}}"
                 )
             continue
         kind = kinds[called].simpleString()
         if kind not in _TYPES[name]:
             raise ConfigError(
-                f"the column {called!r} for {name} is {kind}, not {' or '.join(_TYPES[name])}: write the table with "
-                "such a column"
+                f"the column {called!r} for {name} is {kind}, not {' or '.join(_TYPES[name])}: write the table with a "
+                "column of that type"
             )
         selected.append(F.col(_quoted(called)).alias(name))
     return table.select(*selected)
@@ -193,8 +195,8 @@ class Spans:
         by_partition: Positions by partition, the end exclusive.
         rows: Number of rows.
         timed: Whether rows have a timestamp.
-        cut: Whether positions before the first one are gone; else there never were any.
-        incarnation: Id of the topic, which changes when it is recreated; "" if it is unknown.
+        cut: Whether the source may have lost positions below the first position. A table never loses positions.
+        incarnation: Id of the topic, which changes when the topic is recreated; "" if it is unknown.
     """
 
     by_partition: Mapping[int, Span]
@@ -205,7 +207,7 @@ class Spans:
 
 
 def spans_of(rows: DataFrame) -> Spans:
-    """Read the positions of rows, by one pass over two columns. Raises ``ConfigError`` for rows without any."""
+    """Read the positions of rows, by one pass over two columns. Raises ``ConfigError`` for a row without a position."""
     from pyspark.sql import functions as F  # noqa: N812
 
     found = (
@@ -221,8 +223,8 @@ def spans_of(rows: DataFrame) -> Spans:
     for row in found:
         if row["partition"] is None or row["placed"] < row["rows"] or row["first"] < 0 or row["partition"] < 0:
             raise ConfigError(
-                f"the table has rows of partition {row['partition']} without a partition or an offset of 0 or more, so "
-                "no order can be kept; leave such rows out"
+                f"partition {row['partition']} of the table has rows without a partition or an offset of 0 or more, "
+                "which cannot be ordered; remove these rows"
             )
     return Spans(
         by_partition={row["partition"]: (row["first"], row["last"] + 1) for row in found},

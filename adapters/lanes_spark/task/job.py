@@ -1,4 +1,4 @@
-"""The job of every task, and resources of the handler that outlive a task in a reused worker process."""
+"""The job of every task, and the handler's resources, which a reused worker process keeps between tasks."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Hook = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskJob:
-    """A handler and its resources, as the tasks of Spark run it.
+    """A handler and its resources for the tasks of Spark.
 
-    ``setup`` and ``teardown`` open and close clients in variables of the handler's module. Plain ones run once in a
-    worker process: before its first task, and when it ends in order or begins another replay. Spark also kills
-    processes, and then ``teardown`` does not run. Async ones run in every task, on its event loop: before the first
-    message and after the last one, also after an error.
+    ``setup`` and ``teardown`` open and close clients in variables of the handler's module. A plain ``setup`` runs once
+    in a worker process, before the first task. A plain ``teardown`` runs when the process exits or begins another
+    replay, but not when Spark kills the process. Async functions run in every task, on its event loop: ``setup`` before
+    the first message, and ``teardown`` after the last message or an error.
 
     Args:
         topic: Topic of the rows.
         handler: Handler of one message or of a batch, see ``lanes.Consumer``.
-        name: Name of the job. Within a process, jobs of one name are the same.
-        settings: See ``lanes.Consumer``. The limits hold in each task.
-        results: pyarrow schema of the rows that the handler returns. Without one they are ignored.
-        decode: See ``lanes.Consumer``.
-        dead_letters: Creates the dead letter store, once a task, on its event loop.
-        setup: Opens resources of the handler.
-        teardown: Closes them.
-        journal: Folder, mounted on all workers, in which every attempt of a task writes its own journal. A task waits
-            for its journal rather than drop rows.
+        name: Name of the job. A process takes jobs with the same name for the same job.
+        settings: Order, retries, poison policy and limits, see ``lanes.Consumer``. The limits hold in each task.
+        results: pyarrow schema of the rows that the handler returns. None = returned rows are ignored.
+        decode: Function that converts a message to the handler's argument, see ``lanes.Consumer``.
+        dead_letters: Function that creates the dead letter store of a task, on the task's event loop.
+        setup: Function that opens resources of the handler.
+        teardown: Function that closes resources of the handler.
+        journal: Folder in which every attempt of a task writes its own journal. All workers must have it mounted. A
+            task waits for a slow journal before rows are dropped.
 
     Raises:
         ConfigError: An argument cannot work in a task.
@@ -64,13 +64,13 @@ class TaskJob:
         object.__setattr__(self, "journal", checked_folder(self.journal))
         if self.settings.poison in ("block", "block_and_dlq"):
             raise ConfigError(
-                f'poison="{self.settings.poison}" on Spark: a blocked key in a task could not be unblocked, '
-                'so the task would never end; use "skip" with dead letters, or "exit"'
+                f'poison="{self.settings.poison}" on Spark: a task cannot unblock a blocked key, and would never end; '
+                'use "skip" with dead letters, or "exit"'
             )
         if self.dead_letters is not None and not callable(self.dead_letters):
             raise ConfigError(
-                f"dead_letters={type(self.dead_letters).__name__} on Spark: pass a function that makes them, because "
-                "every task needs clients of its own"
+                f"dead_letters={type(self.dead_letters).__name__} on Spark: every task needs clients of its own; pass "
+                "a function that creates the dead letter store"
             )
         self.settings.poison_policy(has_dead_letters=self.dead_letters is not None)
         for name, hook in (("setup", self.setup), ("teardown", self.teardown)):
@@ -78,14 +78,19 @@ class TaskJob:
                 raise ConfigError(f"{name}={hook!r} is not callable: pass a function without arguments, async or plain")
         if self.setup is not None and self.teardown is not None and is_async(self.setup) != is_async(self.teardown):
             raise ConfigError(
-                "setup and teardown: one is async and one is plain; make both plain, for the worker process, or both "
-                "async, for each task"
+                "setup and teardown differ, one function is async and one is plain: make both plain, for the worker "
+                "process, or both async, for each task"
             )
 
 
 @dataclass
 class _Begun:
-    """The latest job of this process."""
+    """The latest job of this process.
+
+    Attributes:
+        job: The job; None before the first job.
+        hooked: Whether the exit of the process tears down the job.
+    """
 
     job: TaskJob | None = None
     hooked: bool = False
@@ -95,10 +100,19 @@ _BEGUN: Final = _Begun()
 
 
 def begin(name: str, load: Callable[[], TaskJob]) -> TaskJob:
-    """Return the job of that name: its first task in this process loads and sets it up, later ones share it.
+    """Return the job with this name. The first task in a process loads and sets up the job, and later tasks share it.
 
-    A job of another name is torn down first. Raises exceptions of ``load`` and ``setup``; the next task then tries
-    again. Only one thread may call it.
+    A job with another name is torn down first. Only one thread may call this function.
+
+    Args:
+        name: Name of the job.
+        load: Function that loads the job.
+
+    Returns:
+        The job.
+
+    Raises:
+        Exception: An exception of ``load`` or ``setup``, unchanged. The next task tries again.
     """
     job = _BEGUN.job
     if job is not None and job.name == name:
@@ -121,6 +135,6 @@ def _end() -> None:
     try:
         job.teardown()
     except Exception as error:
-        # Not raised: its job has ended, and the next job is not concerned.
+        # The job has ended, and the next job must not fail by it.
         kind = type(error).__qualname__
-        log.warning("%s on Spark: teardown failed with %s and is not called again: %s", job.topic, kind, error)
+        log.warning("%s on Spark: teardown failed and is not called again: %s (%s)", job.topic, kind, error)

@@ -1,7 +1,7 @@
-"""Journals of tasks: each attempt of a task writes its own, into a folder that all workers share.
+"""Journals of tasks. Each attempt of a task writes its own journal, in a folder that all workers share.
 
-A failed attempt has written its rows and its end. A killed one leaves a hidden ``.tmp`` file, and earlier files if it
-had grown large. A repeated batch has journals of new attempts beside the old ones.
+The journal of a failed attempt is complete. A killed attempt leaves a hidden ``.tmp`` file, and complete earlier files
+if its journal was large. A repeated batch adds the journals of its new attempts to those of the old attempts.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _LOOK_SECONDS: Final = 0.005
 
 
 def checked_folder(journal: object) -> str | None:
-    """Return the folder as an absolute path, None for none.
+    """Return the folder as an absolute path; None without a journal.
 
-    Raises ``ConfigError`` for an address outside the file system, such as an object store's, and without pyarrow.
+    Raises ``ConfigError`` for an address outside the file system, such as an object store, and if pyarrow is missing.
     """
     if journal is None:
         return None
     if not isinstance(journal, str | os.PathLike):
         raise ConfigError(
-            f"journal={type(journal).__name__} on Spark: pass a folder, in which every attempt of a task writes its "
-            "own journal"
+            f"journal={type(journal).__name__} on Spark: pass the path of a folder, in which every attempt of a task "
+            "writes its own journal"
         )
     path = os.fsdecode(journal)
     scheme = _SCHEME.match(path)
     if scheme is not None:
         raise ConfigError(
-            f"journal={path!r}: a journal is written to a folder that all workers have mounted under the same path, "
-            f"not by {scheme[1]}:; give the path of such a folder, and copy it from there"
+            f"journal={path!r}: tasks cannot write a journal by {scheme[1]}:; give the path of a folder that all "
+            "workers have mounted under the same path, and copy the journal from that folder"
         )
     if not path:
         raise ConfigError("journal is empty: give the path of a folder that all workers have mounted")
@@ -59,9 +59,17 @@ def checked_folder(journal: object) -> str | None:
 
 @contextmanager
 def shared(folder: str | None, name: str) -> Iterator[None]:
-    """Create the folder and, during the block, a hidden file that proves it to workers of the replay ``name``.
+    """Create the folder, and during the block a hidden file by which workers recognise the folder. Blocks.
 
-    Blocks. Raises ``ConfigError`` if the folder cannot be written to.
+    Args:
+        folder: Folder of the journals; None without journals.
+        name: Name of the replay.
+
+    Yields:
+        None.
+
+    Raises:
+        ConfigError: The folder is not writable.
     """
     if folder is None:
         yield
@@ -77,29 +85,29 @@ def shared(folder: str | None, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # The file or its folder may have been removed.
+        # Another program may have removed the file or its folder.
         sign.unlink(missing_ok=True)
 
 
 def check_reached(folder: str | None, name: str) -> None:
-    """Raise ``ConfigError`` if this process does not see the driver's folder of the replay ``name``."""
+    """Raise ``ConfigError`` if this process does not see the folder that the driver has created for the replay."""
     if folder is not None and not _sign(folder, name).exists():
         raise ConfigError(
-            f"journal={folder!r}: the worker on {socket.gethostname()} does not see the driver's folder: choose one "
-            "that all workers have mounted under this path"
+            f"journal={folder!r}: the worker on {socket.gethostname()} does not see the driver's folder: choose a "
+            "folder that all workers have mounted under the same path"
         )
 
 
 def task_journal(folder: str | None, member: str | None) -> Journal | None:
-    """Open the journal of one attempt; ``member`` None makes up a name, see ``member_of_attempt``."""
+    """Open the journal of an attempt. Without a ``member``, the name of the process is random."""
     if folder is None:
         return None
-    # One file an attempt unless it grows large, because there are many attempts.
+    # Many attempts write journals, so each attempt writes one file unless its journal grows large.
     return Journal(folder, member=member or f"{_host()}-{uuid.uuid4().hex[:8]}", rotate_after=None)
 
 
 class Pace:
-    """Slows a task down to the speed of its journal, which drops rows otherwise."""
+    """A brake that slows a task down to the speed of its journal, so that the journal drops no rows."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -108,27 +116,27 @@ class Pace:
     async def wait(self) -> None:
         """Wait until at most half of the journal's buffer is full. Cancel-safe.
 
-        If the disk stands still it waits ``PATIENCE`` seconds once, and not again.
+        If the disk does not respond, the task waits for ``PATIENCE`` seconds, and never again.
         """
         buffer = buffer_of(self._journal)
         if not (self._hurried and buffer.half_full):
             return
         with anyio.move_on_after(PATIENCE):
-            # Polling: the thread that takes the rows sends no event.
+            # The loop polls, because the thread that takes the rows sends no event.
             while buffer.half_full:
                 buffer.wake.set()
                 await anyio.sleep(_LOOK_SECONDS)
         if buffer.half_full:
             self._hurried = False
             log.warning(
-                "%r was not written for %g s: the task continues and rows are dropped; check the disk",
+                "%r: no row was written for %g s; the task continues, and rows are dropped; check the disk",
                 self._journal,
                 PATIENCE,
             )
 
 
 def member_of_attempt() -> str | None:
-    """Return host, partition, attempt and Spark's id of the attempt as a name; None outside of a task."""
+    """Return a name for this attempt, with host, partition, attempt and Spark's id; None outside a task."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -138,7 +146,7 @@ def member_of_attempt() -> str | None:
 
 
 def _host() -> str:
-    """Return the host's name, with characters that a member's name allows."""
+    """Return the host's name, limited to the characters of a member's name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:_HOST_LIMIT].lstrip("._-")
     return name or "host"
 

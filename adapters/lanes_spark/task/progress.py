@@ -17,15 +17,15 @@ EVERY: Final = 1.0
 """Seconds between two reports."""
 
 Address = tuple[str, int, str]
-"""Host, port and the secret that a report must carry."""
+"""Host, port, and the secret that a report must contain."""
 
 Tell = Callable[[Mapping[str, object]], None]
-"""Takes a report of a task. It must not block."""
+"""Function that takes a report of a task. The function must not block."""
 
 
 @contextmanager
 def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iterator[Tell | None]:
-    """Yield the function that sends reports of an attempt; None without a listener. Failures are ignored."""
+    """Yield a function that sends reports of an attempt, or None without a listener. A failure drops the report."""
     if address is None:
         yield None
         return
@@ -33,7 +33,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     except OSError:
-        # The driver's name cannot be resolved here.
+        # This machine cannot resolve the driver's name.
         yield None
         return
     with socket.socket(family, kind) as found:
@@ -44,7 +44,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
             try:
                 found.sendto(text.encode(), where)
             except OSError:
-                # Full, refused or unreachable: the next report may arrive.
+                # The next report may arrive.
                 return
 
         yield send
@@ -54,7 +54,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
 def telling(
     tell: Tell | None, delivered: Callable[[], int], finished: Callable[[], int], status: Callable[[], Status]
 ) -> Iterator[None]:
-    """Report about once a second on the running event loop, and once at the end."""
+    """Send a report about once a second on the running event loop, and a last report at the end of the block."""
     if tell is None:
         yield
         return

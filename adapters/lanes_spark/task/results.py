@@ -1,7 +1,7 @@
 """Rows that handlers return.
 
-A handler's return value belongs to its message and leaves as a row when the message is settled. Values of a message
-that runs again are forgotten, and a message that was given up has no row.
+A handler's return value becomes a row when its message is settled. A new attempt of the message replaces the value, and
+a message that was given up has no row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanes.errors import ConfigError, LanesError
 from lanes.handlers import Handler, is_async, refuse_awaitable
 
 COUNTS: Final = ("delivered", "finished", "dead_lettered")
-"""Columns of a task's counts in its last row; they are null in all other rows."""
+"""Columns for the counts of a task. They are null in all rows except the task's last row."""
 
 _UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """Exceptions of Arrow for values of a wrong type."""
@@ -27,7 +27,7 @@ Result = tuple[PartitionId, int, Mapping[str, object]]
 
 
 def check_results(schema: object) -> None:
-    """Raise ``ConfigError`` unless this is a schema of results."""
+    """Raise ``ConfigError`` unless ``schema`` is None or a pyarrow schema of results."""
     if schema is None:
         return
     if not isinstance(schema, pa.Schema):
@@ -35,7 +35,7 @@ def check_results(schema: object) -> None:
             f"results={schema!r} is not a pyarrow.Schema: write results=pyarrow.schema([(name, type), …])"
         )
     if not schema.names or len(set(schema.names)) < len(schema.names):
-        raise ConfigError(f"results has the columns {schema.names}: give one or more, each once")
+        raise ConfigError(f"results has the columns {schema.names}: give one or more columns with different names")
 
 
 def output_schema(results: Any) -> Any:
@@ -47,9 +47,9 @@ def output_schema(results: Any) -> Any:
 
 
 class Returns:
-    """Return values of handlers for messages of a task that are not settled yet.
+    """A store of the values that handlers return for messages that are not settled yet.
 
-    Handlers may run in threads; a message is taken only after its handler has ended.
+    Handlers may run in threads. The value of a message is taken only after its handler has ended.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Returns:
         return f"<Returns of {len(self._values)} messages>"
 
     def recording(self, handler: Handler, *, batch: bool) -> Handler:
-        """Wrap the handler: its return value is kept here until its message is settled."""
+        """Wrap the handler, so that its return values are stored here until their messages are settled."""
         values = self._values
         if is_async(handler):
             awaited = cast(Callable[[Any], Awaitable[object]], handler)
@@ -81,7 +81,7 @@ class Returns:
             def recording_plain_batch(messages: list[Message]) -> object:
                 self._forget(messages)
                 returned = plain(messages)
-                # The caller refuses an awaitable and names the handler.
+                # The caller raises the error for an awaitable, which names the handler.
                 return returned if inspect.isawaitable(returned) else self._outcomes(messages, returned)
 
             return recording_plain_batch
@@ -94,9 +94,10 @@ class Returns:
         return recording_plain
 
     def take(self, messages: Sequence[Message]) -> list[Result]:
-        """Take the rows of these settled messages: none for None, one for a mapping, several for a list of mappings.
+        """Take the rows of these settled messages out of the store.
 
-        Raises ``LanesError`` for any other return value.
+        A return value of None is no row, a mapping is one row, and a list of mappings is several rows. Raises
+        ``LanesError`` for any other return value.
         """
         results: list[Result] = []
         for message in messages:
@@ -107,7 +108,7 @@ class Returns:
                 if not isinstance(row, Mapping):
                     raise LanesError(
                         f"the handler returned a {type(row).__name__} at {message.partition.id} position "
-                        f"{message.position}: with results=… it returns None, a dict by column, or a list of these"
+                        f"{message.position}: with results=… return None, a dict by column, or a list of dicts"
                     )
                 results.append((message.partition.id, message.position, row))
         return results
@@ -117,7 +118,7 @@ class Returns:
             self._values.pop(message, None)
 
     def _outcomes(self, messages: list[Message], returned: object) -> object:
-        """Keep the rows of a batch handler's return value and return the outcomes for ``lanes``."""
+        """Store the values of a batch handler, and return the outcomes for ``lanes``."""
         if not isinstance(returned, list | tuple) or len(returned) != len(messages):
             return returned
         for message, one in zip(messages, returned, strict=True):
@@ -127,7 +128,7 @@ class Returns:
 
 
 def rows_batch(schema: Any, results: Sequence[Result]) -> Any:
-    """Return an Arrow batch of rows. Raises ``LanesError`` with the message whose row does not fit."""
+    """Return an Arrow batch of rows. Raises ``LanesError`` for a row that does not fit, with its message."""
     rows = [_fitting(schema, result) for result in results]
     kind = _row_type(schema)
     try:
@@ -146,13 +147,13 @@ def _check_values(schema: Any, result: Result, row: Mapping[str, object]) -> Non
         try:
             pa.array([value], type=field.type)
         except _UNFIT:
-            # Without Arrow's text, which holds the value: that is the user's data.
+            # Arrow's text contains the value, which is user data, and is left out.
             why = f"the column {field.name!r} is {field.type}, and the value is a {type(value).__name__}"
             raise _misfit(result, why) from None
 
 
 def summary_batch(schema: Any, counts: Mapping[str, int]) -> Any:
-    """Return the last row of a task: its counts, by the names of ``COUNTS``."""
+    """Return the last row of a task, with its counts by the names of ``COUNTS``."""
     columns = [pa.array([counts[name]], type=pa.int64()) for name in COUNTS]
     if schema is not None:
         columns.append(pa.nulls(1, _row_type(schema)))
@@ -165,10 +166,10 @@ def _row_type(schema: Any) -> Any:
 
 def _fitting(schema: Any, result: Result) -> Mapping[str, object]:
     row = result[2]
-    # Arrow would drop an unknown column and fill a missing one with null.
+    # Arrow would drop an unknown column, and fill a missing column with null.
     strange = [name for name in row if name not in schema.names]
     if strange:
-        raise _misfit(result, f"it has the column {strange[0]!r}, which is not among {', '.join(schema.names)}")
+        raise _misfit(result, f"the row has the column {strange[0]!r}, which is not among {', '.join(schema.names)}")
     for field in schema:
         if not field.nullable and row.get(field.name) is None:
             raise _misfit(result, f"the column {field.name!r} is null or missing, but not nullable")

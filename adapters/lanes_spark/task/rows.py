@@ -18,10 +18,10 @@ COLUMNS: Final = ("key", "partition", "offset", "value", "timestamp", "headers",
 """The columns of a task's input, in the order of a ``Row``."""
 
 NEEDED: Final = ("key", "partition", "offset", "value")
-"""Required columns; a missing one of the others is null in all rows."""
+"""Required columns. A missing optional column is null in all rows."""
 
 _WINDOW: Final = 1_024
-"""Most rows that are Python objects before there is room for them."""
+"""Most rows that are converted to Python objects before the consumer has room for them."""
 
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 """Type of a header in the rows of the Kafka connector."""
@@ -35,8 +35,16 @@ KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 class Window:
     """Rows as Python objects, grouped by partition, in their order within a partition.
 
-    Beside ``rows`` are their ``keys``, ``offsets`` and ``sizes``, the bytes of key, value and headers. ``runs`` has
-    partition, era and end index of rows that follow each other.
+    Args:
+        columns: Arrow columns in the order of ``COLUMNS``; None for a missing column.
+        sizes: Bytes of key and value of each row.
+
+    Attributes:
+        rows: The rows.
+        keys: Key of each row.
+        offsets: Offset of each row.
+        sizes: Bytes of key, value and headers of each row.
+        runs: Partition, era and end index of each run of adjacent rows of one partition and era.
     """
 
     __slots__ = ("keys", "offsets", "rows", "runs", "sizes")
@@ -45,12 +53,12 @@ class Window:
         partitions, eras = columns[PARTITION], columns[ERA]
         mixed = eras is not None and _several(eras)
         if _several(partitions) and not mixed:
-            # Arrow's sort is stable. Across eras the rows must keep their order, which is checked.
+            # Arrow's sort is stable. Rows of several eras keep their order, because the source checks it.
             order = pc.sort_indices(partitions)
             columns = [None if column is None else column.take(order) for column in columns]
             sizes = sizes.take(order)
         lists: list[Any] = [None if column is None else column.to_pylist() for column in columns]
-        # Not strict: a missing column is an endless repeat of None.
+        # zip is not strict, because a missing column is an endless repeat of None.
         self.rows: list[Row] = list(zip(*[repeat(None) if each is None else each for each in lists], strict=False))
         self.keys: list[bytes | None] = lists[KEY]
         self.offsets: list[Any] = lists[OFFSET]
@@ -81,7 +89,7 @@ def _several(column: Any) -> bool:
 
 def windows(batch: Any) -> Iterator[Window]:
     """Yield the rows of an Arrow batch by windows. Raises ``SourceError`` for a missing column or a wrong type."""
-    # Not in the generator, so that this call raises.
+    # The columns are checked outside the generator, so that this call raises the error.
     columns = [_column(batch, name) for name in COLUMNS]
     return _windows(columns, pc.add(_length(columns[KEY]), _length(columns[VALUE])))
 
@@ -102,7 +110,7 @@ def _column(batch: Any, name: str) -> Any:
     if index < 0:
         if name in NEEDED:
             raise SourceError(
-                f"the rows have no column {name!r}, only {', '.join(batch.schema.names)}: name the column that holds it"
+                f"the rows have no column {name!r}, only {', '.join(batch.schema.names)}: rename a column to {name!r}"
             )
         return None
     column, kind = batch.column(index), batch.schema.field(index).type
@@ -123,12 +131,12 @@ def _column(batch: Any, name: str) -> Any:
     else:
         fits = pa.types.is_integer(kind)
     if not fits:
-        raise SourceError(f"the column {name!r} of the rows is {kind}, which a message cannot have: cast it")
+        raise SourceError(f"the column {name!r} of the rows is {kind}, which a message cannot have: cast the column")
     return column
 
 
 class RowReader:
-    """Reads rows of one topic, see ``lanes.core.types.Reader`` and ``lanes.dead_letter.DetailedReader``."""
+    """A reader of the rows of one topic, see ``lanes.core.types.Reader`` and ``lanes.dead_letter.DetailedReader``."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -139,7 +147,7 @@ class RowReader:
         return b"" if value is None else value
 
     def headers(self, raw: Any) -> list[tuple[str, bytes]]:
-        """Return the headers in the order of the row; a null value becomes empty bytes."""
+        """Return the headers in the order of the row. A null value becomes empty bytes."""
         return [(header["key"] or "", header["value"] or b"") for header in raw[HEADERS] or () if header is not None]
 
     def subject(self, raw: object) -> str:
@@ -147,7 +155,7 @@ class RowReader:
         return self._topic
 
     def details(self, raw: Any) -> Details:
-        """Return the details of a row that only dead letters keep."""
+        """Return the details of a row that only its dead letter contains."""
         headers = [header for header in raw[HEADERS] or () if header is not None]
         timestamp = raw[TIMESTAMP]
         return Details(
@@ -159,5 +167,5 @@ class RowReader:
 
 
 def headers_size(headers: Sequence[Mapping[str, Any] | None]) -> int:
-    """Return the bytes of names and values."""
+    """Return the number of bytes of all names and values."""
     return sum([len(one["key"] or "") + len(one["value"] or b"") for one in headers if one is not None])

@@ -1,10 +1,10 @@
-"""The source inside one task of Spark: a finite one, over Arrow batches.
+"""The source of one task of Spark: the rows of Arrow batches, a finite number.
 
-Batches come from the task's own thread, one call each; their rows become messages when there is room. The columns of a
-row tell its partition. A partition is assigned at its first row and stays assigned.
+The task's own thread offers the batches. A row becomes a message when the consumer has room. A partition is assigned at
+its first row, and stays assigned until the end of the task.
 
 Two signs of a wrong plan stop the task: a position that does not rise within its partition, and an era that falls. Rows
-of the next era wait until all earlier rows are settled, because the same key may have another partition there, and
+of the next era wait until all earlier rows are settled, because a key may have another partition in the next era, and
 lanes keep no order across partitions.
 """
 
@@ -29,7 +29,17 @@ _AT_ONCE: Final = 4_096
 
 
 class _Place:
-    """Position of a topic partition. ``run`` has messages to be delivered next, of ``size`` bytes."""
+    """Progress in a topic partition.
+
+    Args:
+        partition: The partition.
+
+    Attributes:
+        partition: The partition.
+        highest: Highest position so far; -1 before the first row.
+        run: Messages to deliver next.
+        size: Bytes of the messages in ``run``.
+    """
 
     __slots__ = ("highest", "partition", "run", "size")
 
@@ -43,8 +53,14 @@ class _Place:
 class ArrowSource:
     """The rows of Arrow batches as a source.
 
-    ``taken`` is called after all rows of a batch are delivered, ``settled`` with finished messages, each once; both on
-    the event loop. ``pace`` is awaited before each delivery, if it is set.
+    Args:
+        topic: Topic of the rows.
+        taken: Function that is called after all rows of a batch are delivered, on the event loop.
+        settled: Function that takes finished messages, each message once, on the event loop.
+
+    Attributes:
+        delivered: Number of delivered rows.
+        pace: Async function that is awaited before each delivery; None without a brake.
     """
 
     def __init__(
@@ -83,12 +99,12 @@ class ArrowSource:
         return bool(self._batches or self._unsettled) or not self._exhausted
 
     def offer(self, batch: Any) -> None:
-        """Add rows after those offered before. Does not block."""
+        """Add a batch after all earlier batches. Does not block."""
         self._batches.append(batch)
         self._wake.set()
 
     def finish(self) -> None:
-        """Note that no more rows follow. Does not block. Idempotent."""
+        """Declare that no more rows follow. Does not block. Idempotent."""
         self._finite = True
         self._wake.set()
 
@@ -138,7 +154,7 @@ class ArrowSource:
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self._announced or self._more():
-            # The partitions of a batch, alone: no message comes before the event that its partition begins with.
+            # The assignments of a batch come alone, so that each message follows the assignment of its partition.
             announced, self._announced = self._announced, []
             if announced:
                 return announced
@@ -151,7 +167,7 @@ class ArrowSource:
         return events
 
     def _more(self) -> bool:
-        """Whether there is a row, which is then in the window; begins the next batch where one is over."""
+        """Load the next row into the window, from the next batch if necessary. Return whether a row is left."""
         while self._next_row >= self._rows:
             if self._windows is not None:
                 window = next(self._windows, None)
@@ -179,7 +195,7 @@ class ArrowSource:
         left, size = min(room.messages, _AT_ONCE), 0
         # Rows of a new batch wait until its partitions are announced.
         while left > 0 and self._more() and not self._announced:
-            # Work per row is the cost of a task, so each step handles a whole run.
+            # The work for each row dominates the cost of a task, so each step handles a whole run.
             window, first = self._window, self._next_row
             number, era, end = window.runs[self._next_run]
             place = None if number is None else self._places[number]
@@ -190,7 +206,7 @@ class ArrowSource:
             last = min(end, first + left)
             more = sum(window.sizes[first:last])
             if size + more > room.bytes:
-                # A message larger than the bound goes alone.
+                # A message larger than the bound is delivered alone.
                 last, more = self._fitting(window, first, last, room.bytes - size, alone=not size)
                 left = last - first
                 if not left:
@@ -216,7 +232,7 @@ class ArrowSource:
         return [self._delivered(place) for place in begun]
 
     def _fitting(self, window: Window, first: int, last: int, room: int, *, alone: bool) -> tuple[int, int]:
-        """Return the end of the rows that fit into ``room`` bytes, and their bytes; ``alone`` admits the first."""
+        """Return the end of the rows that fit into ``room`` bytes, and their bytes. ``alone`` admits any first row."""
         size = 0
         for index in range(first, last):
             more = window.sizes[index]
@@ -231,7 +247,7 @@ class ArrowSource:
         try:
             rising = offsets[0] > place.highest and all(map(lt, offsets, offsets[1:]))
         except TypeError:
-            # One of them is null.
+            # An offset is null.
             rising = False
         if not rising:
             for row, offset in zip(window.rows[first:last], offsets, strict=True):
@@ -251,13 +267,13 @@ class ArrowSource:
         number, offset = row[PARTITION], row[OFFSET]
         if number is None or offset is None or offset < 0:
             return SourceError(
-                f"{self._topic}: a row has partition {number} and offset {offset}, but both must be known and 0 or "
-                "more to keep an order; leave such rows out"
+                f"{self._topic}: a row has partition {number} and offset {offset}, but an order needs both, each 0 or "
+                "more; remove such rows from the source"
             )
         highest = self._places[number].highest
         what = "comes twice" if offset == highest else f"comes after {highest}"
         return SourceError(
-            f"{self._topic}/{number}: position {offset} {what}: the rows of a task must rise within a partition; "
+            f"{self._topic}/{number}: position {offset} {what}: positions of a task must rise within a partition; "
             "leave out aligned=True, and remove rows that are in the table twice"
         )
 
@@ -266,7 +282,7 @@ class ArrowSource:
         if era is None or (self._era is not None and era < self._era):
             raise SourceError(
                 f"{self._topic}/{row[PARTITION]}: position {row[OFFSET]} is of era {era} and comes after era "
-                f"{self._era}: the rows of a task must be sorted by era first"
+                f"{self._era}: sort the rows of a task by era first"
             )
         if self._unsettled or begun:
             return False

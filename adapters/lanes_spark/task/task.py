@@ -1,12 +1,12 @@
-"""One task of Spark: Arrow batches in, Arrow batches out, and a consumer of ``lanes`` between them.
+"""One task of Spark: a consumer of ``lanes`` that reads Arrow batches and returns Arrow batches.
 
-A task is a plain generator for ``mapInArrow``; it needs neither Spark nor a JVM. The consumer runs on an event loop in
-its own thread, so timers and heartbeats continue while Spark makes the generator wait. A batch crosses to that thread
-by one call; rows come back a few thousand at a time.
+A task is a plain generator for ``mapInArrow``, and needs neither Spark nor a JVM. The consumer runs on an event loop in
+its own thread, so that timers and heartbeats continue while Spark makes the generator wait. One call passes a batch to
+that thread, and rows return a few thousand at a time.
 
-Bounds: ``Settings.max_in_flight`` and ``max_in_flight_bytes`` for messages, and ``AHEAD`` Arrow batches with
-undelivered rows. All rows are handled and settled before the generator ends. After a failure, or when the generator is
-closed early, handlers are cancelled. Loop, thread and clients are closed in every case.
+``Settings.max_in_flight`` and ``max_in_flight_bytes`` bound the messages, and ``AHEAD`` bounds the Arrow batches with
+undelivered rows. All rows are handled and settled before the generator ends. After a failure, or if the generator is
+closed early, the task cancels its handlers. The task always closes its loop, thread and clients.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from lanes_spark.task.source import ArrowSource
 log = logging.getLogger("lanes")
 
 AHEAD: Final = 2
-"""Most Arrow batches that the consumer has taken and not fully delivered."""
+"""Most Arrow batches that the consumer has received, but not completely delivered."""
 
 _ROWS_AT_ONCE: Final = 4_096
-"""Number of handlers' rows that cross to the generator together."""
+"""Number of returned rows that the loop passes to the generator together."""
 
 _HOOK_TIMEOUT: Final = 30.0
 """Seconds that an async ``teardown`` may take."""
@@ -49,17 +49,17 @@ _JOIN_TIMEOUT: Final = 60.0
 """Seconds that a cancelled task waits for its event loop, after the drain's own limits."""
 
 STANDS_AFTER: Final = 10.0
-"""Seconds of silence before the loop is asked for a sign, and again before a warning is logged."""
+"""Seconds without an event before the loop is asked to answer, and then again before a warning is logged."""
 
 _FRAMES: Final = 3
 
 T = TypeVar("T")
 
 YOUNG_OBJECTS: Final = 5_000
-"""New objects, less dropped ones, that start a collection of the youngest generation; Python's default is 700.
+"""Growth of the number of objects that starts a collection of the youngest generation. Python's default is 700.
 
-A task creates and drops a few objects a row, and those in flight outlive many young collections. Fewer collections cost
-a fifth less of a task whose handler does nothing.
+A task creates and drops a few objects for each row, and the objects of messages in flight survive many collections.
+With fewer collections, a task whose handler does nothing takes a fifth less time.
 """
 
 _lock: Final = threading.Lock()
@@ -68,15 +68,15 @@ _before: tuple[int, int, int] | None = None
 
 
 class _Ready:
-    """The loop runs and may be called."""
+    """Event: the loop runs, and accepts calls."""
 
 
 class _Taken:
-    """All rows of one more batch are delivered."""
+    """Event: all rows of one more batch are delivered."""
 
 
 class _Ended:
-    """The loop is closed, by ``error``; None means that all rows are handled."""
+    """Event: the loop is closed, by ``error``, or after the last row if ``error`` is None."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -93,8 +93,8 @@ def run_task(
     Args:
         batches: Arrow batches with the columns of ``task.rows.COLUMNS``.
         job: Handler and its resources.
-        member: Name of this attempt in its journal. By default one is made up.
-        tell: Called with counts about once a second, on the event loop.
+        member: Name of this attempt in its journal. Default: a random name.
+        tell: Function that takes the counts about once a second, on the event loop.
 
     Returns:
         An iterator over batches of ``output_schema(job.results)``: rows that handlers returned, in the order in
@@ -158,7 +158,7 @@ class _Task:
             self._close()
 
     def _next(self, *, block: bool) -> Iterator[Any]:
-        """Take the loop's events; with ``block`` at least one. Raises the error that ended the loop."""
+        """Handle the loop's events, with ``block`` at least one event. Raises the error that ended the loop."""
         while True:
             try:
                 event = self._watch.get(self._inbox) if block and self._ready else self._inbox.get(block=block)
@@ -182,14 +182,14 @@ class _Task:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            # The loop is closed; the last event of the inbox tells why.
+            # The loop is closed. The last event of the inbox has the reason.
             pass
 
     def _close(self) -> None:
         """Cancel the loop and wait for its thread."""
         if self._ended is None:
             while not self._ready:
-                # There is nothing to cancel before the loop runs.
+                # Only a running loop can be cancelled.
                 self._ready = isinstance(self._inbox.get(), _Ready | _Ended)
             if hasattr(self, "_scope"):
                 self._call(self._scope.cancel)
@@ -197,8 +197,8 @@ class _Task:
         self._thread.join(settings.drain_timeout + settings.grace + _HOOK_TIMEOUT + _JOIN_TIMEOUT)
         if self._thread.is_alive():
             log.error(
-                "%s on Spark: an event loop was left behind. A handler, setup or teardown ignores its cancellation and "
-                "holds a thread until the worker process ends; let it await",
+                "%s on Spark: the event loop of a task did not end. A handler, setup or teardown ignores its "
+                "cancellation and keeps a thread until the worker process ends; await in that function",
                 self._job.topic,
             )
 
@@ -258,7 +258,7 @@ class _Task:
         try:
             self._results += self._returns.take(messages)
         except LanesError as error:
-            # The source must not fail: the consumer drains, and the task raises this.
+            # The source must not fail. The consumer drains, and then the task raises this error.
             self._misfit = self._misfit or error
             self._consumer.stop()
         if len(self._results) >= _ROWS_AT_ONCE:
@@ -267,7 +267,13 @@ class _Task:
 
 
 class LoopWatch:
-    """Watches the event loop of ``thread`` from a thread that waits for it. ``call`` schedules a function there."""
+    """A watch on an event loop, by a thread that waits for the loop's events.
+
+    Args:
+        topic: Topic name, for the warning.
+        thread: Thread of the event loop.
+        call: Function that schedules a function on the event loop.
+    """
 
     def __init__(self, topic: str, thread: threading.Thread, call: Callable[[Callable[[], None]], None]) -> None:
         self._topic = topic
@@ -277,7 +283,7 @@ class LoopWatch:
         self._told = False
 
     def get(self, inbox: SimpleQueue[T]) -> T:
-        """Take the next element. Blocks; logs once where a handler blocks the loop meanwhile."""
+        """Take the next element. Blocks. Logs the place of the loop's thread once if the loop does not answer."""
         while True:
             try:
                 return inbox.get(timeout=STANDS_AFTER)
@@ -299,8 +305,8 @@ class LoopWatch:
         inner = traceback.extract_stack(frame)[-_FRAMES:]
         places = ", called at ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in reversed(inner))
         log.warning(
-            "%s on Spark: the event loop of a task has stood still for %.0f s or more. A handler, setup or teardown "
-            "blocks it at %s. Await there, or make it a plain function, which runs in a thread",
+            "%s on Spark: the event loop of a task has been blocked for %.0f s or more. A handler, setup or teardown "
+            "blocks the loop at %s. Await there, or write a plain function, which runs in a thread",
             self._topic,
             STANDS_AFTER,
             places,
@@ -309,9 +315,9 @@ class LoopWatch:
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Collect garbage less often in this process until the last such block ends. Thread-safe.
+    """Collect garbage less often in this process, until the last of these blocks ends. Thread-safe.
 
-    A process that already collects as seldom, or never, is left alone.
+    The block changes nothing in a process that already collects as seldom, or never.
     """
     global _tasks, _before
     with _lock:
@@ -326,6 +332,6 @@ def collecting_seldom() -> Iterator[None]:
     finally:
         with _lock:
             _tasks -= 1
-            # A threshold that was changed meanwhile stays.
+            # A threshold that other code has changed in between stays.
             if not _tasks and _before is not None and gc.get_threshold() == (YOUNG_OBJECTS, *_before[1:]):
                 gc.set_threshold(*_before)
