@@ -1,6 +1,6 @@
-"""Scripts of the behaviour of a pull consumer of JetStream, for the personality and for a real server.
+"""Scripts of the behaviour of a JetStream pull consumer, for the personality and for a real server.
 
-Everything a script observes is (sequence, how many times it was delivered), in the order of arrival.
+A script observes (sequence, number of deliveries), in the order of arrival.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.memory.topic import Topic
 
 PATIENCE: Final = 0.4
-"""Seconds after which a pull request ends that was not filled."""
+"""Seconds after which an unfilled pull request ends."""
 
 Arrived = list[tuple[int, int]]
 
@@ -25,16 +25,16 @@ class Cluster(Protocol):
         """Publish messages."""
 
     async def pull(self, count: int) -> Arrived:
-        """Wait for ``count`` messages for ``PATIENCE``; what has come."""
+        """Wait up to ``PATIENCE`` for ``count`` messages; returns the received ones."""
 
     async def ack(self, *sequences: int, old: bool = False) -> None:
-        """Acknowledge the newest delivery of each, or with ``old`` its first."""
+        """Acknowledge the newest delivery of each message, or with ``old`` its first delivery."""
 
     async def nak(self, *sequences: int, delay: float = 0.0) -> None:
-        """Have them delivered again."""
+        """Reject the messages, so that the server delivers them again."""
 
     async def extend(self, sequence: int) -> None:
-        """In progress."""
+        """Report the messages as in progress."""
 
     async def wait(self, seconds: float) -> None:
         """Let time pass."""
@@ -46,7 +46,7 @@ class Cluster(Protocol):
         """Change the consumer's ``ack_wait``."""
 
     async def kill_server(self) -> None:
-        """Kill the server with -9, start it again, and wait until it can be asked."""
+        """Kill the server with -9, start it again, and wait until it answers."""
 
 
 class ModelCluster:
@@ -105,7 +105,7 @@ Play = Callable[[Cluster], Awaitable[list[Arrived]]]
 
 
 class Scenario(NamedTuple):
-    """A script, the consumer it runs on, and what has to be seen. ``kills``: it needs a server of its own."""
+    """A script, its consumer, and the expected observations. ``kills``: the script needs a separate server."""
 
     play: Play
     settings: ConsumerSettings
@@ -331,7 +331,7 @@ async def a_killed_server_has_lost_its_queue(cluster: Cluster) -> list[Arrived]:
     await cluster.pull(6)
     await cluster.ack(2, 3)
     await cluster.nak(5, 4)
-    # What is older than 0.1 s is on disk.
+    # Changes older than 0.1 s are on disk.
     await cluster.wait(1.0)
     await cluster.kill_server()
     new = await cluster.pull(4)

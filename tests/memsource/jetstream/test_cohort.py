@@ -40,7 +40,7 @@ def test_a_moving_slot_is_revoked_and_assigned_after_its_release() -> None:
     moving.append(made.moving)
     assert moving == [True, True, False]
     assert [made.owner(slot) for slot in (0, 1)] == ["a", "b"]
-    # Too late, and of an epoch that is over.
+    # A release after the deadline, of an earlier epoch.
     made.release("a", 1, 1, 2.0)
     assert made.owner(1) == "b"
     assert repr(made) == "<Cohort: 2 slots, 0 free, 0 asked for, 2 members>"
@@ -50,7 +50,7 @@ def test_the_deadline_takes_unreleased_slots() -> None:
     made = cohort(1, "a")
     made.poll("a")
     made.join("b", 1.0)
-    assert made.next_at() == math.inf  # as even as can be
+    assert made.next_at() == math.inf  # the most even plan
     made.leave("b", 1.0)
     made.join("c", 1.0)
     assert made.revoke(0, 2.0)
@@ -70,7 +70,7 @@ def test_slots_of_a_crashed_member_are_free_after_its_lease(at: float, end: floa
     made.join("b", 0.0)
     made.crash("a", at)
     made.crash("a", at + 1)
-    # The last renewal counts, which was at a multiple of a third.
+    # The last renewal counts; renewals happen after each third of a lease.
     assert made.next_at() == end
     made.advance(end - 0.001)
     assert (made.owner(0), made.members) == ("a", ["a", "b"])
@@ -98,7 +98,7 @@ def test_a_frozen_member_learns_of_its_loss_when_it_wakes() -> None:
     made.freeze("a", 4.0, 20.0)
     made.freeze("a", 5.0, 10.0)
     made.advance(19.0)
-    # Two owners: the one who has the lease, and the one who does not know yet that it has not.
+    # Two owners: the holder of the lease, and the former holder, which has not heard of its loss.
     assert (made.owner(0), heard(made, "b"), heard(made, "a")) == ("b", [("assigned", 0, 2)], [])
     assert made.members == ["b"]
     made.advance(20.0)
@@ -194,7 +194,7 @@ STEPS = st.one_of(
 
 
 class Beliefs:
-    """The slots that each member believes to own, by the news it heard: slot → epoch."""
+    """The slots that each member believes it owns, from its notices: slot → epoch."""
 
     def __init__(self) -> None:
         self.cohort = cohort(3)
@@ -251,7 +251,7 @@ def test_two_members_own_a_slot_only_until_the_loser_hears_of_it(steps: list[Any
         for slot in range(3):
             assert made.epoch(slot) >= epochs[slot]
             epochs[slot] = made.epoch(slot)
-        # All running members hear the news, so only stopped ones can be wrong.
+        # All running members read their notices, so only stopped members can be wrong.
         for member in world.own:
             if made.runs(member):
                 world.hear(member)

@@ -49,7 +49,7 @@ class Bench:
         self.now = now
 
     async def owner(self, member: str) -> tuple[JetStreamMemberSource, Partition]:
-        """A source that has taken over the only partition, with nothing to take."""
+        """A source that has taken over the only partition, which has no orphaned messages."""
         source = await self.source(member)
         (event,) = await source.receive(ALL)
         assert isinstance(event, Assigned)
@@ -57,7 +57,7 @@ class Bench:
 
 
 async def came(source: JetStreamMemberSource, room: Room = ALL) -> list[SourceEvent]:
-    """The events of now; none if it would wait."""
+    """The available events; none if the call would wait."""
     events: list[SourceEvent] = []
 
     async def receive() -> None:
@@ -65,7 +65,7 @@ async def came(source: JetStreamMemberSource, room: Room = ALL) -> list[SourceEv
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(receive)
-        # It suspends once. Then it returns the events of now, or waits for an event that never comes.
+        # The call suspends once. Then it returns the available events, or waits for an event that never arrives.
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
@@ -98,7 +98,7 @@ async def test_the_next_owner_gets_all_orphans_by_sequence_before_new_messages()
     bench.until(LEASE + SHRINK_SECONDS - 0.01)
     assert await came(b) == []
     bench.until(LEASE + SHRINK_SECONDS)
-    # Collected by then without room; delivered when there is room.
+    # The messages are collected without room, and delivered when there is room.
     assert await came(b, Room(0, 0)) == []
     assert await positions(b, Room(2, 1 << 20)) == [1, 3]
     assert await positions(b) == [4, 5, 6]
@@ -128,12 +128,12 @@ async def test_a_takeover_includes_messages_extended_at_the_last_moment() -> Non
     bench.until(LEASE)
     await came(b)
     assert await came(b) == []
-    # Just before the timer runs: 2 is not due then, and due before the shrink is over; it comes in a batch of its own.
+    # Just before the timer: 2 becomes due after the timer and before the end of the shrink, in a separate batch.
     bench.now = LEASE + 0.0995
     await a.extend([messages[1]])
     bench.until(LEASE + 0.101)
     assert bench.broker.consumer(0).waiting == 4
-    # And this one not even that.
+    # This extension does not even delay its message to a separate batch.
     await a.extend([messages[0]])
     bench.until(LEASE + SHRINK_SECONDS)
     assert await positions(b) == [1, 2, 3, 4]
@@ -282,7 +282,7 @@ async def test_a_crashed_member_changes_nothing() -> None:
             await call
     await a.aclose()
     assert bench.broker.cohort.owner(0) == "a#1"
-    # A new one of the same name is another member.
+    # A new process of the same name is another member.
     again = await bench.source("a")
     assert again.member == "a#2"
     assert await came(again) == []

@@ -19,7 +19,7 @@ SIZE = 1 << 20
 
 @dataclass
 class Naive:
-    """``books`` are what is on disk: for each message delivered how often, and since when, or that it is over."""
+    """``books``: the state of each message on disk: deliveries and their time, or the acknowledgement."""
 
     settings: ConsumerSettings
     published: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Naive:
             self.books[one] = (times, math.floor(since))
         self.queue = []
         self.timer = now + min(self.settings.ack_wait + 0.001, 1.0) if self.pending() else math.inf
-        # What was read from the disk is on the disk.
+        # The state was read from the disk, so it is on the disk.
         self.kept = [(-math.inf, copy.deepcopy(self.books))]
 
     def advance(self, now: float) -> None:
@@ -196,10 +196,10 @@ def test_a_killed_server_forgets_changes_after_its_last_write() -> None:
     consumer.ack(2, 0.95)
     pulled(consumer, 0.95, 2)
     consumer.kill(1.0)
-    # 2 was acknowledged, 4 and 5 were delivered, and none of it is known: they are new.
+    # The server forgot the acknowledgement of 2 and the deliveries of 4 and 5, so all three are new.
     assert consumer.unacknowledged == [2, 3]
     assert pulled(consumer, 1.0) == [(4, 1), (5, 1), (6, 1)]
-    # Nor can acknowledgements of what it does not know to be delivered count.
+    # Acknowledgements of forgotten deliveries do not count either.
     consumer.kill(1.0)
     consumer.ack(5, 1.0)
     assert consumer.unfinished == [2, 3, 4, 5, 6]

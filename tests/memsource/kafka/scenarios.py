@@ -1,6 +1,6 @@
 """Scripts of the behaviour of Kafka and its client towards a member, for the personality and for a real broker.
 
-Which member gets which partition is the assignor's affair: a script asks. Observations are plain: "revoke 1" is a
+The assignor chooses the owner of each partition, so a script asks for the owners. The observation "revoke 1" is a
 callback for one partition, and an error is its code.
 """
 
@@ -13,16 +13,16 @@ from memsource.kafka.client import RebalanceProtocol
 from tests.memsource.kafka.stage import NEW_MESSAGES, Cluster, Member, Scenario, Seen, Settings, differing, same
 
 PATIENCE: Final = 0.6
-"""Seconds without a message after which nothing comes any more; longer than a resumed partition takes."""
+"""Seconds without a message after which no message is expected; longer than a resumed partition needs."""
 
 SCENARIOS: Final[list[Scenario]] = []
 CASES: Final[list[tuple[Scenario, RebalanceProtocol]]] = []
-"""Every script in every protocol it is meant for."""
+"""Every script in each of its protocols."""
 
 _USUAL: Final = Settings()
 
 _SHORT: Final = 1.5
-"""Seconds of a session that is to end, and of a poll interval that is to be exceeded."""
+"""Seconds of a session that must end, and of a poll interval that must be exceeded."""
 
 
 def _scenario(
@@ -39,14 +39,14 @@ def _scenario(
 
 
 def _alone(cluster: Cluster, **arguments: Any) -> Member:
-    """A member that owns everything."""
+    """A member that owns all partitions."""
     member = cluster.join("a", **arguments)
     cluster.until(lambda: bool(member.owned()), member)
     return member
 
 
 def _two(cluster: Cluster, **arguments: Any) -> tuple[Member, Member]:
-    """Members that own a partition each; the first had both."""
+    """Two members that own a partition each; the first member owned both before."""
     first = _alone(cluster, **arguments)
     second = cluster.join("b")
     cluster.until(lambda: len(first.owned()) == len(second.owned()) == 1, first, second)
@@ -97,7 +97,7 @@ def metadata_is_bounded_in_units_of_utf_16(cluster: Cluster) -> Seen:
     ]
     committed = cluster.committed()
     assert committed is not None
-    # As units: what was refused has left the former one.
+    # Counted in UTF-16 units: a refused commit leaves the earlier commit.
     return [*seen, (committed.offset, len(committed.metadata.encode("utf-16-le")) // 2)]
 
 
@@ -207,7 +207,7 @@ def heartbeats_stop_in_close(cluster: Cluster) -> Seen:
     seen: Seen = []
 
     def linger(member: Member) -> None:
-        # Another member owns all of it during the drain.
+        # Another member owns all partitions during the drain.
         cluster.until(lambda: len(peer.owned()) == 2, peer)
         seen.extend((len(peer.owned()), member.commit(1, 1)))
 
@@ -231,18 +231,18 @@ def a_member_that_is_not_polled_hears_late_that_it_has_lost_everything(cluster: 
     codes: list[str | None] = []
     stuck, peer = _two(cluster, on_lost=lambda member: codes.append(member.commit(1, 1)))
     before = len(stuck.heard())
-    # 848 keeps it for a session more.
+    # 848 keeps the partition for another session.
     cluster.wait(_SHORT * 5 / 3, peer)
     seen: Seen = [stuck.commit(1, 1), len(peer.owned())]
     cluster.until(lambda: len(peer.owned()) == 2, peer)
     seen.append(stuck.commit(1, 1))
-    # On a machine that is busy the error has been seen to come first.
+    # On a busy machine the error may arrive first.
     cluster.until(lambda: bool(codes) and "_MAX_POLL_EXCEEDED" in stuck.heard(), stuck)
     return [*seen, sorted(_but_assigned(stuck.heard()[before:])), codes]
 
 
 def _but_assigned(heard: Sequence[str]) -> list[str]:
-    """It comes again before or after the error."""
+    """The events without assignments, because the partition is assigned again before or after the error."""
     return [each for each in heard if not each.startswith("assign")]
 
 
@@ -278,7 +278,7 @@ def an_outage_of_the_broker_is_a_loss_to_classic_members_alone(cluster: Cluster)
     member = _alone(cluster)
     cluster.outage(member)
     cluster.until(lambda: bool(member.owned()) and member.commit(1) is None, member)
-    # It may also report once that it reaches no broker.
+    # The client may also report once that it reaches no broker.
     return [[each for each in member.heard() if each != "_TRANSPORT"], member.commit(2)]
 
 
@@ -327,7 +327,7 @@ def the_position_goes_behind_markers_and_what_was_aborted(cluster: Cluster) -> S
 
 
 def _beyond(cluster: Cluster, offset: int) -> Seen:
-    """A member begins where the log does not reach; then there is something new."""
+    """Start a member at a position outside of the log, then publish."""
     cluster.publish(10)
     former = _alone(cluster)
     former.commit(offset)
@@ -376,8 +376,8 @@ def a_topic_is_deleted(cluster: Cluster) -> Seen:
 
 
 def _read_again(cluster: Cluster, member: Member) -> list[int]:
-    """The reads of a topic that was created again, after the member has heard of that, if it ever does."""
-    # Meanwhile nothing is fetched: whether that would find enough in the new log to go on is a matter of chance.
+    """The reads of a recreated topic, after the client has learned of the new topic, if it ever does."""
+    # The pause prevents fetches: whether a fetch would find its offset in the new log is a matter of chance.
     member.pause(0)
     cluster.recreate_topic()
     if cluster.protocol == "848":

@@ -35,7 +35,7 @@ class Member(Protocol):
         """Its callbacks with a partition, as "assign 2", and the codes of its errors, in order."""
 
     def owned(self) -> list[int]:
-        """The partitions that it believes to own."""
+        """The partitions that the client believes it owns."""
 
     def poll(self) -> None:
         """Let the client run its callbacks, and take its messages."""
@@ -44,9 +44,9 @@ class Member(Protocol):
         """The offsets of the messages taken since the last call."""
 
     def commit(self, *offsets: int, partition: int = 0, metadata: str = "") -> str | None:
-        """Commit synchronously, the first offset of ``partition``, the next one of the next; what it fails with.
+        """Commit offsets synchronously, for ``partition`` and the partitions after it; returns the error.
 
-        ``metadata`` is that of the last one.
+        ``metadata`` belongs to the last partition.
         """
 
     def pause(self, partition: int) -> None:
@@ -100,7 +100,7 @@ class Cluster(Protocol):
         """Freeze the process of a member that was made ``apart``, and wait for its end."""
 
     def outage(self, member: Member) -> None:
-        """Kill the broker, start it again after more than a session, and poll the member all the time."""
+        """Kill the broker, start it again after more than a session, and poll the member continually."""
 
 
 class Settings(NamedTuple):

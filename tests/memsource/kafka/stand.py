@@ -1,4 +1,4 @@
-"""A Kafka broker as data with its clients and a clock, all of them moved by hand."""
+"""A simulated Kafka broker with clients and a clock that a test moves by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stand:
         return [tuple(event) for event in self.poll(client) if isinstance(event, Callback)]  # type: ignore[misc]
 
     def failure(self, client: Client) -> str:
-        """The one failure that a poll brings."""
+        """The single failure that a poll returns."""
         (event,) = self.poll(client)
         assert isinstance(event, KafkaFailure)
         return event.code

@@ -43,7 +43,7 @@ def test_metadata_is_limited_in_utf_16_units_with_the_nul_of_the_client() -> Non
     for fits, too_large in (("x" * 4095, "x" * 4096), ("漢" * 4095, "漢" * 4096), (astral * 2047, astral * 2048)):
         assert stand.commit(one, 1, fits) is None
         assert stand.commit(one, 2, too_large) == "OFFSET_METADATA_TOO_LARGE"
-        # The refused one leaves the old value.
+        # The refused commit leaves the old value.
         assert stand.broker.committed(0) == Commit(1, fits)
 
 

@@ -27,7 +27,7 @@ def positions(events: Sequence[SourceEvent]) -> list[int]:
 
 
 async def opened(stand: Stand, name: str = "one", **arguments: Any) -> tuple[KafkaMemberSource, list[Partition]]:
-    """A source and what it is assigned."""
+    """A source and its assigned partitions."""
     source = KafkaMemberSource(stand.broker, name, lambda: stand.now, **arguments)
     await source.open()
     events = await source.receive(Room(0, 0))
@@ -44,7 +44,7 @@ async def settle_later(source: KafkaMemberSource, settlement: Settlement, told: 
 
 
 async def settled() -> None:
-    """Let every task run that can."""
+    """Let every ready task run."""
     for _ in range(5):
         await anyio.lowlevel.checkpoint()
 
@@ -96,7 +96,7 @@ async def test_without_hand_over_the_floor_alone_is_committed() -> None:
 
 
 async def test_too_much_for_the_metadata_loses_its_highest_completions() -> None:
-    # Runs of 200 offsets, far apart: no bitmap, two bytes each and more.
+    # Runs of 200 offsets, far apart: too wide for a bitmap, and two bytes or more each.
     completed = [(start, start + 1) for start in range(1, 1_000_000, 211)]
     stand = Stand(1)
     stand.broker.skip(2_000_000)
@@ -199,7 +199,7 @@ async def test_a_crashed_process_changes_nothing_any_more() -> None:
             await call
         assert not caught.value.retryable
     await source.aclose()
-    # Its session goes on.
+    # The session continues.
     assert (stand.owners(), stand.broker.committed(0)) == (["one"], None)
 
 
@@ -253,7 +253,7 @@ async def test_a_fenced_member_loses_its_revoked_partitions_too() -> None:
     assert [type(event) for event in await source.receive(Room(0, 0))] == [Revoking]
     stand.broker.freeze("one", 9.0)
     stand.to(9.0)
-    # Kafka itself calls nothing back for the one that is being revoked.
+    # Kafka itself runs no callback for a partition that is being revoked.
     lost = await source.receive(Room(0, 0))
     assert [event.partition for event in lost if isinstance(event, Lost)] == partitions
 
@@ -353,7 +353,7 @@ async def test_the_client_does_not_poll_between_two_receives() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(source.receive, Room(0, 0))
         await settled()
-        # One that waits polls all the time.
+        # A waiting member polls continually.
         stand.to(60.0)
         assert stand.owners() == ["one"]
         tasks.cancel_scope.cancel()
@@ -405,7 +405,7 @@ async def test_a_commit_that_waits_while_its_partition_is_lost_is_not_made() -> 
         stand.to(3.0)
         (lost,) = await source.receive(Room(0, 0))
         assert isinstance(lost, Lost) and lost.partition is partition
-        # It goes on before anybody has cancelled it.
+        # The task continues before its cancellation.
         source.unblock("settle")
     assert told == ["retryable=True: T/one: partition 0 was given up: nothing of it is committed any more"]
     assert stand.broker.committed(0) is None

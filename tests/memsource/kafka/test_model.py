@@ -115,7 +115,7 @@ class Model:
             if not isinstance(event, Callback):
                 continue
             if event.kind == "lost" and client.rejoining:
-                # All of it, what was being revoked included.
+                # All partitions, including those that are being revoked.
                 for key in [key for key in self.next if key[0] is client]:
                     del self.next[key]
                     self.revoking.discard(key)
@@ -155,10 +155,10 @@ class Model:
             assert came == []
         assert len(came) <= messages
         for position in came:
-            assert position >= self.next[key], "nothing below the position is handed out"
+            assert position >= self.next[key], "no message below the position is delivered"
             log = self.broker.group.topic.log(partition)
             skipped = [other for other in log.positions if self.next[key] <= other < position]
-            assert skipped == [], "nothing is left out but what retention has deleted"
+            assert skipped == [], "only messages deleted by retention are skipped"
             self.next[key] = position + 1
 
     def release(self, client: Client, partition: int) -> None:

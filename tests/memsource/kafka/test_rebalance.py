@@ -98,7 +98,7 @@ def test_a_partition_cannot_be_released_without_a_revocation() -> None:
     two = stand.client("two")
     stand.broker.group.revoke(0)
     stand.to(0.5)
-    # Asked now, it goes back by itself.
+    # The revocation is due now, so the client's callback releases the partition.
     assert stand.told(one) == [("revoke", (1,))]
     assert stand.told(two) == [("assign", (0,))]
 
@@ -112,7 +112,7 @@ def test_a_revoke_that_takes_longer_than_the_poll_interval(protocol: str, fenced
     stand.to(0.5)
     ((_, asked),) = stand.told(one)
     kept = [number for number in (0, 1) if number not in asked]
-    # Longer than a session: heartbeats go on.
+    # The callback takes longer than a session; heartbeats continue.
     stand.to(6.4)
     assert (stand.commit(one, 1), stand.owners().count("one")) == (None, 2)
     stand.to(6.5)
@@ -120,7 +120,7 @@ def test_a_revoke_that_takes_longer_than_the_poll_interval(protocol: str, fenced
     assert stand.owners().count("two") == (2 if fenced else 0)
     stand.to(7.0)
     assert stand.told(two) == ([("assign", (0, 1))] if fenced else [])
-    # What was being revoked is not called back.
+    # A partition that is being revoked gets no callback.
     assert stand.told(one) == ([("lost", tuple(kept))] if fenced else [])
 
 

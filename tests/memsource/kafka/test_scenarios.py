@@ -19,6 +19,6 @@ def test_each_measured_behaviour_has_a_scenario() -> None:
     assert len(SCENARIOS) >= 20
     for protocol in PROTOCOLS:
         assert sum(1 for _, each in CASES if each == protocol) >= 15
-    # Of each, some of those that need time.
+    # Of each protocol, some of the scripts that need time.
     assert any(scenario.settings.apart for scenario in SCENARIOS)
     assert any(scenario.settings.outage for scenario in SCENARIOS)

@@ -240,7 +240,7 @@ def test_in_a_long_outage_classic_members_lose_all_and_848_ones_nothing(protocol
     stand.poll(one)
     assert stand.fetch(one, messages=10) == list(range(10))
     stand.broker.stop_broker(1.0)
-    # What it had fetched.
+    # The prefetched messages.
     assert stand.fetch(one, messages=200) == list(range(10, 100))
     stand.to(7.0)
     assert stand.told(one) == ([("lost", (0,))] if lost else [])

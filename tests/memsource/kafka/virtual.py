@@ -1,4 +1,4 @@
-"""The Kafka personality in virtual time, as scripts of ``tests.memsource.kafka.scenarios`` use it."""
+"""The Kafka personality in virtual time, for the scripts of ``tests.memsource.kafka.scenarios``."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_cooperative_rebalance_revokes_only_partitions_that_move() -> None:
     group.join("b")
     assert group.poll("a") == [("revoking", 2), ("revoking", 3)]
     group.release("a", 3)
-    # As it comes free, while the other one is still draining.
+    # Assigned when the partition becomes free, while the other partition still drains.
     assert (group.poll("b"), group.rebalancing) == ([("assigned", 3)], True)
     group.release("a", 2)
     assert (group.poll("b"), group.rebalancing, group.partitions_of("a")) == ([("assigned", 2)], False, [0, 1])
@@ -199,7 +199,7 @@ def test_a_release_says_nothing_about_a_later_assignment() -> None:
     group.revoke(0)
     group.lose("a", 0)
     group.revoke(0)
-    # Lost, assigned and revoked again, all without a poll.
+    # The partition is lost, assigned and revoked again without a poll in between.
     assert group.owner(0) == "a"
     group.release("a", 0)
     assert (group.owner(0), group.rebalancing) == ("a", True)
@@ -228,7 +228,7 @@ def test_a_plan_is_even_and_moves_as_little_as_that_allows(owners: list[str | No
     sizes = [loads[member] for member in members]
     assert max(sizes) - min(sizes) <= 1
     stays = sum(old == new for old, new in zip(owners, target, strict=True))
-    # No even sharing lets more of them stay.
+    # No even plan moves fewer partitions.
     share, rest = divmod(len(owners), len(members))
     before = sorted((Counter(owners)[member] for member in members), reverse=True)
     assert stays == sum(min(load, share + (number < rest)) for number, load in enumerate(before))
@@ -236,7 +236,7 @@ def test_a_plan_is_even_and_moves_as_little_as_that_allows(owners: list[str | No
 
 
 def step(group: Group, random: Random) -> None:
-    """Anything that may happen to a group."""
+    """Any event of a group."""
     member, number = random.choice(MEMBERS), random.choice(group.topic.partitions)
     if member not in group.members:
         group.join(member)
@@ -262,7 +262,7 @@ def step(group: Group, random: Random) -> None:
 
 
 def coherent(group: Group) -> None:
-    """The two views agree once everything is heard, and no partition is forgotten."""
+    """Assert that broker and members agree after all notices, and that no partition is forgotten."""
     state = group.snapshot()
     believed: dict[int, list[str]] = {number: [] for number in group.topic.partitions}
     for name, notices, held in state.members:
@@ -291,7 +291,7 @@ def test_after_any_events_the_views_agree_and_a_state_is_a_value(seed: int, coop
     assert hash(state) == hash(group.snapshot())
     twin.restore(state)
     assert twin.snapshot() == state
-    # Equal states behave alike, and a state does not change with the group it was taken of.
+    # Equal states behave alike, and a state does not change when its group changes.
     for each in (group, twin):
         again = Random(seed + 1)
         for _ in range(40):

@@ -80,7 +80,7 @@ def test_only_the_newest_token_acknowledges() -> None:
     for _ in range(3):
         broker.ack(second.token)
     assert (broker.acked(), broker.unacked(), broker.unfinished) == ([0], [], 0)
-    # Of what is acknowledged any token may come again: that is a repetition, not a mistake.
+    # Any token of an acknowledged message may arrive again: that is a repetition and no mistake.
     broker.ack(first.token)
     assert broker.stale == 2
     with pytest.raises(KeyError):
@@ -136,7 +136,7 @@ def test_no_more_are_unacknowledged_than_the_broker_allows() -> None:
     broker = filled(5, max_unacked=2)
     first, _ = broker.deliver(0, 10, 100, 0.0)
     assert broker.deliver(0, 10, 100, 0.0) == []
-    # What is unacknowledged already needs no new allowance.
+    # An unacknowledged message already counts, so its redelivery is allowed.
     broker.redeliver([0])
     assert positions(broker.deliver(0, 10, 100, 0.0)) == [0]
     broker.redeliver([1])
@@ -201,7 +201,7 @@ async def test_partitions_are_given_once_and_taken_by_turns() -> None:
     events = await source.receive(Room(4, 100))
     assert [event.partition.id.number for event in events if isinstance(event, Assigned)] == [1, 0]
     assert sorted(source.owned) == [0, 1]
-    # Keyless and empty messages of size 0: room for four of them, whose turn it is goes round.
+    # Messages without key and value have size 0: there is room for four, and partitions take turns.
     taken = [await source.receive(Room(4, 100)) for _ in range(2)]
     runs = [(e.partition.id.number, len(e.run)) for events in taken for e in events if isinstance(e, Delivered)]
     assert runs == [(1, 4), (0, 4)]

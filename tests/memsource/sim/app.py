@@ -1,4 +1,4 @@
-"""An application that exercises everything, drawn from the seed of its plan. The project's own campaign runs it."""
+"""An application that uses every feature, drawn from the seed of its plan. The project's own campaign runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.memsource.sim.watched import Watching, watching
 __all__ = ["Case", "app", "broker", "case_of", "staying"]
 
 QUICK, STEPS, SLOW, IO, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN = range(9)
-"""What becomes of a message: its value says so."""
+"""The outcomes of messages; the value of a message names its outcome."""
 
 _USUAL: Final = (QUICK, QUICK, STEPS, STEPS, IO)
 _CALM: Final = (*_USUAL, SLOW)
@@ -37,15 +37,15 @@ _UNSAID: Final = {"NewestToken": "slow"}
 """Checks that say nothing beside such a fault: on a slow way a message may come again while what settles it is under
 way."""
 _NARROW: Final = (8, 12)
-"""UTF-16 units of commit metadata with the NUL: for no map at all, and for one of some eight offsets."""
+"""UTF-16 units of commit metadata with the NUL: no map fits, or a map of about eight offsets."""
 _ACTIONS: Final = ("pause", "resume", "unblock", "park", "stop", "join", "publish", "publish")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """The case of a seed. ``calm``: it gives a consumer no reason to repeat a message.
+    """The case of a seed. ``calm``: no event of the case makes a consumer repeat a message.
 
-    ``tail``: positions that are left out after the last message of each partition, as by transaction markers."""
+    ``tail``: number of positions skipped after the last message of each partition, as by transaction markers."""
 
     calm: bool
     partitions: int
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def degrades(self) -> bool:
-        """Whether a Kafka broker takes less of a completed set than there may be: then finished work is repeated."""
+        """Whether the metadata limit of a Kafka broker may cut a completed set, so finished work is repeated."""
         return self.hands_over and self.kafka.metadata_limit < KafkaSettings.metadata_limit
 
 
@@ -139,7 +139,7 @@ def case_of(seed: int) -> Case:
 
 
 def broker(plan: Plan) -> Personality:
-    """The broker of a plan's case, watched."""
+    """The broker of a plan's case, with checks of its calls."""
     case = case_of(plan.seed)
     made: Personality
     if plan.personality == "kafka":
@@ -152,7 +152,7 @@ def broker(plan: Plan) -> Personality:
 
 
 async def app(world: World) -> None:
-    """Everything at once, and in the end all of it is done."""
+    """Run all actions concurrently; at the end every message is handled."""
     await _Application(world, case_of(world.plan.seed)).run()
 
 
@@ -248,7 +248,7 @@ class _Application:
         elif worker.consumer.ready:
             keys = [*dict.fromkeys(item.key for item in self.items)]
             with worker.acting():
-                # The first partition from there on with a blocked message or one held for a retry.
+                # The first partition from this number on with a blocked message or a message held for a retry.
                 for key in keys[number % len(keys) :] + keys[: number % len(keys)]:
                     if getattr(worker.consumer, action)(key):
                         break
@@ -275,7 +275,7 @@ class _Application:
         return found > 0
 
     async def nothing_in_flight(self) -> None:
-        """Where everything is done, nothing takes a place: also not what outlived its assignment."""
+        """Assert that no message is in flight after the last one is handled, not even a zombie."""
         taken = self.taken()
         with anyio.move_on_after(TAIL):
             while any(taken.values()):
@@ -286,7 +286,7 @@ class _Application:
                 self.world.find("PlacesGivenBack", f"{count} messages in flight in {name}, and everything is done")
 
     def taken(self) -> dict[str, int]:
-        """How many messages are in flight, in each worker."""
+        """Number of messages in flight in each worker."""
         ready = (worker for worker in staying(self.world, self.leaving) if worker.consumer.ready)
         return {worker.name: worker.consumer.status().in_flight for worker in ready}
 
@@ -308,7 +308,7 @@ class _Application:
         failed: set[object] = set()
         for message, outcome in zip(batch, outcomes, strict=True):
             lane = message if message.lane is None else (message.partition, message.lane)
-            # After the first failure of a lane nothing of it counts.
+            # After the first failure of a lane no outcome of the lane counts.
             if outcome is None and lane not in failed:
                 self.done(message)
             elif outcome is not None:
@@ -316,7 +316,7 @@ class _Application:
         return outcomes
 
     async def behave(self, message: Message, call: Sequence[Message]) -> None:
-        """Behave as the value of the message says. ``call``: the messages of the same call."""
+        """Act as the value of the message says. ``call``: the messages of the same call."""
         if (self.member, message.partition, message.position) in self.ended:
             self.world.find(
                 "RunsOnce", f"position {message.position} runs again in the assignment in which it had ended"
@@ -341,12 +341,12 @@ class _Application:
             raise ValueError("no")
 
     async def stubborn(self, call: Sequence[Message]) -> None:
-        """One that ignores its cancellation, and ends well a while later."""
+        """A handler that ignores its cancellation, and succeeds later."""
         try:
             await anyio.sleep(9.0)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                # After its grace it may run beside the next owner's handler. In one process its lanes wait for it.
+                # After the grace the handler may run beside the next owner's handler. In one process its lanes wait.
                 laned = all(message.lane is not None for message in call)
                 await anyio.sleep(12.0 if self.alone and laned else self.case.settings.grace / 2)
 
@@ -355,7 +355,7 @@ class _Application:
         return GROUP.get() or ""
 
     def done(self, message: Message) -> None:
-        """Its handler ends well."""
+        """Record that the handler has succeeded."""
         place = message.partition.id.number, message.position
         self.ended.add((self.member, message.partition, message.position))
         self.handled[place] += 1
@@ -381,5 +381,5 @@ class _Application:
 
 
 def staying(world: World, leaving: Container[str]) -> list[Worker]:
-    """The workers that run and were not told to stop."""
+    """The running workers that have not been told to stop."""
     return [one for one in world.members if not (one.gone or one.ended.is_set() or one.name in leaving)]

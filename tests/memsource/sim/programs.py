@@ -1,4 +1,4 @@
-"""Programs that leave as much as possible to the loop. Each returns the visible result of one run."""
+"""Programs whose results depend on the loop. Each returns the visible result of one run."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def with_asyncio() -> list[str]:
 
 
 async def scopes() -> list[str]:
-    """Cancelled scopes within a scope, where plain callbacks, not tasks, hear of it: by address without the guards."""
+    """Cancelled scopes within a scope, whose callbacks run in the order of addresses if no guard sorts them."""
     log: list[str] = []
 
     async def waits(number: int) -> None:
@@ -170,7 +170,7 @@ async def scopes() -> list[str]:
 
 
 async def everything() -> list[str]:
-    """All of them, one after the other."""
+    """All programs, one after the other."""
     return await with_anyio() + await with_asyncio() + await scopes()
 
 

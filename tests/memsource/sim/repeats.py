@@ -1,6 +1,6 @@
-"""Whole worlds from a number of seeds, for any Python: ``python repeats.py COUNT``.
+"""Runs worlds from several seeds on any Python: ``python repeats.py COUNT``.
 
-Prints a JSON array: how many different histories one seed gave, and how many as many seeds gave.
+Prints a JSON array: the number of different histories of one seed, and of COUNT seeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The project's own campaign in slices of seeds, each in a process of its own."""
+"""The project's own campaign in slices of seeds, each in a separate process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SOMETIMES: Final = (
     "zombie",
     *(f"fault: {kind}" for kind in FAULT_KINDS),
 )
-"""Rare branches: a campaign in which one of them was never taken proves little."""
+"""Rare branches; a campaign that misses one of these branches proves little."""
 
 CONDITIONS: Final = Conditions(test=app, broker=broker)
 
@@ -71,7 +71,7 @@ BUDGET: Final = faults(
 
 @dataclass
 class Tally:
-    """The figures of some runs. ``found``: a line for each run with a finding, with the token that repeats it."""
+    """The counts of some runs. ``found``: a line for each run with a finding, with the token that repeats the run."""
 
     runs: int = 0
     sweeps: int = 0
@@ -89,7 +89,7 @@ class Tally:
             self.found.append(f"{run.plan.personality}, seed {run.plan.seed}: {run.findings}: {encode(run.plan)}")
 
     def missing(self) -> list[str]:
-        """Events that must happen sometimes and never did."""
+        """The expected events that never happened."""
         return [name for name in SOMETIMES if not self.happened[name]]
 
     def __iadd__(self, other: Tally) -> Tally:
@@ -102,7 +102,7 @@ class Tally:
 
 
 def _rare(run: Run) -> Iterator[str]:
-    """Rare facts of rows: why a message came again, and that the deadline of a drain has passed."""
+    """Rare facts in rows: the cause of a redelivery, and a drain beyond its deadline."""
     for segment in run.segments:
         draining: set[tuple[str, int]] = set()
         for row in segment.rows:
@@ -124,22 +124,22 @@ def campaign(
     runs: int = RUNS_A_SEED,
     made: Callable[[Plan], Personality] = broker,
 ) -> Campaign:
-    """The campaign of one seed of traffic; ``made`` makes the brokers."""
+    """Run the campaign of one seed of traffic; ``made`` makes the brokers."""
     conditions = replace(CONDITIONS, broker=made)
     if personality == "kafka" and case_of(seed).degrades:
         # Messages of a completed set that was not handed over repeat.
         conditions = replace(conditions, checkers=[make for make in CHECKERS if make is not NoDuplicateCleanly])
-    # A freeze leaves less to judge about deadlines and owners, so every other seed has none.
+    # A freeze excuses late work, so every second seed has no freeze.
     left_out = IMPOSSIBLE_FAULTS[personality] if seed % 2 else (*IMPOSSIBLE_FAULTS[personality], "freeze", "slow")
     possible = replace(BUDGET, **dict.fromkeys(left_out, 0))
     return Campaign(conditions, runs=runs, budget=possible, personalities=(personality,), seed=seed)
 
 
 def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
-    """Run the seeds ``begin`` to ``end - 1``: so many schedules of all kinds for each, or every crash point."""
+    """Run the seeds ``begin`` to ``end - 1``: several schedules of each kind for each seed, or every crash point."""
     kind, personality, begin, end, runs = job
     result = Tally()
-    # Objects that exist by now stay, and later collections need not walk them.
+    # Existing objects stay, so later collections need not visit them.
     gc.collect()
     gc.freeze()
     for seed in range(begin, end):
@@ -162,7 +162,7 @@ def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
 
 
 def _kept(brokers: list[Watching], plan: Plan) -> Personality:
-    """The broker of a plan's case, kept for a look at it."""
+    """The broker of a plan's case, kept for inspection."""
     made = broker(plan)
     assert isinstance(made, Watching)
     brokers.append(made)
@@ -172,7 +172,7 @@ def _kept(brokers: list[Watching], plan: Plan) -> Personality:
 def tally(
     kind: Kind, seeds: range, personalities: Iterable[PersonalityName] = PERSONALITIES, runs: int = RUNS_A_SEED
 ) -> Tally:
-    """The same in several processes at once. Blocks."""
+    """Run the slices in several processes at once. Blocks."""
     jobs = [
         (kind, personality, begin, min(begin + SEEDS_A_SLICE, seeds.stop), runs)
         for begin in range(seeds.start, seeds.stop, SEEDS_A_SLICE)

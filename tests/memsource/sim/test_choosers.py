@@ -1,4 +1,4 @@
-"""The choices of each chooser."""
+"""Each chooser makes its documented choices, and the same choices for the same seed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_priority_is_of_the_task_not_of_its_place() -> None:
 
 
 def test_at_a_change_the_winner_becomes_the_last() -> None:
-    # Each of the first two choices is a change: the winner of each loses from then on.
+    # Each of the first two choices is a change: the winner has the lowest priority afterwards.
     chooser = Priorities(1, 2, span=2, mix=0)
     first = chooser.choose(0, [0, 1, 2])
     assert first == chooser.choose(1, [0, 1, 2]) == chooser.choose(2, [0, 1, 2])

@@ -1,4 +1,4 @@
-"""A budget of faults, and the faults drawn from it."""
+"""Drawn faults keep to their budget, and every kind of fault is drawn."""
 
 from __future__ import annotations
 

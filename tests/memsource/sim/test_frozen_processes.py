@@ -1,4 +1,4 @@
-"""The verdict on a process that was frozen while the grace of its drain passed."""
+"""A handler that ends after its grace is reported, unless its process was frozen during the grace."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from memsource.sim.world.worker import App
 from memsource.sim.world.world import World
 
 DEADLINE = 2.0
-"""Virtual seconds at which the drain of the first worker has no more time."""
+"""Virtual seconds of the deadline of the first worker's drain."""
 
 
 class Jumps(Fifo):
-    """Time jumps once: the so many-th time that it could from the deadline of the drain on."""
+    """Time jumps once, at the chosen opportunity after the deadline of the drain."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -47,7 +47,7 @@ def handed_over(*, cleanup: float, at: int) -> Run:
         app = App(handler=handle, settings=Settings(drain_timeout=1.0, grace=0.5))
         world.workers(1, app)
         await anyio.sleep(DEADLINE - 1.0)
-        # One of the two partitions is its own from now on.
+        # The second worker owns one of the two partitions from here on.
         world.workers(1, app)
         await world.settled()
 

@@ -131,7 +131,7 @@ def test_other_threads_are_let_through() -> None:
 
     async def main() -> None:
         go.set()
-        # It waits by the wall clock for the other thread, which is unknown to the loop.
+        # This call waits by the wall clock for the other thread, which is unknown to the loop.
         thread.join()
 
     thread = threading.Thread(target=other)

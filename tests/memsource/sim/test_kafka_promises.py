@@ -41,7 +41,7 @@ def simulated(
     runs: int = RUNS,
     ends_with: str | None = None,
 ) -> list[Run]:
-    """Run it in so many orders of events; none has a finding, but for what a worker ``ends_with``."""
+    """Run the world in many orders of events; the only allowed finding is the error that a worker ``ends_with``."""
 
     def broker(plan: Plan) -> KafkaPersonality:
         return KafkaPersonality(partitions, settings=KafkaSettings(protocol=protocol), hands_over=hands_over)
@@ -67,7 +67,7 @@ def committed(world: World, partition: int = 0) -> tuple[int, list[tuple[int, in
 
 
 async def stopped(worker: Worker) -> None:
-    """Stop it in order."""
+    """Stop the worker in order."""
     with worker.acting():
         worker.stopped = True
         worker.consumer.stop()
@@ -142,7 +142,7 @@ def test_stuck_key_does_not_stop_others(protocol: RebalanceProtocol) -> None:
 
 
 class Heard:
-    """In place of the consumers' log, which a simulation keeps still."""
+    """A replacement for the consumers' log, which a simulation silences."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -172,7 +172,7 @@ def test_max_ahead_names_the_blocker(protocol: RebalanceProtocol, heard: list[st
         assert heard == []
         await anyio.sleep(30.0)
         assert len([place for place in desk.done if place[0] == 0]) == 9 and committed(world, 1)[0] == 30
-        # The other one may stand still, too, where time jumps.
+        # The other partition may stall too, if time jumps.
         (warning,) = [said for said in heard if "memory/0" in said]
         assert "memory/0 has reached max_ahead=10" in warning and "until position 0 is finished" in warning
         (reason,) = worker.consumer.health().reasons
@@ -204,7 +204,7 @@ def test_late_commits_are_requested_without_a_warning(protocol: RebalanceProtoco
 
 
 def poisoned(world: World, poison: Poison, desk: Desk) -> Worker:
-    """Twelve messages of four keys; the one of "c" fails twice."""
+    """Twelve messages of four keys; the message of "c" fails twice."""
     published(world, *["a", "b", "c", "d"] * 3)
     letters = poison in ("skip", "block_and_dlq")
     retry = Retry(attempts=2, backoff=0.1)
@@ -213,7 +213,7 @@ def poisoned(world: World, poison: Poison, desk: Desk) -> Worker:
 
 
 def of_bad(desk: Desk) -> dict[int, int]:
-    """How often each of its messages was tried."""
+    """Number of attempts of each message of the bad key."""
     return {position: count for (_, position), count in Counter(desk.ran).items() if position % 4 == 2}
 
 
@@ -269,7 +269,7 @@ def test_poison_exit(protocol: RebalanceProtocol) -> None:
         desk = Desk(bad="c", held="d")
         worker = poisoned(world, "exit", desk)
         await anyio.sleep(5.0)
-        # It drains: what runs may end, and nothing more is started.
+        # The worker drains: running handlers may end, and no handler starts.
         desk.open.set()
         await worker.ended.wait()
         done = set(desk.done)
@@ -283,11 +283,11 @@ def test_poison_exit(protocol: RebalanceProtocol) -> None:
     simulated(test, protocol, ends_with="HandlerHalted")
 
 
-# --- partitions that move
+# --- rebalances
 
 
 async def later(condition: Callable[[], bool]) -> None:
-    """Wait for it in virtual time; what never comes is a finding by itself."""
+    """Wait for a condition in virtual time; a condition that never holds is a finding."""
     assert await until(condition, 300.0)
 
 
@@ -301,7 +301,7 @@ def test_revoke_drains_before_release(protocol: RebalanceProtocol) -> None:
         await later(lambda: len(desk.done) == 2)
         (new,) = world.workers(1, desk.app())
         await anyio.sleep(10.0)
-        # It waits for handlers that run, and nobody else has what they are of.
+        # The drain waits for running handlers, and no other member owns their partition.
         assert {world.broker.owner(number) for number in (0, 1)} == {old.name}  # type: ignore[attr-defined]
         desk.open.set()
         await later(lambda: len(new.consumer.status().partitions) == 1 == len(old.consumer.status().partitions))
@@ -345,9 +345,9 @@ def test_a_lost_partition_commits_nothing_and_zombie_result_is_fenced(protocol: 
         before = committed(world)
         assert world.broker.lose(0, world.now)
         await later(lambda: Counter(desk.ran)[0, 0] == 2)
-        # It is told with a heartbeat.
+        # The member learns of the loss with a heartbeat.
         await later(lambda: sum(len(worker.consumer.status().partitions) for worker in workers) == 1)
-        # Nothing that is finished from here on is the old owner's to commit.
+        # The old owner must not commit messages that finish from here on.
         assert committed(world) == before == (0, [(1, 3), (4, 6)])
         desk.open.set()
         await world.settled()

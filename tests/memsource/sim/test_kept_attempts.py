@@ -15,11 +15,11 @@ ATTEMPTS = 4
 ALL = faults(**{kind: 2 if kind in ("crash", "rebalance", "redeliver", "io_fails") else 1 for kind in FAULT_KINDS})
 CRASHES = faults(crash=3, rebalance=2, commit_fails=1, letter_fails=1, slow=1)
 POISONED = 5
-"""Every so many positions one fails for good, and the one behind it a few times."""
+"""Distance between the positions that always fail; the position after each fails a few times."""
 
 
 class Job:
-    """The handler, the store, and what came of them: the attempts of each message until it has succeeded."""
+    """The handler, the store, and the attempts of each message until its success."""
 
     def __init__(self, world: World, poison: str) -> None:
         self.world = world
@@ -34,7 +34,7 @@ class Job:
 
     async def handle(self, message: Message) -> None:
         place = message.partition.id.number, message.position
-        # A success that could not be settled may repeat, as always.
+        # An unsettled success may repeat (at least once).
         if place not in self.done:
             self.calls[place].append(message.attempt)
         await self.world.io("work", 0.05)
@@ -76,7 +76,7 @@ def test_a_message_has_its_attempts_once_and_one_more_for_each_crash(personality
             assert len(attempts) <= ATTEMPTS + crashes
             went_on += len(attempts) > len(set(attempts))
         given_up = {letter.position for letter in world.dead_letters}
-        assert all(position % POISONED == 0 for position in given_up), "what succeeds with its last attempt is not lost"
+        assert all(position % POISONED == 0 for position in given_up), "a success at the last attempt is kept"
         world.check(state=lambda: sorted({(letter.partition, letter.position) for letter in world.dead_letters}))
 
     test()

@@ -23,7 +23,7 @@ async def quiet(world: World) -> None:
 
 
 def late(monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> Run:
-    """A run of a consumer that says it commits within a second, and lets a minute pass."""
+    """A run of a consumer that promises a commit within a second, and commits after a minute."""
     policy = Consumer._policy
 
     def slower(consumer: Consumer, max_in_flight: int, *, knows_settled: bool = True) -> Policy:

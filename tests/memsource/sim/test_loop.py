@@ -1,4 +1,4 @@
-"""The loop in virtual time: its turns, the passing of time, and freezes."""
+"""The loop in virtual time: tasks run in a fixed order, time passes when all tasks wait, and freezes stop a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memsource.sim.plans.plan import Schedule
 
 
 def order(chooser: Chooser) -> list[str]:
-    """Three tasks of two steps each; the names in the order of their steps."""
+    """Run three tasks of two steps each; returns the names in the order of the steps."""
     log: list[str] = []
 
     async def steps(name: str) -> None:
@@ -88,7 +88,7 @@ def test_a_chooser_outside_of_its_range_is_named() -> None:
     wrong = Wrong()
     with pytest.raises(SimulationError, match="chose task 3 of 3 in turn 2: must be 0 to 2"):
         order(wrong)
-    # The remaining tasks end without it.
+    # The remaining tasks end without a choice.
     assert wrong.asked == 1
 
 
@@ -164,7 +164,7 @@ def test_time_may_jump_while_tasks_are_ready() -> None:
 
     assert not run(main, 1, chooser=Fifo()).result
     assert run(main, 1, chooser=Sparse(Schedule((), (5,)))).result
-    # No processor is that slow.
+    # A jump never makes ready tasks later than a second.
     assert not run(main, 1.1, chooser=Sparse(Schedule((), (5,)))).result
 
 

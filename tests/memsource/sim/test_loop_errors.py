@@ -1,4 +1,4 @@
-"""The errors that end a run of the loop, and the state before and after one."""
+"""Deadlocks, livelocks and endless steps end a run of the loop with an error, and a run leaves no trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memsource.sim.loop.event_loop import GROUP, SimLoop, current
 from memsource.sim.loop.virtual import run
 from tests.memsource.sim import programs
 
-# --- what ends a run
+# --- the errors that end a run
 
 
 def test_a_deadlock_names_tasks_and_where_they_wait() -> None:
@@ -85,7 +85,7 @@ def test_a_task_that_survives_its_cancellation_is_a_livelock() -> None:
         await asyncio.sleep(3)
 
     tasks: list[asyncio.Task[None]] = []
-    # The garbage collector does not run it on either.
+    # The garbage collector does not continue the coroutine either.
     with pytest.raises(Livelock, match="the cancelled tasks have not ended in 500 turns; most steps: task 2 'stays'"):
         run(main, chooser=Fifo(), turns_limit=500)
     coroutine = tasks[0].get_coro()
@@ -146,7 +146,7 @@ def test_an_alarm_of_somebody_else_still_comes() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
         with pytest.raises(Alarm):
-            # It catches the error and is interrupted later: the alarm came first.
+            # The step catches the error and is interrupted later, because the alarm came first.
             run(swallows, chooser=Fifo(), step_limit=0.4)
         assert signal.getsignal(signal.SIGALRM) is ring
         assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
@@ -155,7 +155,7 @@ def test_an_alarm_of_somebody_else_still_comes() -> None:
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
 
 
-# --- before and after
+# --- the state before and after a run
 
 
 def test_an_error_of_main_is_raised() -> None:

@@ -65,7 +65,7 @@ def machine() -> Iterator[Counted]:
 
 
 def test_a_jump_of_time_makes_nothing_late() -> None:
-    """Between the word that a partition is to be drained and the drain of what does not run, time jumps."""
+    """A time jump between the notice of a drain and the abandonment of waiting messages."""
     machine = Orders()
     for index, turns in ((0, 24), (0, 10), (0, 32), (0, 33), (0, 8), (4, 8), (0, 24), (1, 36), (2, 37)):
         machine.deviate(index=index, turns=turns)
@@ -189,7 +189,7 @@ def test_a_world_that_never_catches_up_is_found() -> None:
 
 @contextmanager
 def torn_down(machine: SimulationMachine) -> Iterator[None]:
-    """As Hypothesis runs rules."""
+    """Run rules as Hypothesis does."""
     try:
         yield
     finally:
@@ -254,7 +254,7 @@ def test_a_step_without_an_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_plain_handler_is_refused_or_run_on_the_loop() -> None:
     def plain(message: Message) -> None:
-        """Would run in a thread."""
+        """A plain handler, which would run in a thread."""
 
     class Threaded(SimulationMachine):
         def app(self) -> App:
@@ -272,7 +272,7 @@ def test_a_plain_handler_is_refused_or_run_on_the_loop() -> None:
 
 
 class Forgetful(Counted):
-    """Each process has a handler of its own, which knows what that process has handled."""
+    """Each process has a separate handler, which counts the messages of that process."""
 
     def process(self) -> App:
         seen: set[tuple[int, int]] = set()
@@ -297,7 +297,7 @@ def test_a_process_may_have_a_handler_of_its_own_which_is_gone_with_it() -> None
         machine.advance(60.0)
         machine.produce(n=10, keys=5, keyless=0.0, gaps=0.0)
     assert len(machine.processes) == machine.members + 1
-    # The new process has handled only messages of its own time.
+    # The new process counts only the messages that it has handled itself.
     assert 0 < len(machine.processes[-1]) <= 20
 
 

@@ -125,7 +125,7 @@ def slow(world: World, table: Table) -> Callable[[Message], Awaitable[None]]:
     ],
 )
 def test_a_right_handler_is_not_convicted(make: Make, settings: dict[str, Any]) -> None:
-    # Messages that are given up for good, and so are not in the table, are the same in every run.
+    # The same messages are given up in every run, and are not in the table.
     gives_up = "poison" in settings or "timeout" in settings
     retry = Retry(attempts=2 if gives_up else 12)
     whole = Settings(**{"retry": retry, **settings})

@@ -74,7 +74,7 @@ def test_a_failure_that_is_not_found_again_is_said_to_be_none() -> None:
     async def test(world: World) -> None:
         calls.append(1)
         await caught_up(world)
-        # Run 0 is made twice; run 1 fails, and its repetition does not.
+        # Run 0 runs twice. Run 1 fails, and its repetition passes.
         assert len(calls) != 3
 
     with pytest.raises(Nondeterministic, match="their findings are not: AssertionError and then nothing"):

@@ -78,7 +78,7 @@ def test_a_handler_that_never_yields_ends_the_campaign_at_once(monkeypatch: pyte
 
     with pytest.raises(NeverYields, match=r"'w-1' does not yield: turn \d+, at .*test_refusals\.py:\d+ in spins"):
         simulated(spins)()
-    # It is not made small: each run would take as long.
+    # The plan is not shrunk, because each run would take as long.
     assert len(runs) == 1
 
 
@@ -166,7 +166,7 @@ def test_few_runs_are_enough_where_they_are() -> None:
 
 def test_a_setup_that_has_to_be_awaited_is_refused() -> None:
     async def clear() -> None:
-        """It would have to be awaited."""
+        """A setup that must be awaited."""
 
     async def test(world: World) -> None:
         """Never run."""

@@ -50,7 +50,7 @@ def test_a_recorded_run_repeats(seed: int) -> None:
 
 
 def interpreters() -> list[str]:
-    """Every Python from 3.11 up that is found here, this one first, one of each version."""
+    """Every installed Python from 3.11 on, the running one first, one of each version."""
     installed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
     candidates = [sys.executable, *filter(None, found), *map(str, sorted(installed.glob("3.*/bin/python3")))]

@@ -1,4 +1,4 @@
-"""One seed gives one history, and many seeds many: whole worlds, on every Python that is installed."""
+"""One seed gives one history, different seeds give different histories, on every installed Python."""
 
 from __future__ import annotations
 

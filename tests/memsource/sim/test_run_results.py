@@ -30,7 +30,7 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 
 def behind_a_crash(body: Callable[[], Any]) -> Run:
-    """A run whose test calls ``body`` when a worker has crashed in the middle of its handlers, and is frozen."""
+    """A run whose test calls ``body`` while one worker is frozen, after a crash in the middle of its handlers."""
 
     async def test(world: World) -> None:
         async def handle(message: Message) -> None:

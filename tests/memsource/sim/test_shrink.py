@@ -46,7 +46,7 @@ def size(plan: Plan) -> tuple[float, ...]:
 
 
 def asked(first: Plan) -> Fails:
-    """Fails as the first plan does, and as any other may, by chance."""
+    """A condition that the first plan fulfils, and any other plan by chance."""
     return lambda plan: plan == first or weight(plan) % 3 == 0
 
 
@@ -74,7 +74,7 @@ def test_shrinking_again_gives_the_same(plan: Plan) -> None:
 
 
 def without_one(plan: Plan) -> list[Plan]:
-    """All plans that have one fault, deviation or jump less, or one message."""
+    """All plans with one fault, deviation, jump or message less."""
     schedule = plan.schedule
     fewer = [replace(plan, faults=tuple(each for each in plan.faults if each is not fault)) for fault in plan.faults]
     for point in schedule.deviations:

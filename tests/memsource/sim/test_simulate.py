@@ -21,7 +21,7 @@ ALL = faults(crash=1, rebalance=2, redeliver=2, io_fails=1)
 
 
 class Accounts:
-    """A fake of a database: a balance for each key, and what was booked already."""
+    """A fake database: a balance for each key, and the bookings made so far."""
 
     def __init__(self) -> None:
         self.balances: dict[str, int] = defaultdict(int)
@@ -216,7 +216,7 @@ def test_shrinking_does_not_end_at_another_failure() -> None:
         world.produce("orders", n=30, keys=5)
         world.workers(1, not_idempotent(accounts, world))
         await world.settled()
-        # With fewer messages this is wrong by itself.
+        # With fewer messages this assertion fails without a fault.
         assert sum(accounts.balances.values()) == 30
 
     failure = test.campaign().failure

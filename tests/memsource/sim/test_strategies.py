@@ -18,7 +18,7 @@ from memsource.sim.plans.traffic import Traffic
 
 BUDGET = FaultBudget(**dict.fromkeys(FAULT_KINDS, 2))
 
-# What a thing shrinks to is asked of the search alone: no database, no health checks.
+# Only the search decides the shrunk value: no database, no health checks.
 SEARCH = settings(
     database=None,
     derandomize=True,

@@ -20,11 +20,11 @@ from memsource.sim.world.world import World
 
 both = pytest.mark.parametrize("personality", PERSONALITIES)
 LATER = 100.0
-"""Seconds: more than a session, a lease, and the time to give something back."""
+"""Seconds; longer than a session, a lease, and the time limit of a release."""
 
 
 class Member:
-    """A member of a new broker with one partition, which it owns; time stands still but for ``to``."""
+    """A member that owns the only partition of a new broker; time moves only by ``to``."""
 
     def __init__(self, personality: PersonalityName) -> None:
         self.now = 0.0
@@ -122,13 +122,13 @@ async def test_kafka_takes_partitions_of_a_member_that_does_not_poll(protocol: s
 
 
 class Silent(KafkaPersonality):
-    """One that does not say what it has taken."""
+    """A broker that does not report the assignments that it took."""
 
     taken = []  # noqa: RUF012
 
 
 def overlapping(faults: tuple[Fault, ...], broker: type[KafkaPersonality], seconds: float) -> Run:
-    """Two keys, whose handlers take so long."""
+    """Handle two keys, with a handler of this duration."""
 
     async def handle(message: Message) -> None:
         await anyio.sleep(seconds)

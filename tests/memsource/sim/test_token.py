@@ -243,5 +243,5 @@ def test_a_bomb_takes_no_memory() -> None:
 
 
 def test_the_dictionary_is_pinned() -> None:
-    # It is a part of the format: another one needs another prefix.
+    # The dictionary is a part of the format: another dictionary needs another prefix.
     assert zlib.crc32(DICTIONARY) == 3488659577

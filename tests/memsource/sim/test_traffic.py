@@ -60,7 +60,7 @@ def test_a_key_goes_where_a_topic_puts_it(keys: list[PartitionKey], partitions: 
     try:
         items = drawn(7, 50, keys, partitions=partitions)
     except ImpossiblePlan:
-        # Two of them are the same bytes.
+        # Two of the keys have the same bytes.
         assert len({key.encode() if isinstance(key, str) else key for key in keys}) < len(keys)
         return
     assert {item.key for item in items} <= set(keys)

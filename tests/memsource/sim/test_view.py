@@ -42,7 +42,7 @@ def segment(*rows: Fields | Rows, **more: Any) -> Rows:
 
 
 def at(time: float, *rows: Fields) -> Rows:
-    """These rows, all at this time."""
+    """The rows with this time."""
     return [{**row, "mono": time} for row in rows]
 
 

@@ -17,7 +17,7 @@ from memsource.sim.world.world import World
 
 
 class Booking:
-    """It remembers its bookings in memory, and so not after a crash."""
+    """A handler that keeps its bookings in memory, and loses them in a crash."""
 
     def __init__(self, world: World, rows: dict[Any, int]) -> None:
         self.world = world
@@ -118,7 +118,7 @@ def test_a_factory_must_make_a_handler(later: bool) -> None:
         return Conditions(test=test)
 
     async def factory() -> None:
-        """One that has to be awaited."""
+        """A factory that must be awaited."""
 
     plan = Plan(faults=(Fault(10, "crash", 0, 1.0),))
     name = "w-2" if later else "w-1"

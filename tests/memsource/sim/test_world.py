@@ -1,4 +1,4 @@
-"""The workers, the broker and the faults of a world, as a user's test sees them."""
+"""A user's test drives a world: it starts workers, produces messages, and reads states under every fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("personality", PERSONALITIES)
 
 
 class Ledger:
-    """The table of a correct user: the progress of each key. A repetition changes nothing."""
+    """The table of a correct handler: the progress of each key. A repetition changes nothing."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[int, int]] = Counter()
@@ -42,7 +42,7 @@ class Ledger:
 
 
 def handled(run: Run) -> int:
-    """How many messages are in the ledger."""
+    """Number of messages in the ledger."""
     (state,) = run.states
     assert isinstance(state, dict)
     return sum(len(positions) for positions in state.values())
@@ -140,7 +140,7 @@ def test_not_one_step_is_taken_after_a_crash(personality: PersonalityName) -> No
 def test_other_faults_lose_nothing(personality: PersonalityName, kind: Any, at: int) -> None:
     run = world_of(Fault(at, kind, 1, 20.0), personality=personality)
     assert (run.findings, handled(run)) == ({}, 40)
-    # At the fifth boundary no message was delivered that could come again.
+    # Before the fifth boundary no message is delivered, so none is redelivered.
     assert run.happened[f"fault: {kind}"] == ((kind, at) != ("redeliver", 5))
 
 
@@ -203,7 +203,7 @@ def test_a_handler_that_never_ends_is_not_caught_up(personality: PersonalityName
     run = run_plan(Plan(personality), Conditions(test=test))
     said, *waits = run.findings["CaughtUp"].splitlines()
     assert said.startswith("2 messages are unfinished after 600 s without a fault: partition ")
-    # It lists the handlers and no other task of the worker.
+    # The error lists the handlers and no other task of the worker.
     line = handler.__code__.co_firstlineno + 1
     assert len(waits) == 2
     assert all(

@@ -1,4 +1,4 @@
-"""Tokens of any content, made by the description of the format and without its code."""
+"""Tokens of any content, made from the description of the format, without the product's code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUIET = {"lanes": LANES, "python": PYTHON, "personality": "kafka", "seed": 0}
 
 
 def armoured(data: bytes, check: int | None = None) -> str:
-    """Bytes, with their checksum or another one, as a token."""
+    """Bytes as a token, with the right or another checksum."""
     check = zlib.crc32(data) if check is None else check
     return "lanes1-" + base64.urlsafe_b64encode(check.to_bytes(4, "little") + data).rstrip(b"=").decode()
 
@@ -28,12 +28,12 @@ def deflated(text: bytes, level: int = 9) -> bytes:
 
 
 def forged(text: bytes | str) -> str:
-    """A token with everything right about it but its text."""
+    """A valid token except for its text."""
     return armoured(deflated(text if isinstance(text, bytes) else text.encode()))
 
 
 def of_fields(**changed: object) -> str:
-    """A token of the quiet plan, with other fields beside or instead of its own; None leaves one out."""
+    """A token of the quiet plan with changed or additional fields; None leaves a field out."""
     fields = {name: value for name, value in (QUIET | changed).items() if value is not None}
     return forged(json.dumps(fields, separators=(",", ":")))
 

@@ -1,4 +1,4 @@
-"""Checks of calls between a worker and its broker that no history has."""
+"""Checks of the calls between a worker and its broker that no history records."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Watched:
         self._newest: dict[tuple[Partition, int], object] = {}
 
     def pause(self, *, paused: bool) -> None:
-        """The user has stopped the intake, or lets it go on."""
+        """Note that the user stops or continues the intake."""
         self.paused = paused
         self._was_paused = False
 
     @property
     def degraded(self) -> int:
-        """How many completed sets were too much for the broker, and lost their highest completions."""
+        """Number of completed sets that the broker's limit cut."""
         return self._inner.degraded if isinstance(self._inner, KafkaMemberSource) else 0
 
     async def open(self) -> SourceTraits:
@@ -103,7 +103,7 @@ class Watching:
 
     @property
     def degraded(self) -> int:
-        """How many completed sets were too much for it, of all sources."""
+        """Number of completed sets of all sources that the broker's limit cut."""
         return sum(source.degraded for source in self.sources.values())
 
     def source(self, member: str, clock: Clock) -> Source:
