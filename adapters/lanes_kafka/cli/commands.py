@@ -80,7 +80,7 @@ def doctor(
     settings: list[str] = typer.Option(
         [],
         "-X",
-        help="Set a setting, over that of the file; no passwords.",
+        help="Override a setting of the file; never a password.",
         metavar="NAME=VALUE",
         show_default=False,
     ),
@@ -93,7 +93,7 @@ def doctor(
 
     Exit status 0: usable. Exit status 3: a check failed. The command joins no group and writes nothing. Each question
     takes at most 5 seconds. A file holds name=value lines, or it is a .json or .toml file. Other users can see the
-    arguments of a process, so passwords belong into the file.
+    arguments of a process, so put passwords into the file.
     """
     if config is None and not settings and not topics and not as_json:
         typer.echo(context.get_help())

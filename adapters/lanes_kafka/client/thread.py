@@ -357,7 +357,8 @@ class ClientThread:
             self._group.out_of_range(self._client, partition_id_of(raw), offset_of(raw))
         elif code == KafkaError._MAX_POLL_EXCEEDED:
             log.error(
-                "%s: not polled for max.poll.interval.ms; the group removed this member, and its partitions are lost",
+                "%s: the client was not polled for max.poll.interval.ms, so the group removed this member; make the "
+                "callbacks of the configuration and the key function return sooner",
                 self.name,
             )
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
