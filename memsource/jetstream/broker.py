@@ -46,7 +46,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
     messages. No method blocks. Not thread-safe.
 
     Args:
-        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        partitions: Number of partitions, 1 or more. Their numbers begin with 0.
         topic: Name of the stream.
         settings: Settings of all durables; None = defaults.
         lease: Seconds that a member keeps its partitions without a renewal, more than 0.

@@ -197,7 +197,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return True
 
     def lose(self, partition: int, now: float) -> bool:
-        """Delete the bucket with all its leases, and create it again."""
+        """Delete the bucket with all its leases, and create an empty bucket."""
         self.bucket.lose(now, first=self.stream.server_ms(now))
         return True
 

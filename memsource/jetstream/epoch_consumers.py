@@ -73,7 +73,7 @@ class EpochStream(Watched):
     No method blocks. Not thread-safe. ``now`` never goes back.
 
     Args:
-        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        partitions: Number of partitions, 1 or more. Their numbers begin with 0.
         retention: Retention of the stream.
         name: Name of the stream.
         settings: Settings of all durables; None = defaults.
@@ -255,7 +255,7 @@ class EpochStream(Watched):
         return [made for name, made in self._made.items() if name.partition == partition]
 
     def _settle(self, partition: int, sequence: int) -> None:
-        """Delete an acknowledged message if the retention keeps no such messages."""
+        """Delete an acknowledged message, unless the retention keeps the message."""
         if self.retention == "limits":
             return
         waited = any(sequence in made.consumer.unfinished for made in self._of(partition))

@@ -1,4 +1,4 @@
-"""A bucket of NATS' key-value store as data, and a ``lanes.cohort.leases.LeaseStore`` over it.
+"""A bucket of NATS' key-value store as data, and a ``lanes.cohort.leases.LeaseStore`` over the bucket.
 
 ``Bucket`` acts only when a method is called, and time is an argument. Its rules are those of nats-server, as measured:
 
@@ -191,7 +191,7 @@ class Bucket:
         del self._keys[key]
 
     def _note(self, key: str, now: float) -> None:
-        """Keep a replaced entry as long as the bucket may fall back to it."""
+        """Keep a replaced entry as long as the bucket may fall back to the entry."""
         while self._past and self._past[0][0] < now - _REMEMBERED:
             self._past.pop(0)
         self._past.append((now, self._revision, key, self._keys.get(key)))

@@ -50,7 +50,7 @@ class Link:
             of the request. None = no faults.
         latency: Seconds of each request.
         cut: Whether all requests are lost.
-        faults: Faults of the next requests, in order. They replace those of ``before``.
+        faults: Faults of the next requests, in order. These faults replace the faults of ``before``.
         reads: Number of reading requests.
         writes: Number of writing requests.
         severed: Whether the process of the client has ended.

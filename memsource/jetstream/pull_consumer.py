@@ -237,7 +237,7 @@ class PullConsumer:
             self._at, self._deliveries = change.at, change.deliveries
         self._unwritten.clear()
         self._queue.clear()
-        # On disk these times have whole seconds.
+        # On disk the start of a wait has whole seconds.
         self._pending = {
             sequence: each._replace(stamp=math.floor(each.stamp)) for sequence, each in self._pending.items()
         }

@@ -160,7 +160,7 @@ class JetStreamMemberSource(ScriptedSource):
         return events
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
-        """Yield the messages of the takeover, or after the takeover those of the consumer."""
+        """Yield the messages of the takeover. After the takeover, yield messages of the consumer."""
         takeover = self._takeover_of(number)
         run: list[Delivery] = []
         if takeover.done and not takeover.taken:

@@ -160,7 +160,8 @@ class JetStreamEpochConsumers:
                     break  # The durable was deleted, or its creation is not complete. List again.
                 described = _described(partition, epoch, sub, info)
                 if described.floor > self._last and described.floor > beyond:
-                    # The message came after the listing. If a second listing shows the same, the stream lost its end.
+                    # The message is newer than the listing. If the next listing ends below the message too, the stream
+                    # lost its end.
                     beyond = described.floor
                     break
                 consumers.append(described)

@@ -75,7 +75,7 @@ def namespace_of(bucket: str, stream: str) -> str | None:
 
 
 class _NobodyThere(UnknownResult):
-    """No server read the request, so it had no effect."""
+    """No server read the request, so the request had no effect."""
 
 
 class JetStreamLeaseStore:

@@ -116,7 +116,7 @@ class Backlog:
         delivery: Delivery number of the last report.
         missed: Number of messages that the stream removed without a delivery.
         reached: Highest sequence that was read before the first missed message.
-        doubted: Whether the last answer reports too few messages, so that a second answer must confirm it.
+        doubted: Whether the last answer reports too few messages, so that a second answer must confirm the number.
     """
 
     __slots__ = ("_answer", "_base", "_highest", "delivery", "doubted", "left", "missed", "reached")

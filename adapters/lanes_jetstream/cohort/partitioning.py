@@ -29,7 +29,7 @@ MOST_PARTITIONS: Final = 256
 """The recommended limit, because 256 consumers have half the throughput of 64."""
 
 KEYS_WATCHED: Final = 100_000
-"""Number of keys whose partition a ``KeyWatch`` remembers. They take about 10 MB."""
+"""Number of keys whose partition a ``KeyWatch`` remembers, in about 10 MB of memory."""
 
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
 _DOLLAR: Final = re.compile(r"\$(\d+)")

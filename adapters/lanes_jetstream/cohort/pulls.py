@@ -171,9 +171,9 @@ class Turns:
     ) -> None:
         """Request as many messages as fit: all requests together stay within ``room``.
 
-        Each partition of the cohort has an idle share reserved, up to a quarter of the room in total. This includes
-        partitions that are not pulled here, because they may move here. The rest of ``room`` is divided evenly among
-        the ``busy`` partitions.
+        Each partition of the cohort has an idle share reserved, up to a quarter of the room in total. Partitions of
+        other members have a share too, because they may move to this member. The remaining room goes evenly to the
+        ``busy`` partitions.
 
         If the room is too small for all partitions, no request waits at the server for long. All partitions take
         turns, and an idle partition is asked every ``AGAIN`` seconds. So a message may wait for ``AGAIN`` seconds, and

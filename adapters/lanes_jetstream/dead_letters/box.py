@@ -118,7 +118,7 @@ class JetStreamDeadLetterBox:
                     found[one] = parked
                     break
             else:
-                # Another client has deleted the dead letter.
+                # Another client deleted the dead letter.
                 self._places.pop(one, None)
         return found
 

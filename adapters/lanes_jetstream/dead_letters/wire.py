@@ -25,7 +25,7 @@ WIRE: Final = Wire(
     sendable=lambda name: _HEADER_NAME.fullmatch(name) is not None,
     acted_on=("nats-",),
 )
-"""How dead letters are written to a stream."""
+"""The wire format of dead letters in a stream."""
 
 
 def read_dead_letter(message: Message) -> DeadLetter:
@@ -58,7 +58,7 @@ def read_whole(message: Message) -> ReadDeadLetter:
 def dead_letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
     """Return the headers of a dead letter. ``whole`` is the original length in bytes of a value that was cut."""
     headers = {WIRE.kept_name(name): header_text(value) for name, value in letter.headers}
-    # Original headers of one name become one header here, so their indices would be wrong.
+    # Original headers of one name become one header, so their indices would be wrong.
     return headers | WIRE.fields(dataclasses.replace(letter, null_headers=()), whole)
 
 

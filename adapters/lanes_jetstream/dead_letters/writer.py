@@ -21,7 +21,7 @@ class JetStreamDeadLetters:
 
     The body and the headers are those of the original message. Headers named ``Lanes-…`` hold the origin and the
     reason: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text (percent-encoded),
-    Epoch and Time (seconds since 1970). ``read_dead_letter`` turns such a message into a record again.
+    Epoch and Time (seconds since 1970). ``read_dead_letter`` turns a stored dead letter into a record again.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
     of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the

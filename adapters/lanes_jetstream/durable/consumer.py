@@ -1,4 +1,4 @@
-"""The durable consumer of a source: creates a missing consumer, checks an existing one, and modifies it for a takeover.
+"""The durable consumer of a source: creates a missing consumer, checks an existing consumer, and modifies timers.
 
 A configuration stays the JSON that the server sent. The client's own types drop unknown fields, so an update with these
 types would erase the fields on the server.
@@ -24,7 +24,7 @@ from lanes_jetstream.wire.stream import StreamState, read_stream
 log = logging.getLogger("lanes.jetstream")
 
 LEAST_ACK_WAIT: Final = 1.0
-"""The shortest ack_wait in seconds. Below it, most of the traffic would keep messages alive."""
+"""The shortest ack_wait in seconds. With a shorter ack_wait, most of the traffic would keep messages alive."""
 
 _SECOND: Final = 1_000_000_000
 
@@ -33,7 +33,7 @@ MANAGED: Final = "lanes-managed"
 """Metadata of a consumer that ``lanes`` created and may therefore modify."""
 
 ORIGINAL_ACK_WAIT: Final = "lanes-original-ack-wait"
-"""Metadata with the real ack_wait in nanoseconds while ack_wait is shrunk. A start that finds the entry restores it."""
+"""Metadata with the real ack_wait in nanoseconds while ack_wait is shrunk. The next start restores the real value."""
 
 ORIGINAL_BACKOFF: Final = "lanes-original-backoff"
 """Metadata with the real BackOff while ack_wait is shrunk: a JSON list of nanoseconds."""
@@ -340,7 +340,7 @@ class DurableConsumer:
                 await self._update(shrunk)
             await asyncio.sleep(SHRINK_SECONDS)
         finally:
-            # Shielded: a cancelled takeover must not leave ack_wait shrunk. The API timeout bounds it.
+            # Shielded: a cancelled takeover must not leave ack_wait shrunk. The API timeout bounds the wait.
             with anyio.CancelScope(shield=True):
                 await self.restore()
 
@@ -367,7 +367,7 @@ class DurableConsumer:
             waiting_pulls=int(info.get("num_waiting", 0)),
             highest=int(delivered.get("stream_seq", 0)),
             deliveries=deliveries,
-            # Each unacknowledged message counts as one delivery above the floor. All others were acknowledged.
+            # Each unacknowledged message counts as one delivery above the floor. Other deliveries were acknowledged.
             settled_above_floor=deliveries - int(floor.get("consumer_seq", 0)) > count,
             undelivered=int(info.get("num_pending", 0)),
             paused=bool(info.get("paused", False)),

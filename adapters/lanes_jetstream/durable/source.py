@@ -30,7 +30,7 @@ from lanes_jetstream.wire.stream import OutOfRange
 log = logging.getLogger("lanes.jetstream")
 
 _OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
-"""Seconds that a start waits for the end of another process's pull requests, longer than those of a dead machine."""
+"""Seconds that a start waits for the end of another process's pull requests. Those of a dead machine end earlier."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -150,8 +150,8 @@ class DurableSource:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``.
 
-        If an acknowledgement is lost, the server redelivers the message, and the engine settles it again without
-        running it.
+        If an acknowledgement is lost, the server redelivers the message. The engine then settles the message again
+        without a call of the handler.
         """
         with ack_errors(self._name):
             for settlement in settlements:
@@ -209,8 +209,8 @@ class DurableSource:
         Args:
             partition: The partition.
             arrived: Messages of the client.
-            in_turn: Whether the delivery numbers must rise without a gap. They need not for messages that a takeover
-                collected, nor for a shared consumer.
+            in_turn: Whether the delivery numbers must rise without a gap. False for messages that a takeover collected,
+                and for a shared consumer.
 
         Returns:
             The run as one event; no event without a message.

@@ -195,8 +195,8 @@ class Takeover:
         """Return whether a missing delivery went to another process.
 
         Another process pulls if requests wait although this process has closed its inbox. Another process also pulls if
-        a second delivery is missing while the connection held, because a connection loses nothing by itself. For a
-        while, a server that has not noticed the end of an earlier connection may deliver to its requests.
+        a second delivery is missing while the connection held, because a connection loses nothing by itself. A
+        server that has not noticed the end of an earlier connection may still deliver to requests of that connection.
         """
         if monotonic() - self._interrupted_at <= PULL_EXPIRES:
             return False

@@ -1,7 +1,7 @@
 """Checks the stream and the consumer every few seconds, for faults that no message shows.
 
-The checks find a stream that was replaced, purged or shortened while the connection held. They find a consumer that was
-deleted or changed, and another process on a consumer that keeps an order. They also measure the lag.
+The checks find a stream that was replaced, purged or shortened while the connection held. The checks find a consumer
+that was deleted or changed, and another process on a consumer that keeps an order. The checks also measure the lag.
 """
 
 from __future__ import annotations

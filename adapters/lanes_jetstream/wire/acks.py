@@ -113,7 +113,7 @@ class Acks:
         Raises the client's errors, and a retryable ``SourceError`` for a missing confirmation. If a takeover began in
         the meantime, the server redelivers the messages, so a missing confirmation is no error.
         """
-        # Keep the tokens before the first is sent. They belong to finished messages, so a repeat is never too early.
+        # Keep all tokens before the first is sent. A repeat is never too early, because the messages are finished.
         self._kept.extend(tokens)
         if self._mode == "confirmed":
             await self._send_confirmed(tokens)

@@ -141,13 +141,13 @@ class Connection:
         self._client = server if isinstance(server, Client) else None
         self._prefix = "$JS.API"
         if isinstance(server, JetStreamContext):
-            # nats-py has no public names for these; a domain or an account prefix must survive.
+            # nats-py has no public names for the prefix and the client. The prefix of a domain or account must survive.
             self._prefix = server._prefix
             self._client = server._nc
 
     @property
     def client(self) -> Client:
-        """The current client; ``reopen`` may replace it. Unavailable before ``open`` if a URL was given."""
+        """The current client, which ``reopen`` may replace. Without a caller's client, call ``open`` first."""
         assert self._client is not None, "open() comes first"
         return self._client
 
@@ -319,7 +319,7 @@ class Connection:
     async def find(
         self, subject: str, *missing: int, request: Mapping[str, object] | None = None
     ) -> dict[str, Any] | None:
-        """Send one request like ``api``. Returns None if the API refuses it with an error code in ``missing``."""
+        """Send one request like ``api``. Returns None for an error code in ``missing``."""
         try:
             return await self.api(subject, request)
         except ApiError as error:

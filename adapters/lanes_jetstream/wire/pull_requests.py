@@ -130,7 +130,7 @@ class PullRequests:
         fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
         free = fits - self.outstanding - len(self.arrived)
         if self._oversized and not self.outstanding and room.messages > 0 and room.bytes > 0:
-            # The next message exceeds the room for bytes, so it comes alone.
+            # The next message exceeds the room for bytes, so request the message alone.
             self._oversized = False
             await self._ask(1, None)
         elif free > 0 and free >= fits // 2 and not self._oversized:
@@ -186,7 +186,7 @@ class PullRequests:
         if status == "503":
             self.interrupt("unanswered", "no responders")
             return
-        # The request is over: release the messages that it did not bring.
+        # The request is over, so the messages that the request did not bring are no longer outstanding.
         self._open = max(0, self._open - 1)
         self.outstanding = max(0, self.outstanding - (number(headers.get("Nats-Pending-Messages")) or 0))
         if text.startswith("Message Size Exceeds MaxBytes"):

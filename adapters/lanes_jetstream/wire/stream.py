@@ -80,11 +80,11 @@ async def find_or_create(
         connection: Connection to the server.
         stream: Name of the stream.
         config: Configuration of a stream that is created.
-        what: Name of the stream in errors.
+        what: Name of the stream or bucket, for errors.
         remedy: Remedy for a refused creation, in the error.
 
     Returns:
-        The server's description of the stream, and whether the stream was created here.
+        The server's description of the stream, and whether this call created the stream.
 
     Raises:
         ApiError: The server refused to describe the stream.
