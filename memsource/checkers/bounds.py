@@ -346,8 +346,8 @@ class StallNamed(AssignmentChecker[_Above]):
             oldest = -1
         if row.position != oldest:
             named = "no message" if row.position < 0 else f"position {row.position}"
-            holds = "none does" if oldest < 0 else f"position {oldest} does"
-            self._findings.violation(segment, row, f"named {named} as holding the floor, {holds}")
+            holder = "none" if oldest < 0 else f"position {oldest}"
+            self._findings.violation(segment, row, f"named {named} as the holder of the floor, it is {holder}")
 
     @with_state("ahead_left", find="known")
     def _left(self, segment: Segment, row: Row, state: _Above) -> None:
@@ -383,7 +383,7 @@ class PauseAtBounds(PromiseChecker):
     def _pause(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         if self._paused[segment] is not None:
-            self._findings.violation(segment, row, "stopped again before it had gone on")
+            self._findings.violation(segment, row, "intake stopped a second time")
         self._paused[segment] = row
         bound, size = segment.max_in_flight, segment.max_in_flight_bytes
         if bound is None or size is None or row.number >= bound or row.bytes >= size or segment in self._gaps:
@@ -397,7 +397,7 @@ class PauseAtBounds(PromiseChecker):
         self._findings.checked += 1
         paused = self._paused[segment]
         if paused is None and segment not in self._gaps:
-            self._findings.violation(segment, row, "went on without having stopped")
+            self._findings.violation(segment, row, "intake went on without a stop")
         self._paused[segment] = None
         self._gaps.discard(segment)
         early = self._early.pop(segment, None)
@@ -407,12 +407,12 @@ class PauseAtBounds(PromiseChecker):
         if bound is None or running is None or size is None:
             return
         if row.number > (bound + running) // 2 or row.bytes > size // 2:
-            what = f"went on with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
+            what = f"intake went on with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
             self._findings.violation(segment, row, what)
 
     def _violation(self, segment: Segment, row: Row) -> None:
         bound, size = segment.max_in_flight, segment.max_in_flight_bytes
-        what = f"stopped with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
+        what = f"intake stopped with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
         self._findings.violation(segment, row, what)
 
     @on("gap")

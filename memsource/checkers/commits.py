@@ -81,7 +81,7 @@ class CommitsRise(PromiseChecker):
         assignment = segment, row.partition, row.assignment
         before = self._floors.get(assignment, row.floor)
         if row.floor < before:
-            _violation(self._findings, segment, row, f"the floor fell, it was {before}")
+            _violation(self._findings, segment, row, f"the floor fell from {before}")
         self._floors[assignment] = row.floor
 
 
@@ -147,7 +147,9 @@ class NoCommitAfterRevoke(PromiseChecker):
         if over is not None:
             _violation(self._findings, segment, row, f"committed after its assignment was {over}")
         elif row.assignment < newest:
-            _violation(self._findings, segment, row, f"committed in assignment {row.assignment}, it is {newest} by now")
+            _violation(
+                self._findings, segment, row, f"committed in assignment {row.assignment}, the newest is {newest}"
+            )
 
 
 def _violation(findings: Findings, segment: Segment, row: Row, what: str) -> None:

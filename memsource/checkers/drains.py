@@ -95,7 +95,7 @@ class DrainStartsNothing(PromiseChecker):
     def _judge(self, segment: Segment, row: Row, drain: _Closing) -> None:
         rules = segment.rules
         if rules.batch is None:
-            self._findings.unsaid(segment, "batch, and whether the completed set is handed over")
+            self._findings.unsaid(segment, "batch, settles and hands_over")
             return
         if rules.batch and self._ended.get(segment) == row.mono:
             return
@@ -103,7 +103,7 @@ class DrainStartsNothing(PromiseChecker):
         if row.position < drain.highest or rules.batch or segment in self._gaps:
             closes = closes_prefix(rules)
             if closes is None:
-                self._findings.unsaid(segment, "batch, and whether the completed set is handed over")
+                self._findings.unsaid(segment, "batch, settles and hands_over")
             if closes is not False and (rules.batch or not drain.over):
                 return
             if closes:

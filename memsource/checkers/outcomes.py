@@ -134,7 +134,7 @@ class ZombiesDoNotCount(PromiseChecker):
     def _commit(self, segment: Segment, row: Row) -> None:
         for position in self._zombies.get((segment, row.partition, row.assignment), ()):
             if position < row.floor:
-                what = f"{row.floor} was committed above it, though its handler ended after the fence"
+                what = f"{row.floor} was committed past this message, although its handler ended after the fence"
                 self._findings.violation(segment, row._replace(position=position), what)
 
     @on("gap")

@@ -56,7 +56,7 @@ class ExclusiveOwner(PromiseChecker):
         taken = (segment, row.partition, row.assignment) in self._taken
         for assignment, tenure in owners.items():
             if assignment[0] is segment:
-                what = f"assigned while the process had it in assignment {assignment[2]}"
+                what = f"assigned while the process still had the partition in assignment {assignment[2]}"
                 self._findings.violation(segment, row, what)
             elif taken or assignment in self._taken or _shares(segment) or _shares(assignment[0]):
                 continue
@@ -84,7 +84,7 @@ class ExclusiveOwner(PromiseChecker):
         self._owners[row.partition].pop(assignment, None)
         tenure = self._contested.pop(assignment, None)
         if tenure is not None and tenure.acted is not None and tenure.rival is not None:
-            what = f"{tenure.acted[1].event} while it was another process's, assigned there ({at(*tenure.rival)})"
+            what = f"{tenure.acted[1].event} after another process was assigned the partition ({at(*tenure.rival)})"
             self._findings.violation(*tenure.acted, what)
 
     @on("lost")

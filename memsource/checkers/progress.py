@@ -111,7 +111,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
             self._findings.checked += 1
             between = self._starts[segment] - since - 1
             if between > bound:
-                self._findings.violation(segment, row, f"{between} others started while it could, the bound is {bound}")
+                self._findings.violation(segment, row, f"{between} others started before it, the bound is {bound}")
 
     @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:

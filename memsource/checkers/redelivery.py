@@ -159,9 +159,7 @@ class KeptAlive(TimedChecker[_Alive]):
             self._judge(segment, row._replace(position=position), heard)
 
     def _judge(self, segment: Segment, row: Row, heard: float) -> None:
-        self._deadlines.check(
-            segment, row, heard + (segment.rules.extend_interval or 0), "held without the broker hearing of it,"
-        )
+        self._deadlines.check(segment, row, heard + (segment.rules.extend_interval or 0), "held without an extension,")
 
     @on("over")
     def _end(self, segment: Segment, row: Row) -> None:

@@ -131,7 +131,7 @@ class OrderAcrossAssignments(PromiseChecker):
         # The commit of a taken assignment may have come after the next owner had rewound.
         started = max(line.started, min(line.taken, bisect_left(line.delivered, floor)))
         if index > started:
-            what = f"started, and position {line.delivered[started]} of its key never was"
+            what = f"started, but position {line.delivered[started]} of its key never started"
             self._findings.violation(segment, row, what)
         elif index < line.started - 1 and line.by == by:
             what = f"went back in its assignment from position {line.delivered[line.started - 1]} of its key"
@@ -346,7 +346,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
     def _handed_over(self, segment: Segment, row: Row, state: _Work, *, fenced: bool) -> None:
         closes = closes_prefix(segment.rules)
         if closes is None:
-            self._findings.unsaid(segment, "whether the completed set is handed over")
+            self._findings.unsaid(segment, "settles and hands_over")
             return
         lowest = min(state.began | state.too_late, default=None)
         done = self._done[row.partition]

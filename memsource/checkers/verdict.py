@@ -71,7 +71,7 @@ class Findings:
         """Record that the ``begin`` row of a segment lacks the setting ``name``, which a judgement needs."""
         if (segment, name) not in self._unsaid:
             self._unsaid.add((segment, name))
-            self.doubt(f"segments whose begin row does not say {name}")
+            self.doubt(f"segments whose begin row lacks {name}")
 
     def verdict(self, *, across: bool = False, note: str = "", doubts: Mapping[str, int] | None = None) -> Verdict:
         """Return the verdict so far.

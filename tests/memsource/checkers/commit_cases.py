@@ -65,7 +65,7 @@ COMMITTING: list[Case] = [
         what="from where it began",
         keeps=[assigned(2), sent(2), confirmed(2), sent(4)],
         breaks=[assigned(2), sent(1)],
-        witness="the floor fell, it was 2",
+        witness="the floor fell from 2",
         checked=2,
     ),
     Case(
@@ -88,7 +88,7 @@ COMMITTING: list[Case] = [
         what="followed by another assignment",
         keeps=[assigned(), assigned(0, assignment=2), sent(1, assignment=2)],
         breaks=[assigned(), assigned(0, assignment=2), sent(1)],
-        witness="committed in assignment 1, it is 2 by now",
+        witness="committed in assignment 1, the newest is 2",
     ),
     Case(
         make=CommitsInTime,
@@ -156,7 +156,7 @@ COMMITTING: list[Case] = [
         asks="max_ahead",
         keeps=[assigned(), delivered(0, "a"), THREE[1:], reached(0), ran(1, "b")],
         breaks=[assigned(), delivered(0, "a"), THREE[1:], reached(1, "b"), ran(1, "b")],
-        witness="named position 1 as holding the floor, position 0 does",
+        witness="named position 1 as the holder of the floor, it is position 0",
         checked=1,
     ),
     Case(
@@ -175,7 +175,7 @@ COMMITTING: list[Case] = [
         asks="max_ahead",
         keeps=[assigned(), THREE[:2], ran(0, "a"), ran(1, "b"), THREE[2:], redelivered(2, "settled", "c"), reached()],
         breaks=[assigned(), THREE[:2], ran(0, "a"), ran(1, "b"), THREE[2:], reached()],
-        witness="named no message as holding the floor, position 2 does",
+        witness="named no message as the holder of the floor, it is position 2",
     ),
     Case(
         make=StallNamed,
@@ -184,7 +184,7 @@ COMMITTING: list[Case] = [
         asks="max_ahead",
         keeps=[assigned(), THREE, delivered(3, "d"), BEFORE, reached()],
         breaks=[assigned(), THREE, delivered(3, "d"), BEFORE, reached(3, "d")],
-        witness="named position 3 as holding the floor, none does",
+        witness="named position 3 as the holder of the floor, it is none",
     ),
     Case(
         make=StallNamed,
@@ -208,7 +208,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 20), flow("resumed", 15, 500)],
         breaks=[flow("paused", 20), flow("resumed", 16, 500)],
-        witness="went on with 16 of 20 messages and 500 of 1000 bytes in flight",
+        witness="intake went on with 16 of 20 messages and 500 of 1000 bytes in flight",
         checked=2,
     ),
     Case(
@@ -217,7 +217,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 3, 1000), flow("resumed", 1, 500)],
         breaks=[flow("paused", 3, 1000), flow("resumed", 1, 501)],
-        witness="went on with 1 of 20 messages and 501 of 1000 bytes in flight",
+        witness="intake went on with 1 of 20 messages and 501 of 1000 bytes in flight",
     ),
     Case(
         make=PauseAtBounds,
@@ -225,7 +225,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 20), handled(0), flow("resumed", 0)],
         breaks=[flow("paused", 19, 999), handled(0), flow("resumed", 0)],
-        witness="stopped with 19 of 20 messages and 999 of 1000 bytes in flight",
+        witness="intake stopped with 19 of 20 messages and 999 of 1000 bytes in flight",
     ),
     Case(
         make=PauseAtBounds,
@@ -233,7 +233,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[delivered(0), redelivered(0, "settled"), flow("paused", 15), handled(1), flow("resumed", 0)],
         breaks=[delivered(0), redelivered(0, "held"), flow("paused", 15), handled(1), flow("resumed", 0)],
-        witness="stopped with 15 of 20 messages and 0 of 1000 bytes in flight",
+        witness="intake stopped with 15 of 20 messages and 0 of 1000 bytes in flight",
     ),
     Case(
         make=PauseAtBounds,
@@ -241,7 +241,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 20), flow("resumed", 0), flow("paused", 20)],
         breaks=[flow("paused", 20), flow("paused", 20)],
-        witness="stopped again before it had gone on",
+        witness="intake stopped a second time",
     ),
     Case(
         make=PauseAtBounds,
@@ -249,7 +249,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 20), flow("resumed", 0)],
         breaks=[flow("resumed", 0)],
-        witness="went on without having stopped",
+        witness="intake went on without a stop",
     ),
     Case(
         make=BoundedBytes,
@@ -275,7 +275,7 @@ DRAINING: list[Case] = [
         rules=COMMITS,
         keeps=[assigned(), THREE, started(2, "c"), DRAIN, ended(2, "c")],
         breaks=[assigned(), THREE, started(2, "c"), DRAIN, started(1, "b")],
-        asks="batch, and whether the completed set is handed over",
+        asks="batch, settles and hands_over",
         witness="started while its partition was drained",
         checked=1,
     ),

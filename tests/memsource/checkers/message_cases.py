@@ -120,7 +120,7 @@ LANES: list[Case] = [
         more={"max_in_flight": 3},
         keeps=[delivered(0, "a"), *TURNS[:3], started(0, "a")],
         breaks=[delivered(0, "a"), *TURNS, started(0, "a")],
-        witness="4 others started while it could, the bound is 3",
+        witness="4 others started before it, the bound is 3",
         checked=4,
     ),
     Case(
@@ -130,7 +130,7 @@ LANES: list[Case] = [
         more={"max_in_flight": 3},
         keeps=[delivered(0, "a"), delivered(9, "a"), started(0, "a"), *TURNS, ended(0, "a"), started(9, "a")],
         breaks=[delivered(0, "a"), delivered(9, "a"), ran(0, "a"), *TURNS, started(9, "a")],
-        witness="4 others started while it could, the bound is 3",
+        witness="4 others started before it, the bound is 3",
     ),
     Case(
         make=LaneProgress,
@@ -148,7 +148,7 @@ LANES: list[Case] = [
         more={"max_in_flight": 3},
         keeps=[*OUTLIVED, *OTHERS, *OUTLIVES_NO_MORE, *OTHERS[:3], started(0, "a", **AGAIN)],
         breaks=[*OUTLIVED, *OUTLIVES_NO_MORE, *OTHERS, started(0, "a", **AGAIN)],
-        witness="4 others started while it could, the bound is 3",
+        witness="4 others started before it, the bound is 3",
     ),
     Case(
         make=LaneProgress,
@@ -158,7 +158,7 @@ LANES: list[Case] = [
         more={"max_in_flight": 3},
         keeps=[*COMPLETED, *OTHERS, *OUTLIVES_NO_MORE, *OTHERS[:3], started(1, "a", **AGAIN)],
         breaks=[*COMPLETED, *OUTLIVES_NO_MORE, *OTHERS, started(1, "a", **AGAIN)],
-        witness="4 others started while it could, the bound is 3",
+        witness="4 others started before it, the bound is 3",
     ),
     Case(
         make=AttemptsCount,
@@ -303,7 +303,7 @@ OUTCOMES: list[Case] = [
         what="they are not committed",
         keeps=[delivered(0), started(0), owned("drained"), ended(0), zombie(0), sent(0)],
         breaks=[delivered(0), started(0), owned("drained"), ended(0), zombie(0), sent(1)],
-        witness="1 was committed above it, though its handler ended after the fence",
+        witness="1 was committed past this message, although its handler ended after the fence",
     ),
     Case(
         make=RedeliveryNotRun,
@@ -335,7 +335,7 @@ OUTCOMES: list[Case] = [
             *at(114.0, abandoned(0), ack(2), END),
         ],
         breaks=[delivered(0), delivered(1), *at(103.0, extended([0, 0])), *at(109.0, extended([0, 1]))],
-        witness="held without the broker hearing of it, 6.998 s late",
+        witness="held without an extension, 6.998 s late",
         checked=5,
     ),
     Case(
@@ -346,7 +346,7 @@ OUTCOMES: list[Case] = [
         more=OPEN,
         keeps=[*CANCELLED, *at(106.0, extended([0, 0])), *at(112.0, started(0), extended([0, 0]), END)],
         breaks=[*CANCELLED, *at(103.0, handled(5)), *at(110.0, ran(0), ack(0), END)],
-        witness="held without the broker hearing of it, 7.999 s late",
+        witness="held without an extension, 7.999 s late",
         checked=2,
     ),
     Case(
@@ -357,7 +357,7 @@ OUTCOMES: list[Case] = [
         more=OPEN,
         keeps=[*CANCELLED, *at(106.0, extended([0, 0]), END)],
         breaks=[*CANCELLED, *at(103.0, handled(5)), *at(110.0, extended([0, 0]), END)],
-        witness="held without the broker hearing of it, 7.999 s late",
+        witness="held without an extension, 7.999 s late",
         checked=1,
     ),
     Case(
@@ -368,7 +368,7 @@ OUTCOMES: list[Case] = [
         more=OPEN,
         keeps=[delivered(0), at(107.0, owned("drained")), at(150.0, ack(0), END)],
         breaks=[delivered(0), at(103.0, delivered(1)), at(110.0, owned("drained")), at(150.0, END)],
-        witness="held without the broker hearing of it, 7.999 s late",
+        witness="held without an extension, 7.999 s late",
     ),
     Case(
         make=KeptAlive,
@@ -378,6 +378,6 @@ OUTCOMES: list[Case] = [
         more=OPEN,
         keeps=[handled(0), delivered(0), redelivered(0, "settled"), at(150.0, owned("drained"), END)],
         breaks=[handled(0), delivered(0), at(103.0, redelivered(0, "late")), at(150.0, owned("drained"), END)],
-        witness="held without the broker hearing of it, 47.995 s late",
+        witness="held without an extension, 47.995 s late",
     ),
 ]

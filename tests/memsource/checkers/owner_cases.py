@@ -34,7 +34,7 @@ OWNING: list[Case] = [
         keeps=[assigned(), ran(0), owned("revoking"), owned("drained"), at(101.0, owned("revoked"))],
         breaks=[assigned(), at(101.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))],
         then=[assigned()],
-        witness="started while it was another process's, assigned there (m-2 pid 2 row 2)",
+        witness="started after another process was assigned the partition (m-2 pid 2 row 2)",
         checked=2,
     ),
     Case(
@@ -44,14 +44,14 @@ OWNING: list[Case] = [
         keeps=[assigned(), at(101.0, ran(0), owned("lost"))],
         breaks=[assigned(), at(101.0, sent(0), owned("revoking"), owned("drained"), owned("revoked"))],
         then=[assigned()],
-        witness="commit_sent while it was another process's, assigned there (m-2 pid 2 row 2)",
+        witness="commit_sent after another process was assigned the partition (m-2 pid 2 row 2)",
     ),
     Case(
         make=ExclusiveOwner,
         what="once in a process",
         keeps=[assigned(), owned("lost"), assigned(**AGAIN)],
         breaks=[assigned(), assigned(**AGAIN)],
-        witness="assigned while the process had it in assignment 1",
+        witness="assigned while the process still had the partition in assignment 1",
     ),
     Case(
         make=KeptWorkGoesOn,
@@ -121,7 +121,7 @@ OWNING: list[Case] = [
         breaks=[assigned(), handled(0), delivered(1), sent(1), owned("lost")],
         then=[assigned(1), delivered(1), ran(1), delivered(2), ran(2)],
         then_breaks=[assigned(1), delivered(1), delivered(2), ran(2)],
-        witness="started, and position 1 of its key never was",
+        witness="started, but position 1 of its key never started",
         checked=4,
     ),
     Case(
@@ -130,7 +130,7 @@ OWNING: list[Case] = [
         asks="order",
         keeps=[assigned(), delivered(0), delivered(1), ran(0), ran(1), sent(2)],
         breaks=[assigned(), delivered(0), delivered(1), ran(1), ran(0), sent(2)],
-        witness="started, and position 0 of its key never was",
+        witness="started, but position 0 of its key never started",
         violations=2,
         checked=2,
     ),
@@ -141,7 +141,7 @@ OWNING: list[Case] = [
         asks="order",
         keeps=[assigned(), delivered(0), delivered(1), message("blocked", 0), ran(1), sent(1)],
         breaks=[assigned(), delivered(0), delivered(1), message("blocked", 1), ran(1), sent(1)],
-        witness="started, and position 0 of its key never was",
+        witness="started, but position 0 of its key never started",
     ),
     Case(
         make=OrderAcrossAssignments,

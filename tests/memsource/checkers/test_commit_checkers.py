@@ -106,7 +106,7 @@ class TestNoCommitPastUnfinished:
     def test_floors_never_fall(self, falls: Rows) -> None:
         verdict = verdicts(segment(assigned(2), falls))["CommitsRise"]
         assert (verdict.status, verdict.violations) == ("violated", 1)
-        assert "the floor fell, it was" in verdict.witnesses[0]
+        assert "the floor fell from" in verdict.witnesses[0]
 
     def test_another_assignment_has_its_own_floors(self) -> None:
         first = [assigned(5), sent(9), owned("lost")]

@@ -73,7 +73,7 @@ def test_a_row_that_is_missing_leaves_it_unproven(case: Case) -> None:
 def test_a_history_without_its_settings_proves_nothing(case: Case) -> None:
     kept, broken = judged(case.make, *case.kept(said=False)), judged(case.make, *case.broken(said=False))
     assert kept.status != "violated"
-    reason = f"segments whose begin row does not say {case.asks}"
+    reason = f"segments whose begin row lacks {case.asks}"
     # A checker may convict if the setting does not matter.
     assert any(one.endswith(reason) for verdict in (kept, broken) for one in verdict.reasons)
 
