@@ -1,13 +1,13 @@
 """Workers for a handler of batches: one call is one execution of every lane in the batch.
 
-A batch is taken when it can be full, or after its first message has waited for ``linger`` seconds.
+A worker takes a batch when the batch can be full, or when its first message has waited for ``linger`` seconds.
 
-The history shows the messages of a lane one after the other. The first one has its ``started`` row before the call. The
-others get their rows when the call has ended, each after the end of its predecessor. A message that does not count,
-because a predecessor failed, has no rows of this call.
+The history shows the messages of a lane one after the other. The first message of a lane has its ``started`` row before
+the call. The other messages get their rows when the call has ended, each after the end of its predecessor. A message
+that does not count, because a predecessor failed, has no rows of this call.
 
-A plain handler runs in threads: a thread makes one call, and a task of the event loop waits for its end. A call that
-has begun keeps its lanes and its thread until it ends, even after its partitions are given up.
+A plain handler runs in threads. A thread makes one call, and a task of the event loop waits for the end of the call. A
+call that has begun keeps its lanes and its thread until it ends, even after its partitions are given up.
 """
 
 from __future__ import annotations
@@ -42,9 +42,18 @@ class _Worker:
 class BatchWorkers:
     """The workers of one consumer whose handler takes up to ``size`` messages.
 
-    A plain function runs in a thread, or on the event loop with ``inline``. Cancelling a partition cancels every call
-    with one of its messages; messages of other partitions in such a call go back to their lanes. Calls in threads
-    continue. ``linger``, ``timeout`` and ``grace`` (seconds): see ``Settings``.
+    The cancellation of a partition cancels every call with a message of the partition. Messages of other partitions in
+    a cancelled call go back to their lanes. Calls in threads continue.
+
+    Args:
+        context: The run.
+        handler: Function of a list of messages.
+        size: Maximum number of messages of a batch.
+        linger: Seconds that a batch waits for more messages.
+        timeout: Seconds that a call may take. ``None`` = no limit.
+        grace: Seconds that calls in threads get at the end of the run.
+        inline: Whether a plain function runs on the event loop instead of in threads.
+        decode: Function for ``Message.data``.
     """
 
     def __init__(
@@ -82,7 +91,7 @@ class BatchWorkers:
             tasks.start_soon(self._work, worker)
 
     def wake(self, *, taking: int = 0) -> None:
-        """Wake the workers. ``taking`` has no effect: a batch takes every ready message it has room for."""
+        """Wake the workers. ``taking`` has no effect, because a batch takes every ready message up to its size."""
         self._wake.set()
 
     def cancel(self, partition: Partition) -> None:
@@ -92,7 +101,7 @@ class BatchWorkers:
                 worker.scope.cancel()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """The first message of each call that has run in a thread for ``timeout`` seconds or longer."""
+        """Return the first message of each call that has run in a thread for ``timeout`` seconds or longer."""
         return [] if self._threads is None else self._threads.pool.stuck(now, timeout)
 
     async def _work(self, worker: _Worker) -> None:
@@ -140,7 +149,7 @@ class BatchWorkers:
             with handling or contextlib.nullcontext():
                 outcomes = await self._outcomes(batch)
         except LeaseExpired:
-            # The call has ended: without its batch, the worker is not cancelled by the loss.
+            # The call has ended. A worker without a batch is not cancelled by the loss of a partition.
             worker.batch = []
             self._lose_overdue(batch)
             worker.batch = batch
@@ -163,7 +172,7 @@ class BatchWorkers:
             if isinstance(error, GeneratorExit):
                 raise
         else:
-            # Before the rows are written: a message of a lost partition does not count, and gets none.
+            # Before the rows are written, because a message of a lost partition does not count and gets no rows.
             self._lose_overdue(batch)
             self._finish(worker, outcomes, "ok", None, handling)
 
@@ -186,14 +195,14 @@ class BatchWorkers:
                 self._context.overdue(partition)
 
     def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
-        """The messages that can be read, and the outcomes of the others. An unreadable message stops its lane."""
+        """Return the readable messages, and the outcomes of the others. An unreadable message stops its lane."""
         unreadable: set[_Lane] = set()
         outcomes: dict[Message, Outcome] = {}
         sound = []
         for message in batch:
             lane = (message.partition, message.lane)
             if message.lane is not None and lane in unreadable:
-                outcomes[message] = ABANDON  # After a failure in its lane: the engine gives it back to the lane.
+                outcomes[message] = ABANDON  # The engine returns a message after a failure to its lane.
                 continue
             try:
                 if message.broken is not None:
@@ -268,7 +277,7 @@ class BatchWorkers:
 
 
 def _overdue(batch: list[Message], now: float) -> bool:
-    """Whether the lease of any message has run out."""
+    """Return whether the lease of any message has run out."""
     return any(now >= message.partition.deadline for message in batch)
 
 
@@ -276,7 +285,7 @@ _Lane = tuple[Partition, LaneId]
 
 
 def _heads(batch: list[Message]) -> set[Message]:
-    """The first message of each lane, and every message without a lane."""
+    """Return the first message of each lane, and every message without a lane."""
     lanes: dict[_Lane, Message] = {}
     for message in batch:
         lanes.setdefault((message.partition, message.lane), message)
@@ -285,7 +294,7 @@ def _heads(batch: list[Message]) -> set[Message]:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call. ``done`` is set when it has ended or was abandoned."""
+    """One call in a thread. ``done`` is set when the call has ended or was abandoned."""
 
     batch: list[Message]
     context: contextvars.Context
@@ -297,9 +306,12 @@ class _Call:
 class _BatchThreads:
     """The threads of one consumer, one for each concurrent call, started on demand.
 
-    ``handle`` runs in them: it calls the handler with a batch and returns one outcome for each message.
-    ``timeout``: seconds after which a running call is reported once in the log; ``None`` = never. ``grace``: seconds
-    that running calls get when the task group is cancelled.
+    Args:
+        handle: Function that calls the handler with a batch and returns one outcome for each message. It runs in the
+            threads.
+        context: The run.
+        timeout: Seconds after which a running call is reported once in the log. ``None`` = never.
+        grace: Seconds that running calls get when the task group is cancelled.
     """
 
     def __init__(
@@ -319,19 +331,19 @@ class _BatchThreads:
         )
 
     def start(self, tasks: TaskGroup) -> None:
-        """Serve calls until the task group is cancelled; then end the threads. Starts no thread yet."""
+        """Serve calls until the task group is cancelled, then end the threads. No thread starts before a call."""
         self.pool.open()
         tasks.start_soon(self._serve)
         if self._timeout is not None:
             tasks.start_soon(self.pool.watch, self._timeout)
 
     async def call(self, batch: list[Message]) -> list[Outcome]:
-        """Handle a batch in a thread; returns or raises as ``handle`` does.
+        """Handle a batch in a thread, with the result or the exception of ``handle``.
 
-        A cancellation waits for the end of the handler; at the end of the run, at most for the grace.
+        A cancellation waits for the end of the handler. At the end of the run it waits at most for the grace.
         """
         if self.pool.ending:
-            # The run has been cancelled: this checkpoint raises, and so does the one below.
+            # The run has been cancelled. This checkpoint raises, and the checkpoint below raises too.
             await anyio.lowlevel.checkpoint()
         call = _Call(batch, handler_context())
         self._calls[call] = None
@@ -351,7 +363,7 @@ class _BatchThreads:
 
     async def _serve(self) -> None:
         try:
-            # A call counts while its outcome counts for one of its messages.
+            # A call counts while the outcome of one of its messages counts.
             await self.pool.run(self._end_calls, self._grace, lambda call: any(m.partition.live for m in call.batch))
         finally:
             for call in self._calls:

@@ -1,4 +1,4 @@
-"""The two sides that a run and its workers show each other, as Protocols."""
+"""Protocols of a run as its components use it, and of the workers as a run uses them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from lanes.source import SourceEvent
 
 
 class RunContext(Protocol):
-    """The run as its components see it: shared parts and callbacks that do not block.
+    """The run for its components: shared parts, and callbacks that do not block.
 
-    ``clock``: monotonic, in seconds; threads may call it. ``name``: the source in log lines.
+    Attributes:
+        engine: The engine.
+        clock: Monotonic clock in seconds. Threads may call it.
+        tap: The observers of the run.
+        name: Name of the source in log lines.
     """
 
     engine: Engine
@@ -32,41 +36,41 @@ class RunContext(Protocol):
         """
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Start a task of the run; an error that it raises stops the run in order."""
+        """Start a task of the run. An exception of the task stops the run in order."""
 
     def stop_because(self, error: BaseException) -> None:
-        """Stop in order; ``error`` is raised when everything has been drained. The first one wins."""
+        """Stop in order. ``Run.run`` raises the first such ``error`` after the drain."""
 
     def enter(self, event: SourceEvent) -> None:
         """Process an event of the source that had to wait."""
 
     def overdue(self, partition: Partition) -> bool:
-        """Whether the lease on a partition has run out; if so, the partition is lost. Idempotent."""
+        """Lose a partition whose lease has run out, and return whether it has. Idempotent."""
 
     def lose(self, partition: Partition, reason: str) -> None:
-        """Count nothing of a partition any more, from this call on. Idempotent."""
+        """Give up a lost partition. From this call on, no result of the partition counts. Idempotent."""
 
     def floors_moved(self) -> None:
-        """Look again at the partitions at ``max_ahead``: a message has finished, or a commit was confirmed."""
+        """Check the partitions at ``max_ahead`` again, because a message has finished or a commit was confirmed."""
 
     def room_changed(self) -> None:
-        """Ask the source again: it may deliver more or less than before."""
+        """Call the source again with the new room."""
 
     def look_for_due(self) -> None:
-        """Look at the deadlines again: a hold may end sooner than was known."""
+        """Compute the next deadline again, because a hold may end sooner."""
 
 
 class Workers(Protocol):
-    """The workers of one consumer: in tasks, in threads or for batches."""
+    """The workers of one consumer, in tasks, in threads or for batches."""
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start them; they work until the task group is cancelled."""
+        """Start the workers, which work until the task group is cancelled."""
 
     def wake(self, *, taking: int = 0) -> None:
-        """Wake workers for the lanes that are ready. ``taking``: number of these that the caller takes itself."""
+        """Wake workers for the ready lanes. ``taking``: number of ready lanes that the caller takes itself."""
 
     def cancel(self, partition: Partition) -> None:
-        """Interrupt the handlers that run for a partition, where a handler can be interrupted."""
+        """Cancel the handlers that run for a partition, if they can be cancelled."""
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """Messages whose handlers have run for ``timeout`` seconds or longer and cannot be interrupted."""
+        """Return the messages whose handlers have run in threads for ``timeout`` seconds or longer. O(threads)."""

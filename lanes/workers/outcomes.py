@@ -1,4 +1,4 @@
-"""Outcomes: what a handler raised or returned, as engine, history and telemetry get it."""
+"""The outcomes of handlers for engine, history and telemetry, made from their returns and exceptions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ RESULTS: Final[dict[int, Result]] = {
     BLOCKED: "error",
     ABANDONED: "abandoned",
 }
-"""Result in telemetry by the state of a message after its handler has ended."""
+"""The result in telemetry, by the state of a message after its handler has ended."""
 
 
 class LeaseExpired(BaseException):
-    """Takes the place of a handler's exception: its lease had run out, and it was not called."""
+    """The result of a handler that was not called, because its lease had run out."""
 
 
 def counts(error: BaseException) -> bool:
-    """Whether an exception is a failed attempt; any other one stops the consumer in order.
+    """Return whether an exception is a failed attempt. Any other exception stops the consumer in order.
 
-    A group counts if each of its members does.
+    An exception group is a failed attempt if each of its members is.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(counts(one) for one in error.exceptions)
@@ -41,7 +41,7 @@ def counts(error: BaseException) -> bool:
 
 
 def failure(error: Exception) -> Failure:
-    """The outcome of a handler that raised an exception that counts."""
+    """Return the outcome of a handler that raised an exception that counts."""
     if isinstance(error, GivenUpBefore):
         return Failure(error, terminal=True, dead_lettered=error.blocked)
     if isinstance(error, Nak):
@@ -54,7 +54,7 @@ def failure(error: Exception) -> Failure:
 
 
 def batch_outcomes(batch: Sequence[Message], returned: object) -> list[Outcome]:
-    """The outcomes of a batch handler that returned. An invalid result fails every message."""
+    """Return the outcomes of a batch handler that returned. An invalid result fails every message."""
     if returned is None:
         return [ACK] * len(batch)
     if isinstance(returned, list | tuple) and len(returned) == len(batch):
@@ -69,7 +69,7 @@ def batch_outcomes(batch: Sequence[Message], returned: object) -> list[Outcome]:
 
 
 def cancellation_of(error: BaseException) -> BaseException | None:
-    """The part of an exception that a cancelled task must raise again; ``None`` = no part of it."""
+    """Return the part of an exception that a cancelled task must raise again. ``None`` = no part."""
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
         # trio raises the cancellations of a nursery in a group, together with its other exceptions.
@@ -78,10 +78,10 @@ def cancellation_of(error: BaseException) -> BaseException | None:
 
 
 def stopping(error: BaseException, message: Message) -> BaseException:
-    """The error of a consumer that stops because a handler raised an exception that does not count."""
+    """Return the error of a consumer that stops because a handler raised an exception that does not count."""
     if not isinstance(error, anyio.get_cancelled_exc_class()):
         return error
-    # Unwrapped, it would look like a cancellation by the caller.
+    # Without a wrapper the exception would look like a cancellation by the caller.
     halted = HandlerHalted(
         f"the handler at {message.partition.id} position {message.position} was cancelled, but not by lanes "
         f"({type(error).__qualname__}): await the tasks that it starts, and catch their cancellation"
@@ -91,7 +91,7 @@ def stopping(error: BaseException, message: Message) -> BaseException:
 
 
 class OutcomeReporter:
-    """Reports the ends of handlers for all kinds of workers: to history, engine and telemetry, in this order."""
+    """The reporter of ended handlers, for all kinds of workers, to history, engine and telemetry in this order."""
 
     def __init__(self, context: RunContext) -> None:
         self._engine = context.engine
@@ -101,7 +101,7 @@ class OutcomeReporter:
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Return taken messages whose lease has run out. No handler is called, and their partitions are lost."""
-        # All of them before the loss, or they would count as handlers that still run.
+        # Every message is returned before the loss, or it would count as a handler that still runs.
         for message in messages:
             self._engine.finish(message, RETURN, 0.0)
         for message in messages:
@@ -109,17 +109,17 @@ class OutcomeReporter:
             self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
-        """Return a message whose ``started`` row is written: it ends like each handler of a lost partition."""
+        """Return a message whose ``started`` row is written. It ends like each handler of a lost partition."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
-        """Report a handler that raised: a failed attempt, or a reason to stop."""
+        """Report a handler that raised an exception: a failed attempt, or a reason to stop."""
         if isinstance(error, Exception) and counts(error):
             self.finish(message, failure(error), "error", error, handling)
             return
-        # An unexpected cancellation, KeyboardInterrupt, SystemExit, MemoryError: the message stays unsettled, and is
-        # redelivered.
+        # After an unexpected cancellation, KeyboardInterrupt, SystemExit or MemoryError the message stays unsettled.
+        # The broker redelivers it.
         self.finish(message, ABANDON, "error", error, handling)
         self._context.stop_because(stopping(error, message))
 

@@ -1,11 +1,11 @@
 """A pool of threads for plain handlers: the event loop queues calls, and the threads return results.
 
-The first of several results wakes the loop, which then reads all of them: a call needs no task, event or lock beyond
-those of the queue.
+The first of several results wakes the loop, which then reads all results. A call therefore needs no task, event or lock
+of its own.
 
 A thread cannot be cancelled. Only ``get`` takes a call out of the queue, so a call belongs to one thread, or to the
-loop that takes it back. A call that has begun keeps its thread until it ends, however long that takes. Only the end
-of the whole run abandons it, after a grace.
+loop that takes the call back. A call that has begun keeps its thread until the call ends. Only the end of the whole run
+abandons a running call, after a grace.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from lanes.loops import entry_of_loop
 log = logging.getLogger("lanes")
 
 _NAMED_LIMIT: Final = 10
-"""Number of messages in one log line, at most."""
+"""Maximum number of messages in one log line."""
 
 Call = TypeVar("Call")
 Result = TypeVar("Result")
 
 
 class _Thread(Generic[Call]):
-    """One thread. ``now``: its call and the start of it (seconds of the clock), written only by the thread."""
+    """One thread. ``now``: its call and the start of the call in seconds. Only the thread writes ``now``."""
 
     __slots__ = ("ended", "now", "reported", "thread")
 
@@ -43,7 +43,7 @@ class _Thread(Generic[Call]):
         self.now: tuple[Call, float] | None = None
         self.ended = False
         self.reported: tuple[Call, float] | None = None
-        # A daemon: a handler that never returns does not keep the process alive.
+        # A daemon thread does not keep the process alive, even if its handler never returns.
         self.thread = threading.Thread(target=target, args=(self,), name=f"lanes-{number}", daemon=True)
 
 
@@ -53,14 +53,15 @@ class Pool(Generic[Call, Result]):
     Only ``call`` and ``clock`` run in the threads; every method belongs to the event loop.
 
     Args:
-        call: Performs a call, given the call and its start. It does not raise; its return goes into ``results``.
+        call: Function of a call and its start that performs the call. It does not raise; its return goes into
+            ``results``.
         message_of: The message that stands for a call in the log.
         concurrency: Number of threads at most.
         clock: Monotonic clock in seconds.
 
     Attributes:
         results: Results that the loop has not read yet.
-        ending: Whether no further call may begin; ``call`` checks it first.
+        ending: Whether no further call may begin. The function ``call`` checks this attribute first.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Pool(Generic[Call, Result]):
         self._call_on_loop = entry_of_loop()
 
     def wake(self) -> None:
-        """Have ``run`` call its ``turn``. Idempotent."""
+        """Make ``run`` call its ``turn``. Idempotent."""
         self._wake.set()
 
     def put(self, calls: Iterable[Call]) -> None:
@@ -102,7 +103,7 @@ class Pool(Generic[Call, Result]):
             self._queue.put(call)
 
     def need(self, threads: int) -> None:
-        """Have at least so many threads. A thread that the system refuses is a ``ConfigError``; the others continue."""
+        """Start threads up to a number. ``ConfigError`` if the system refuses a thread; the others continue."""
         while len(self._threads) < threads:
             thread = _Thread(len(self._threads), self._work)
             try:
@@ -131,13 +132,13 @@ class Pool(Generic[Call, Result]):
             return calls
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """The messages of the calls that have run for ``timeout`` seconds or longer; O(threads)."""
-        # Read once each, because the threads change them.
+        """Return the messages of the calls that have run for ``timeout`` seconds or longer. O(threads)."""
+        # Each ``now`` is read once, because its thread changes it.
         running = [thread.now for thread in self._threads]
         return [self._message_of(one[0]) for one in running if one is not None and now - one[1] >= timeout]
 
     async def watch(self, timeout: float) -> None:
-        """Report each call once that runs for ``timeout`` seconds; until cancelled."""
+        """Report each call once that runs for ``timeout`` seconds, until cancelled."""
         while True:
             now = self._clock()
             due = now + timeout
@@ -150,21 +151,26 @@ class Pool(Generic[Call, Result]):
                     _report_stuck(self._message_of(running[0]), now - running[1], timeout)
                 else:
                     due = min(due, running[1] + timeout)
-            # Never 0, although floats may round to it: this task must not spin.
+            # The sleep is never 0, although floats may round to 0: this task must not spin.
             await anyio.sleep(max(due - now, 0.001))
 
     async def run(self, turn: Callable[[], None], grace: float, counts: Callable[[Call], bool]) -> None:
-        """Call ``turn`` whenever a call has ended, and after each ``wake``; until cancelled.
+        """Call ``turn`` whenever a call has ended, and after each ``wake``, until cancelled.
 
-        After the cancellation no call begins. Calls that still count get ``grace`` seconds to end, and those that run
-        longer are abandoned. ``turn`` is called for each end meanwhile, and once at the end.
+        After the cancellation no call begins. Running calls get a grace, with a ``turn`` for each end, and a last
+        ``turn`` at the end of the grace. Calls that run longer are abandoned.
+
+        Args:
+            turn: Function that reads the results.
+            grace: Seconds that running calls get to end.
+            counts: Function that returns whether the result of a call still counts.
         """
         try:
             while True:
                 await self._woken()
                 turn()
         except GeneratorExit:
-            # The loop is closed: nothing may be awaited any more, and the result of a running call is lost.
+            # The loop is closed, so no await is allowed, and the result of a running call is lost.
             self._end()
             raise
         except BaseException:
@@ -176,11 +182,11 @@ class Pool(Generic[Call, Result]):
     async def _woken(self) -> None:
         await self._wake.wait()
         self._wake = anyio.Event()
-        # Cleared before the results are read: a thread that appends one afterwards wakes the loop again.
+        # Cleared before the results are read, so that a thread with a later result wakes the loop again.
         self._waking = False
 
     def _end(self) -> None:
-        """Have each thread end as soon as it has no call."""
+        """Make each thread end as soon as it has no call."""
         self.ending = True
         for _ in self._threads:
             self._queue.put(None)
@@ -213,31 +219,31 @@ class Pool(Generic[Call, Result]):
         get, append, clock, run = self._queue.get, self.results.append, self._clock, self._call
         while (call := get()) is not None:
             now = clock()
-            # Set before the call reads ``ending``. The loop sets ``ending`` before it reads ``now``, so at least one of
-            # the two sees the other.
+            # The thread sets ``now`` before the call reads ``ending``, and the loop sets ``ending`` before it reads
+            # ``now``. So at least the thread or the loop sees the change of the other.
             thread.now = (call, now)
             result = run(call, now)
             thread.now = None
             append(result)
-            # An idle thread must not keep them alive.
+            # An idle thread must not keep call and result alive.
             del call, result
             self._wake_loop()
         thread.ended = True
         self._wake_loop()
 
     def _wake_loop(self) -> None:
-        # Two threads may both find it unset and wake the loop twice, which is harmless.
+        # Two threads may both find ``_waking`` unset and wake the loop twice, which is harmless.
         if not self._waking:
             self._waking = True
             try:
                 self._call_on_loop(self.wake)
             except RuntimeError:
-                # The loop is closed: this thread was abandoned.
+                # The loop is closed, because this thread was abandoned.
                 pass
 
 
 def handler_context() -> contextvars.Context:
-    """A copy of the current context in which sniffio detects no event loop."""
+    """Copy the current context so that sniffio detects no event loop in the copy."""
     context = contextvars.copy_context()
     try:
         import sniffio

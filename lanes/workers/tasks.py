@@ -1,12 +1,12 @@
 """Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
-A worker makes plain calls into the engine: no task, event, scope or clock call per message. Each idle worker sleeps on
-an event and is woken only for a ready lane; its task starts when it is woken for the first time. A *time slice* bounds
-handlers that never suspend: once it is used up, every worker yields to the event loop before its next message. So
-heartbeats and settlements continue. A handler that has suspended has yielded already.
+A worker makes plain calls into the engine, and needs no task, event, scope or clock call for a message. Each idle
+worker sleeps on an event and is woken only for a ready lane. Its task starts when it is woken for the first time. A
+*time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
+message, so heartbeats and settlements continue. A handler that has suspended has yielded already.
 
-With a history, every worker yields once before each handler. The first one to resume writes the ``started`` rows of all
-of them by one ``write``. By this group commit, no handler is called before its row is in the file.
+With a history, every worker yields once before each handler. The first worker to resume writes the ``started`` rows of
+all workers by one ``write``. By this group commit, no handler is called before its row is in the file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TIME_SLICE: Final = 0.005
 """Seconds that handlers may run without suspending before the workers yield to the event loop."""
 
 _WAKING_LIMIT: Final = 8
-"""Number of woken workers that have not run yet, at most."""
+"""Maximum number of woken workers that have not run yet."""
 
 _STRIDE_LIMIT: Final = 64
-"""Number of messages between two reads of the clock, at most."""
+"""Maximum number of messages between two reads of the clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,13 @@ class _Worker:
 
 
 class TaskWorkers:
-    """The workers of one consumer. ``timeout``: seconds that a handler may take; ``None`` = no limit."""
+    """The workers of one consumer.
+
+    Args:
+        context: The run.
+        handler: Async function of one message.
+        timeout: Seconds that a handler may take. ``None`` = no limit.
+    """
 
     def __init__(self, context: RunContext, handler: AsyncHandler, timeout: float | None = None) -> None:
         engine, tap, clock = context.engine, context.tap, context.clock
@@ -61,13 +67,13 @@ class TaskWorkers:
         self._timeout = timeout
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
-        # Workers that may still be started; none can be woken before ``start``.
+        # Number of workers that may still be started. No worker can be woken before ``start``.
         self._unstarted = 0
         self._tasks: TaskGroup
         self._handler_context: contextvars.Context
         self._latest: _Worker | None = None
         self._waking = 0
-        # With a history, handlers that start together share one write, so their workers are woken together.
+        # With a history, handlers that start together share one ``write``, so their workers are woken together.
         self._grouped = tap.history is not None and tap.history.group_commit
         self._waking_limit = engine.concurrency if self._grouped else _WAKING_LIMIT
         self._round = 0
@@ -84,9 +90,9 @@ class TaskWorkers:
             tasks.start_soon(self._watch, self._timeout)
 
     def wake(self, *, taking: int = 0) -> None:
-        """Wake idle workers for the lanes that are ready. ``taking``: number of these that the caller takes."""
-        # Woken workers take their share and wake the next ones. Where handlers do not suspend, the first few do all
-        # the work, and waking a worker costs more than a message.
+        """Wake idle workers for the ready lanes. ``taking``: number of ready lanes that the caller takes."""
+        # Woken workers take their share and wake further workers. If handlers do not suspend, the first few workers
+        # handle all messages, and to wake a worker costs more than a message.
         waking, limit = self._waking, self._waking_limit
         if waking >= limit or not (self._idle or self._unstarted):
             return
@@ -111,7 +117,7 @@ class TaskWorkers:
         return []
 
     async def _watch(self, timeout: float) -> None:
-        """Cancel every handler that takes too long; one timer for all of them."""
+        """Cancel every handler that takes too long, with one timer for all handlers."""
         while True:
             now = self._clock()
             running = [worker for worker in self._workers if worker.message is not None and not worker.cancelled]
@@ -119,9 +125,9 @@ class TaskWorkers:
                 if now - worker.started >= timeout:
                     worker.cancelled = worker.timed_out = True
                     worker.scope.cancel()
-            # A handler that starts later times out later than the first of these.
+            # A handler that starts later times out later than the first of these handlers.
             starts = [worker.started for worker in running if not worker.cancelled]
-            # Never 0, although floats may round to it: this task must not spin.
+            # The sleep is never 0, although floats may round to 0: this task must not spin.
             await anyio.sleep(max(0.001, min(starts, default=now) + timeout - now))
 
     def _begin(self) -> None:
@@ -132,29 +138,30 @@ class TaskWorkers:
         self._unstarted -= 1
         worker = _Worker()
         self._workers.append(worker)
-        # In the context of the run: a handler, or a user's task that calls `unblock`, may wake the worker.
+        # The worker gets the context of the run, because a handler or a task of the user may wake it.
         self._handler_context.copy().run(self._tasks.start_soon, self._work, worker)
 
     def _woken(self) -> None:
         self._waking -= 1
         if len(self._idle) + self._waking + 1 == len(self._workers):
-            # All workers slept, so the time of the loop is no part of their slice.
+            # All workers slept, so their slice begins now.
             self._slice_start = self._looked = self._clock()
         self.wake(taking=1)
 
     async def _work(self, worker: _Worker) -> None:
-        # A worker that is cancelled by now calls no handler. An eager task would call one within ``wake``.
+        # A worker that is cancelled already calls no handler. Without this checkpoint, an eager task would call a
+        # handler within ``wake``.
         await anyio.lowlevel.checkpoint()
         self._woken()
         again = True
         while again:
             worker.cancelled = worker.timed_out = False
-            # One scope for many messages, replaced only after it has absorbed a cancellation.
+            # One scope serves many messages, and is replaced only after it has absorbed a cancellation.
             with anyio.CancelScope() as worker.scope:
                 again = await self._work_until_cancelled(worker)
 
     async def _work_until_cancelled(self, worker: _Worker) -> bool:
-        """Handle messages. Returns False when this worker must not await anything any more."""
+        """Handle messages. Return False when this worker must not await any more."""
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
         grouped = self._grouped
@@ -201,7 +208,7 @@ class TaskWorkers:
                     with handling:
                         await handler(message)
             except GeneratorExit as error:
-                # The loop is closed, or a handler raised this itself: nothing may be awaited any more.
+                # The loop is closed, or the handler raised this exception, so no await is allowed any more.
                 worker.message = None
                 reporter.finish(message, ABANDON, "error", error, handling)
                 context.stop_because(error)
@@ -227,7 +234,7 @@ class TaskWorkers:
                 engine.finish(message, ACK, 0.0)
                 if handling is not None:
                     handling.end(RESULTS[message.state])
-            # This worker takes one ready lane itself: to wake another for it costs more than the message.
+            # This worker takes one ready lane itself, because to wake another worker costs more than the message.
             context.after(taking=1)
             if self._latest is not worker:
                 continue  # Another worker ran, so the handler has suspended and the loop had its turn.
@@ -247,7 +254,7 @@ class TaskWorkers:
         if left <= 0.0:
             self._stride = self._countdown = 1
             return True
-        # Read the clock again after as many messages as fit for sure, judged by the last ones.
+        # The clock is read again after a number of messages that fits into the slice, judged by the last messages.
         took, self._looked = now - self._looked, now
         self._stride = min(self._stride * 2, _STRIDE_LIMIT) if took < left / 4 else 1
         self._countdown = self._stride

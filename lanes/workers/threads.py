@@ -1,12 +1,13 @@
 """Workers for a plain handler: threads call it, and the event loop reads the results in batches.
 
-A task of the loop takes as many ready messages as may run and queues them in the pool. Threads call the handler; the
+A task of the loop takes all ready messages that may run, and queues them in the pool. Threads call the handler. The
 task reports all results and takes the next messages. Only the loop calls the engine.
 
 A handler that has begun keeps its lane and its thread until it ends. A queued message is taken back when its partition
 is given up.
 
-With a history, the ``started`` rows of all messages that are queued together are first written by one ``write``.
+With a history, one ``write`` stores the ``started`` rows of all messages that are queued together, before they are
+queued.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lanes.workers.pool import Pool, handler_context
 
 
 class _NotRun(BaseException):
-    """Takes the place of a handler's exception: the run was ending, and the handler was not called."""
+    """The result of a handler that was not called, because the run was ending."""
 
 
 _Result = tuple[Message, BaseException | None, Handling | None]
@@ -38,8 +39,11 @@ class ThreadWorkers:
     Threads call ``handler`` concurrently, each time in a copy of the context of ``start``. Only ``handler`` and
     ``clock`` run in the threads; every method belongs to the event loop.
 
-    ``timeout``: seconds after which a running handler is reported once in the log; ``None`` = never. ``grace``: seconds
-    that running handlers get when the task group is cancelled.
+    Args:
+        context: The run.
+        handler: Plain function of one message.
+        timeout: Seconds after which a running handler is reported once in the log. ``None`` = never.
+        grace: Seconds that running handlers get when the task group is cancelled.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class ThreadWorkers:
     # --- on the event loop
 
     def start(self, tasks: TaskGroup) -> None:
-        """Take messages until the task group is cancelled. Starts no thread yet."""
+        """Take messages until the task group is cancelled. No thread starts before the first message."""
         self._pool.open()
         self._handler_context = handler_context()
         # Handlers of fenced partitions had their grace in the drain, and their results do not count.
@@ -71,7 +75,7 @@ class ThreadWorkers:
             tasks.start_soon(self._pool.watch, self._timeout)
 
     def wake(self, *, taking: int = 0) -> None:
-        """Take the ready lanes. ``taking``: number of these that the caller takes."""
+        """Take the ready lanes. ``taking``: number of ready lanes that the caller takes."""
         engine = self._engine
         # While all threads are busy, their results wake the task.
         if engine.ready > taking and engine.running_handlers < engine.concurrency:
@@ -87,7 +91,7 @@ class ThreadWorkers:
         self._context.after()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """The messages whose handlers have run for ``timeout`` seconds or longer; O(threads)."""
+        """Return the messages whose handlers have run for ``timeout`` seconds or longer. O(threads)."""
         return self._pool.stuck(now, timeout)
 
     def _turn(self) -> None:
@@ -133,11 +137,11 @@ class ThreadWorkers:
             history.flush()
         self._pool.put(taken)
         try:
-            # A thread for each message that runs or is queued; never more than ``concurrency``.
+            # One thread for each message that runs or is queued, and never more than ``concurrency``.
             self._pool.need(engine.running_handlers)
         except ConfigError as refused:
             if self._pool.empty:
-                # No thread would ever call their handlers.
+                # Without a thread no handler would ever be called.
                 self._abandon(self._pool.take_back())
             self._context.stop_because(refused)
 
