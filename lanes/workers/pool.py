@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
 
@@ -123,13 +124,12 @@ class Pool(Generic[Call, Result]):
     def take_back(self) -> list[Call]:
         """Take back the calls that no thread has taken yet."""
         calls: list[Call] = []
-        try:
+        with suppress(Empty):
             while True:
                 call = self._queue.get_nowait()
                 if call is not None:
                     calls.append(call)
-        except Empty:
-            return calls
+        return calls
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Return the messages of the calls that have run for ``timeout`` seconds or longer. O(threads)."""
@@ -235,11 +235,9 @@ class Pool(Generic[Call, Result]):
         # Two threads may both find ``_waking`` unset and wake the loop twice, which is harmless.
         if not self._waking:
             self._waking = True
-            try:
+            # The loop is closed if this thread was abandoned.
+            with suppress(RuntimeError):
                 self._call_on_loop(self.wake)
-            except RuntimeError:
-                # The loop is closed, because this thread was abandoned.
-                pass
 
 
 def handler_context() -> contextvars.Context:
