@@ -9,7 +9,7 @@ from lanes.core.types import Message, Partition
 from lanes.errors import MessageError
 
 AttemptState = Literal["held", "blocked", "parking"]
-"""The next step of a failed message.
+"""The event that a failed message waits for.
 
 ``"held"`` = its next attempt, ``"blocked"`` = ``Consumer.unblock`` or ``park``, ``"parking"`` = the confirmation of its
 dead letter.
@@ -21,7 +21,7 @@ class Attempt(NamedTuple):
 
     Attributes:
         attempts: Number of attempts so far, 1 or more.
-        state: The next step.
+        state: The event that the message waits for.
         error_type: Type of the exception of the last attempt.
     """
 
@@ -33,10 +33,10 @@ class Attempt(NamedTuple):
 class Attempts(Protocol):
     """A store of failed messages, so that the next owner of a partition continues their attempts.
 
-    All calls come from one event loop. Several may run at once, but never two for the same message. Each is idempotent
-    and cancel-safe: a cancelled call took effect completely or not at all. An exception counts as retryable, and the
-    call is repeated for as long as it takes. A ``SourceError`` that is not retryable, and any other error of
-    ``lanes``, stop the consumer in order.
+    All calls come from one event loop. Several calls may run at once, but never two calls for the same message. Each
+    call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. An exception counts as
+    retryable, and the call is repeated until it succeeds. A ``SourceError`` that is not retryable, and any other error
+    of ``lanes``, stop the consumer in order.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
@@ -52,8 +52,8 @@ class Attempts(Protocol):
     async def keep(self, message: Message, attempt: Attempt) -> None:
         """Store a failed attempt; durable when it returns.
 
-        A newer entry stays unchanged: one of an owner with a higher fencing token, or with more attempts. That is no
-        error, because the source decides about ownership.
+        An entry with a higher fencing token or with more attempts stays unchanged. Such an entry is no error, because
+        the source decides about ownership.
 
         Args:
             message: The message that has failed.
@@ -61,22 +61,23 @@ class Attempts(Protocol):
         """
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Delete the entries of messages that are settled. Those of an owner with a higher fencing token stay.
+        """Delete the entries of settled messages. Entries of an owner with a higher fencing token stay.
 
         Args:
             partition: The assignment that settled the messages.
-            positions: One position, or several hundred.
+            positions: Positions of the messages, from one to several hundred.
         """
 
 
 class GivenUpBefore(MessageError):
     """A message was given up under an earlier assignment; its handler is not called again.
 
-    ``error_type``: type of the exception of its last attempt. ``blocked``: whether its lane was blocked, and blocks
-    again; otherwise its dead letter may be unwritten.
-
     Args:
-        attempt: Its entry in the store.
+        attempt: The entry of the message in the store.
+
+    Attributes:
+        error_type: Type of the exception of its last attempt.
+        blocked: Whether its lane was blocked, and blocks again. If not, its dead letter may be unwritten.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -89,10 +90,10 @@ class GivenUpBefore(MessageError):
 
 
 def given_up_before(message: Message) -> bool:
-    """Whether a message was given up under an earlier assignment, so that its handler must not be called."""
+    """Return whether a message was given up under an earlier assignment, so that its handler must not be called."""
     return isinstance(message.broken, GivenUpBefore)
 
 
 def error_type(error: BaseException) -> str:
-    """The name of an exception's type; for a message that was given up before, the type of its last failure then."""
+    """Return the type name of an exception. For ``GivenUpBefore`` it is the type of the message's last failure."""
     return error.error_type if isinstance(error, GivenUpBefore) else type(error).__qualname__

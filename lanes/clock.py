@@ -9,13 +9,13 @@ from typing import Final
 __all__ = ["Clock", "monotonic"]
 
 Clock = Callable[[], float]
-"""Returns seconds from an arbitrary start; never goes back."""
+"""A function that returns seconds from an arbitrary start, and never goes back."""
 
 
 def _boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-# Without CLOCK_BOOTTIME (macOS) the clock stops while suspended; the standard library has no better one.
+# Without CLOCK_BOOTTIME, as on macOS, the clock stops while the machine is suspended.
 monotonic: Final[Clock] = _boot_time if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-"""Seconds, including those of a suspended machine where the system counts them."""
+"""The monotonic clock in seconds. It counts the time of a suspended machine where the system does."""

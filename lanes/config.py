@@ -33,13 +33,13 @@ SyncHandlers = Literal["threads", "inline"]
 
 LANES_LIMIT: Final = 1 << 32
 COMMIT_COUNT_LIMIT: Final = 5_000
-"""Number of finished messages of a partition that wait for the next commit at most."""
+"""Maximum number of finished messages of a partition that wait for the next commit."""
 
 SETTLE_WITHIN: Final = 5.0
 """Seconds that the last settlement of a drained partition gets, plus the unused part of ``drain_timeout``."""
 
 RELEASE_WITHIN: Final = 10.0
-"""Seconds that a source gets to hand a drained partition back, or the rest of its lease if that is longer."""
+"""Seconds that a source gets to release a drained partition, or the remaining lease if that is longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Retry:
     """The retries of a message: exponential backoff with full jitter, then the poison policy.
 
     Attributes:
-        attempts: Number of times that a message is handled at most, 1 or more. 1 = no retry.
-        backoff: Seconds before the second attempt at most, 0 or more. It doubles with every attempt.
+        attempts: Maximum number of attempts of a message, 1 or more. 1 = no retry.
+        backoff: Maximum number of seconds before the second attempt, 0 or more. It doubles with every attempt.
         max_backoff: Bound of the backoff in seconds, at least ``backoff``.
 
     Raises:
@@ -78,30 +78,31 @@ class Settings:
         concurrency: Number of handlers that run at once, 1 or more.
         max_in_flight: Hard bound on messages delivered and not yet settled, at least ``concurrency``. ``None`` = 2,000,
             or the limit of the broker's consumer where that is lower.
-        max_in_flight_bytes: Bound on the bytes of those messages, 1 or more. One received batch may exceed it.
-        max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. Only where
-            the source commits positions. A crash repeats at most so many messages of each partition.
+        max_in_flight_bytes: Bound on the bytes of messages in flight, 1 or more. One received batch may exceed it.
+        max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
+            repeats at most so many messages of each partition. Only for sources that commit positions.
         order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.
             ``"serial"`` = one message at a time, from a source of one partition. ``"none"`` = no order.
         keyless: Order of messages without a key. ``"any"`` = none. ``"one_lane"`` = in order within their partition.
         lanes: Number of lanes of a partition, 1 or more; keys that share a lane wait for each other. ``None`` = a lane
             for every key.
-        batch: Number of messages that the handler gets as one list at most, 1 or more. ``None`` = one message a call.
-        linger: Seconds that a batch waits for more messages at most, 0 or more. Only with ``batch``.
-        timeout: Seconds that a handler may take, above 0; then it is cancelled, and the attempt has failed. A handler
-            in a thread cannot be cancelled: it keeps its lane and its thread, and is reported. ``None`` = no limit.
-        sync_handlers: Where a plain function runs. ``"threads"`` = in threads, as many as ``concurrency``.
-            ``"inline"`` = on the event loop, which waits for it.
+        batch: Maximum number of messages that the handler gets as one list, 1 or more. ``None`` = one message a call.
+        linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Only with ``batch``.
+        timeout: Seconds that a handler may take, above 0. A handler that takes longer is cancelled, and its attempt
+            fails. A handler in a thread cannot be cancelled: it keeps its lane and its thread, and the log reports the
+            handler. ``None`` = no limit.
+        sync_handlers: Place of a plain handler. ``"threads"`` = threads, as many as ``concurrency``. ``"inline"`` = the
+            event loop, which waits for the handler.
         retry: Attempts and backoff; see ``Retry``.
         poison: Policy for a message whose attempts are used up. ``"skip"`` = write its dead letter, then continue.
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
             letter and stop its key. ``"exit"`` = stop in order with ``HandlerHalted``. ``None`` = ``"skip"`` with dead
             letters and an order other than ``"serial"``, else ``"exit"``.
-        commit_interval: Seconds that a finished message waits for its commit at most, 0 or more. A commit comes
-            earlier when 5,000 messages wait for it, or a quarter of ``max_ahead``.
+        commit_interval: Maximum number of seconds that a finished message waits for its commit, 0 or more. The commit
+            comes earlier when 5,000 messages or a quarter of ``max_ahead`` wait for it.
         unhealthy_after: Seconds after which an unfinished message makes the consumer unhealthy, above 0.
         drain_timeout: Seconds that running handlers get when a partition is given up or the consumer stops, 0 or
-            more. See ``longest_drain`` for the settlement and the release after it.
+            more. ``longest_drain`` adds the time of the last settlement and of the release.
         grace: Seconds that handlers get to react to their cancellation after ``drain_timeout``, 0 or more.
 
     Raises:
@@ -201,7 +202,7 @@ class Settings:
             ``poison``, or its default.
 
         Raises:
-            ConfigError: The policy needs dead letters, and there is no target for them.
+            ConfigError: The policy needs dead letters, and the consumer has no target for dead letters.
         """
         if self.poison in ("skip", "block_and_dlq") and not has_dead_letters:
             raise ConfigError(
@@ -227,7 +228,7 @@ class Settings:
             allowed: Seconds that the broker waits for a revoked partition. ``None`` = any time.
 
         Raises:
-            ConfigError: A drain may take longer than that.
+            ConfigError: A drain may take longer than ``allowed``.
         """
         if allowed is not None and self.longest_drain > allowed:
             raise ConfigError(
@@ -241,7 +242,7 @@ class Settings:
 
         Args:
             name: Name of the source.
-            partitions: Number of its partitions. ``None`` = unknown.
+            partitions: Number of partitions of the source. ``None`` = unknown.
 
         Raises:
             ConfigError: The order is ``"serial"``, and the source has several partitions.
@@ -260,7 +261,7 @@ class Settings:
             ordered: Whether one process alone takes from the consumer of the broker.
 
         Raises:
-            ConfigError: Several processes take from it at once, and the order is not ``"none"``.
+            ConfigError: Several processes take from the consumer at once, and the order is not ``"none"``.
         """
         if not ordered and self.order != "none":
             raise ConfigError(
@@ -269,7 +270,7 @@ class Settings:
             )
 
     def in_flight_bound(self, allowed: int | None) -> int:
-        """The bound on messages in flight that is in force.
+        """Return the bound on messages in flight that is in force.
 
         Args:
             allowed: Number of unsettled messages that the broker allows. ``None`` = any number.
@@ -295,7 +296,7 @@ class Settings:
 
 
 def check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    """Raise ``ConfigError`` unless the value is one of the ``known`` ones."""
+    """Raise ``ConfigError`` unless ``known`` has the value."""
     if value not in known:
         names = [f'"{one}"' if isinstance(one, str) else str(one) for one in known]
         raise ConfigError(f"{name}={value!r} is unknown: use {', '.join(names[:-1])} or {names[-1]}")
@@ -315,7 +316,7 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def check_aware(name: str, value: datetime) -> None:
-    """Raise ``ConfigError`` for a time without a zone: each machine would read another time."""
+    """Raise ``ConfigError`` for a time without a zone, because each machine would read another time."""
     if value.utcoffset() is None:
         raise ConfigError(f"{name}={value.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
 

@@ -19,7 +19,7 @@ class SourceError(LanesError):
 
     Args:
         message: The text of the error.
-        retryable: Whether the same call may succeed later; also an attribute of the error.
+        retryable: Whether the same call may succeed later. The error has it as an attribute.
     """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
@@ -28,36 +28,43 @@ class SourceError(LanesError):
 
 
 def is_retryable(error: Exception, *, unknown: bool) -> bool:
-    """Whether the same call may succeed later.
+    """Return whether the same call may succeed later.
 
-    A ``SourceError`` says so itself, and no other error of ``lanes`` is retryable. ``unknown`` is the answer for other
-    exceptions, such as a driver's: True for dead letters and stores of attempts, which may raise any exception. A
-    source must raise ``SourceError`` for a retryable failure, so another exception is a bug of the source.
+    A ``SourceError`` has the answer in ``retryable``. No other error of ``lanes`` is retryable.
+
+    Args:
+        error: The exception of the call.
+        unknown: Answer for an exception that is no error of ``lanes``, such as an exception of a driver. True for dead
+            letters and stores of attempts, which may raise any exception. False for a source, which must raise
+            ``SourceError`` for a retryable failure.
+
+    Returns:
+        The answer.
     """
     return error.retryable if isinstance(error, SourceError) else unknown and not isinstance(error, LanesError)
 
 
 class ContractError(LanesError):
-    """A source broke a rule of ``lanes.source``: a bug of the adapter, please report it."""
+    """A source broke a rule of ``lanes.source``. This is a bug of the adapter; please report it."""
 
 
 class HandlerHalted(LanesError):
     """A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
 
-    Finished messages were settled. The failed message was not, and is redelivered at the next start. ``__cause__`` is
-    the last exception of the handler.
+    Finished messages are settled. The failed message is not settled, and is redelivered at the next start.
+    ``__cause__`` is the last exception of the handler.
     """
 
 
 class MessageError(LanesError):
     """The key or the value of a message cannot be read. ``__cause__`` is the reason.
 
-    It is the outcome of that one message: it is not retried, and the poison policy decides about it.
+    The error is the outcome of that message. The message is not retried, and the poison policy decides about it.
     """
 
 
 class Nak(Exception):
-    """Raised by a handler to fail an attempt and choose the delay of the next one.
+    """Raised by a handler to fail an attempt and choose the delay of the next attempt.
 
     Args:
         delay: Seconds until the next attempt, finite and 0 or more. ``None`` = the backoff of ``Retry``.
@@ -74,7 +81,7 @@ class Nak(Exception):
 
 
 class Term(Exception):
-    """Raised by a handler for a message that can never succeed: it is not retried.
+    """Raised by a handler for a message that can never succeed. The message is not retried.
 
     Args:
         reason: Text of the error, for the log and the dead letter.

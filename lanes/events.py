@@ -11,16 +11,17 @@ from lanes.core.types import Partition, PartitionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvent:
-    """A change of ownership. A field that an event has no value for is ``None``.
+    """A change of ownership or of the plan. A field is ``None`` if the event has no value for the field.
 
     Attributes:
-        name: ``"assigned"`` = this process owns the partition from now on. ``"revoked"`` = it was drained and handed
-            over. ``"lost"`` = it is no longer owned, without a drain. ``"generation"`` = the group has a new plan.
-            ``"standby"`` = under the new plan this process owns nothing and waits, until the next ``"assigned"``.
+        name: ``"assigned"`` = this process owns the partition from now on. ``"revoked"`` = the partition was drained
+            and handed over. ``"lost"`` = the process lost the partition without a drain. ``"generation"`` = the group
+            has a new plan. ``"standby"`` = this process owns no partition under the new plan, and waits for the next
+            ``"assigned"``.
         partition: The partition.
         epoch: Fencing token of the partition, as in ``Message.epoch``.
         generation: Number of the plan.
-        reason: Why the partition was lost.
+        reason: Reason why the partition was lost.
     """
 
     name: Literal["assigned", "revoked", "lost", "generation", "standby"]
@@ -38,7 +39,7 @@ class GroupEvent:
         Args:
             name: Name of the event.
             partition: The assignment.
-            reason: Why the partition was lost.
+            reason: Reason why the partition was lost.
 
         Returns:
             The event.
@@ -47,5 +48,7 @@ class GroupEvent:
 
 
 OnEvent = Callable[[GroupEvent], None]
-"""A plain function, called on the event loop in the order of the events. It must not block. An exception stops the
-consumer in order."""
+"""A plain function that is called on the event loop, in the order of the events, and must not block.
+
+An exception of the function stops the consumer in order.
+"""

@@ -17,12 +17,12 @@ BatchOutcomes = Sequence[BaseException | None] | None
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]
 """An async or plain function of one message, or of a list of messages with ``Settings(batch=…)``.
 
-A return acknowledges the message; an exception fails the attempt, see ``Nak`` and ``Term``. For a batch, see
+A return acknowledges the message. An exception fails the attempt; see ``Nak`` and ``Term``. For a batch, see
 ``BatchOutcomes``.
 """
 
 Decode = Callable[[Message], object]
-"""A plain function that returns ``Message.data`` for a message. It runs in the message's turn, before the handler."""
+"""A plain function that returns ``Message.data`` for a message. It runs right before the handler of the message."""
 
 AsyncHandler = Callable[[Message], Awaitable[object]]
 SyncHandler = Callable[[Message], object]
@@ -30,7 +30,7 @@ BatchHandler = Callable[[list[Message]], object]
 
 
 def is_async(handler: Callable[..., object]) -> bool:
-    """Whether a handler is a coroutine function, or an object whose ``__call__`` is one."""
+    """Return whether a handler, or its ``__call__``, is a coroutine function."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
@@ -52,7 +52,7 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
 
 
 def fill_data(message: Message, decode: Decode) -> None:
-    """Fill ``message.data``; a failure is a ``MessageError``, because another attempt would fail as well."""
+    """Fill ``message.data``. A failure is a ``MessageError``, because another attempt would fail as well."""
     try:
         message.data = decode(message)
     except MessageError:
@@ -65,7 +65,7 @@ def fill_data(message: Message, decode: Decode) -> None:
 
 
 def async_handler(handler: Callable[..., object], decode: Decode | None) -> AsyncHandler:
-    """The handler of one message, in the form that workers on the event loop call."""
+    """Return a handler of one message as an async function, which workers on the event loop call."""
     if is_async(handler):
         awaited = cast(AsyncHandler, handler)
         if decode is None:
@@ -86,7 +86,7 @@ def async_handler(handler: Callable[..., object], decode: Decode | None) -> Asyn
 
 
 def sync_handler(handler: Callable[..., object], decode: Decode | None) -> SyncHandler:
-    """The handler of one message, in the form that threads call."""
+    """Return a handler of one message as a plain function, which threads call."""
 
     def plain(message: Message) -> None:
         if decode is not None:
@@ -97,7 +97,7 @@ def sync_handler(handler: Callable[..., object], decode: Decode | None) -> SyncH
 
 
 def refuse_awaitable(handler: object, returned: object, message: Message) -> None:
-    """Raise ``ConfigError`` when a plain function returned an awaitable: it would never be awaited."""
+    """Raise ``ConfigError`` if a plain function returned an awaitable, which would never be awaited."""
     if returned is not None and inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
             # Otherwise Python warns about a coroutine that was never awaited, without naming the handler.

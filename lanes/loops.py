@@ -1,4 +1,4 @@
-"""Calls into an event loop from tasks, callbacks and other threads: asyncio or trio."""
+"""Calls into an event loop, asyncio or trio, from tasks, callbacks and other threads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import anyio
 
 
 def entry_of_loop() -> Callable[[Callable[[], None]], object]:
-    """A function that schedules calls on the running event loop, from any thread.
+    """Return a function that schedules calls on the running event loop, from any thread.
 
-    It raises ``RuntimeError`` when the loop is closed.
+    The function raises ``RuntimeError`` when the loop is closed.
     """
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         return asyncio.get_running_loop().call_soon_threadsafe
@@ -22,12 +22,15 @@ def entry_of_loop() -> Callable[[Callable[[], None]], object]:
 
 
 class ThreadSafeCall:
-    """Calls ``function`` on the event loop that this object is made on. Does not block.
+    """A call of a function on the event loop of this object's constructor. Does not block.
 
-    In a task of that loop, the call happens at once. From a callback of the loop,
-    such as a signal handler, or from another thread, ``wake`` is called in the loop's next turn. A task that wakes then
-    calls ``serve``. After the loop is
-    closed, nothing is called.
+    In a task of that loop, the function is called at once. From a callback of the loop, such as a signal handler, or
+    from another thread, ``wake`` is called in the next turn of the loop. The task that ``wake`` wakes then calls
+    ``serve``. After the loop is closed, no function is called.
+
+    Args:
+        function: Function to call.
+        wake: Function that wakes the task that calls ``serve``.
     """
 
     def __init__(self, function: Callable[[], None], wake: Callable[[], None]) -> None:
@@ -49,7 +52,7 @@ class ThreadSafeCall:
                 self._enter(self._ask)
 
     def serve(self) -> None:
-        """Make the call that a callback or a thread has asked for. Called in a task of the loop."""
+        """Call the function if a callback or a thread has requested it. Must be called in a task of the loop."""
         if self._asked:
             self._asked = False
             self._function()

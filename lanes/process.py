@@ -24,11 +24,11 @@ EXIT_DRAINED: Final = 0
 EXIT_FAILED: Final = 1
 """A setting cannot be kept, or the broker is gone."""
 EXIT_UNUSABLE: Final = 3
-"""A command got bad input, or misses something it needs."""
+"""A command got bad input, or misses a part that it needs."""
 EXIT_AT_ONCE: Final = 4
 """Stopped at once, by a second signal; unfinished messages are delivered again."""
 EXIT_HALTED: Final = 5
-"""A message was given up under the poison policy ``exit``; everything else was drained."""
+"""A message was given up under the poison policy ``exit``, and the consumer was drained."""
 EXIT_USAGE: Final = 64
 """The command or the option does not exist."""
 EXIT_INTERRUPTED: Final = 130
@@ -52,12 +52,12 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
 async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
     """Run a consumer under SIGINT and SIGTERM. Must be called on the main thread.
 
-    The first signal drains. The second one stops at once: handlers are cancelled. An error of ``lanes`` is one line on
-    stderr; the traceback of a handler that ended the run is logged. Any other exception propagates.
+    The first signal drains. The second signal cancels the handlers and stops at once. An error of ``lanes`` is one line
+    on stderr. The log has the traceback of a handler that ended the run. Any other exception propagates.
 
     Args:
         consumer: The consumer to run.
-        grace: Seconds that cancelled handlers get after the second signal; then the process ends.
+        grace: Seconds that cancelled handlers get after the second signal, before the process ends.
 
     Returns:
         ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
@@ -72,7 +72,7 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:
-            # Raised below: here the task group would wrap it, even the SystemExit of a handler.
+            # The task group would wrap an exception that is raised here, even the SystemExit of a handler.
             failure = error
         finally:
             at_once = tasks.cancel_scope.cancel_called
@@ -86,7 +86,7 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
         raise failure
     halted = isinstance(failure, HandlerHalted)
     if halted and failure.__cause__ is not None:
-        # The line on stderr has no traceback, and no caller gets the error.
+        # The line on stderr has no traceback, and no caller gets the error, so the log has both.
         log.error("this failure of the handler ends the run", exc_info=failure.__cause__)
     _say(_describe(failure))
     return EXIT_HALTED if halted else EXIT_FAILED
@@ -106,7 +106,7 @@ async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, ended: an
             with anyio.move_on_after(grace, shield=True):
                 await ended.wait()
             if not ended.is_set():
-                # The handler ignores its cancellation. Its message is not settled, so nothing is lost.
+                # The handler ignores its cancellation. Its message is not settled, so no message is lost.
                 os._exit(EXIT_AT_ONCE)
             return
 
