@@ -319,9 +319,7 @@ def restore(state: EngineState) -> Engine:
     flow = engine.flow
     flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at = state.flow
     messages: dict[MessageId, Message] = {}
-    partitions = {}
-    for each in state.assignments:
-        partitions[each.assignment] = _restore_assignment(engine, each, messages)
+    partitions = {each.assignment: _restore_assignment(engine, each, messages) for each in state.assignments}
     for each in state.assignments:
         for one in each.in_flight + each.fenced:
             if one.next is not None:
