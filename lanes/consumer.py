@@ -34,7 +34,7 @@ from lanes.workers.outcomes import cancellation_of
 log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the last settlement. Closing the source or the dead letters may take twice that; librdkafka takes 5."""
+"""Seconds for the last settlement. Source and dead letters get twice as long to close; librdkafka takes 5 s."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -52,11 +52,11 @@ class ConsumerOptions(TypedDict, total=False):
 class Consumer:
     """One source, one handler, and the lanes between them.
 
-    Either call ``run``, or use the consumer as an async context manager. It then runs beside the block and drains at
-    its end; an error that stops it cancels the block and is raised at its end.
+    Either call ``run``, or use the consumer as an async context manager. The consumer then runs beside the block and
+    drains at the end of the block. An error that stops the consumer cancels the block and is raised at its end.
 
-    An instance runs once, and a process may run several. Not thread-safe: call every method but ``stop`` from a task of
-    the event loop that runs the consumer.
+    An instance runs once, and a process may run several consumers. A consumer is not thread-safe: call every method but
+    ``stop`` from a task of the event loop that runs the consumer.
 
     Args:
         source: Source of the messages.
@@ -107,7 +107,7 @@ class Consumer:
         self._stopping = False
         self._paused = False
         self._ended = anyio.Event()
-        # None until the source is open. Kept after the end, for `status`.
+        # None until the source is open. The run stays after its end, for `status`.
         self._run: Run | None = None
         self._block: AbstractAsyncContextManager[None] | None = None
         self._failure: BaseException | None = None
@@ -117,9 +117,9 @@ class Consumer:
     async def run(self) -> None:
         """Consume until ``stop`` is called or a finite source has ended.
 
-        Blocks until everything is drained, settled and closed. A cancellation stops at once: handlers are cancelled,
-        finished messages are settled, and the others are redelivered later. A handler's exception that is not an
-        ``Exception``, such as ``SystemExit``, stops the consumer in order and is raised.
+        Blocks until every partition is drained and settled, and the source is closed. A cancellation stops at once:
+        handlers are cancelled, finished messages are settled, and all other messages are redelivered later. A handler's
+        exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer in order and is raised.
 
         Raises:
             ConfigError: A setting cannot be kept; raised before the first message.
@@ -151,10 +151,10 @@ class Consumer:
             raise self._failure
 
     def stop(self) -> None:
-        """Stop in order: take no more messages, let running handlers end, settle, release; then ``run`` returns.
+        """Stop in order: take no more messages, let running handlers end, settle, release. Then ``run`` returns.
 
-        Does not block. Idempotent. A callback of the event loop, such as a signal handler, and other threads may call
-        it too; then no handler starts after the loop's next turn.
+        Does not block. Idempotent. Other threads and callbacks of the event loop, such as a signal handler, may call it
+        too. No handler starts after the next turn of the loop.
         """
         self._stopping = True
         run = self._active_run  # read once: another thread may end the run meanwhile
@@ -162,7 +162,7 @@ class Consumer:
             run.stop()
 
     async def drain(self) -> None:
-        """Call ``stop``, and wait for the end of ``run``. Idempotent; cancel-safe: the drain continues."""
+        """Call ``stop``, and wait for the end of ``run``. Idempotent. The drain continues after a cancellation."""
         self.stop()
         if self._state != "new":
             await self._ended.wait()
@@ -180,7 +180,7 @@ class Consumer:
 
     @asynccontextmanager
     async def _run_beside(self) -> AsyncIterator[None]:
-        """Run beside the block. An exception of either is raised outside the task group, which would wrap it."""
+        """Run beside the block. An exception is raised outside the task group, because the group would wrap it."""
         failure: BaseException | None = None
 
         async def run() -> None:
@@ -210,7 +210,7 @@ class Consumer:
 
     @property
     def ready(self) -> bool:
-        """Whether the source is open and, if it reports plans, has reported one. A hot standby is ready."""
+        """Whether the source is open, and has reported a plan if it reports plans. A hot standby is ready."""
         run = self._active_run
         return run is not None and run.planned
 
@@ -222,22 +222,22 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether ``health`` reports no reason. O(in flight)."""
+        """Whether ``health`` finds no reason to be unhealthy. O(in flight)."""
         return self.health().ok
 
     def health(self) -> Health:
         """Check whether the consumer makes progress. Does not block; O(in flight).
 
-        It does not make progress while one of these holds:
+        The consumer does not make progress while at least one condition holds:
 
         - The oldest unfinished message is older than ``Settings.unhealthy_after``.
-        - A partition waits that long for the store of attempts, or for a settlement that fails.
+        - A partition waits as long for the store of attempts, or for a settlement that fails.
         - A lane is blocked, or its dead letter cannot be written.
         - All threads are stuck.
         - ``max_ahead`` is reached.
 
         Returns:
-            The reasons, none if it makes progress. Before and after ``run``, only the error that ended it.
+            The reasons; none while the consumer makes progress. Before and after ``run``, only the error that ended it.
         """
         run = self._active_run
         if run is None:
@@ -261,7 +261,7 @@ class Consumer:
 
         Raises:
             LanesError: The start has failed.
-            ConfigError: ``batch`` is above the bound on messages in flight, so the start will fail.
+            ConfigError: ``batch`` is above the bound on messages in flight, so ``run`` would fail too.
         """
         if self._state in ("new", "starting"):
             engine = Engine(self._policy(self._settings.in_flight_bound(None)))
@@ -277,9 +277,9 @@ class Consumer:
         )
 
     def pause(self) -> None:
-        """Take no more messages from the source; those in flight continue.
+        """Take no more messages from the source. Messages in flight continue.
 
-        Does not block. Idempotent. May be called before ``run``. It outlives assignments, and a drain ignores it.
+        Does not block. Idempotent. May be called before ``run``. A pause outlives assignments, and a drain ignores it.
         """
         self._pause(paused=True)
 
@@ -295,7 +295,7 @@ class Consumer:
     def unblock(self, key: PartitionKey | None) -> int:
         """Give the heads of a key's blocked lanes one more attempt. Does not block.
 
-        The count of attempts so far is kept.
+        The attempts so far still count.
 
         Args:
             key: The key. ``None`` = messages without a key.
@@ -314,15 +314,15 @@ class Consumer:
         return count
 
     def park(self, key: PartitionKey | None) -> int:
-        """Give up the blocked and held heads of a key: each becomes a dead letter. Does not block.
+        """Send the blocked and held heads of a key to the dead letters. Does not block.
 
-        A lane continues after its dead letter is confirmed.
+        A lane continues after the broker has confirmed its dead letter.
 
         Args:
             key: The key. ``None`` = messages without a key.
 
         Returns:
-            Number of messages that were given up.
+            Number of messages that become dead letters.
 
         Raises:
             ConfigError: The consumer has no target for dead letters.
@@ -429,13 +429,13 @@ class Consumer:
         )
 
     async def _close(self, reason: str) -> None:
-        """Settle and close, after every end of ``run``; bounded, because a caller waits for it."""
+        """Settle and close after every end of ``run``, within a bounded time, because a caller waits."""
         run = self._run
         if run is not None and run.fatal is not None:
             reason = "failed"
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if run is not None:
-                # A cancellation may have left finished messages; a drain has not.
+                # A cancellation may have left finished messages. After a drain none are left.
                 await run.settler.settle()
         for closed in (self._source, self._dead_letters):
             with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
@@ -443,7 +443,7 @@ class Consumer:
                     if closed is not None:
                         await closed.aclose()
                 except Exception as error:
-                    # Not raised: it would hide the reason why the run ended.
+                    # The error is logged only, because it would hide the reason why the run ended.
                     log.warning("%s: cannot close %r (%s, %s)", self._name, closed, type(error).__name__, error)
             if closing.cancelled_caught:
                 log.warning("%s: %r did not close within %g s and is abandoned", self._name, closed, 2 * CLOSE_TIMEOUT)

@@ -20,7 +20,7 @@ class Details(NamedTuple):
 
     Attributes:
         record_key: Key of the record at the broker; the key of the lane may differ.
-        tombstone: Whether the record has no value; an empty value is another thing.
+        tombstone: Whether the record has no value. A record with an empty value is no tombstone.
         null_headers: Rising indices of the headers that have no value.
         timestamp: Time of publishing in seconds since the epoch. ``None`` = unknown.
     """
@@ -33,7 +33,7 @@ class Details(NamedTuple):
 
 @runtime_checkable
 class DetailedReader(Protocol):
-    """An optional part of a ``Reader``, by which dead letters keep the details of a message."""
+    """An optional part of a ``Reader`` that reads the details of a message for its dead letter."""
 
     def details(self, raw: object) -> Details:
         """Read the details of a message. Does not block, and changes nothing.
@@ -51,7 +51,7 @@ class DeadLetter:
     """A message that was given up.
 
     Attributes:
-        id: 32 hex digits, a function of the origin alone, so that a second write can be recognised.
+        id: 32 hex digits, a function of the origin alone. A second write of the dead letter has the same id.
         source: Name of the topic or stream.
         partition: Number of the partition.
         position: Position of the message.
@@ -93,14 +93,14 @@ class DeadLetter:
 
 
 def dead_letter_id(source: str, incarnation: str, partition: int, position: int) -> str:
-    """32 hex digits that identify one message of one incarnation of a topic or stream."""
-    # Users choose the names: without the length prefix, ("a", "b:0") and ("a:b", "0") would be the same.
+    """Return 32 hex digits that identify one message of one incarnation of a topic or stream."""
+    # Users choose the names. Without the lengths, ("a", "b:0") and ("a:b", "0") would have the same id.
     text = f"{len(source)}:{source}{len(incarnation)}:{incarnation}{partition}:{position}"
     return blake3(text.encode()).hexdigest(length=16)
 
 
 def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLetter:
-    """The dead letter of a message that was given up with ``failure`` at ``wall_time`` (seconds since the epoch)."""
+    """Make the dead letter of a message that was given up at ``wall_time``, in seconds since the epoch."""
     partition = message.partition
     error = failure.error
     return DeadLetter(
@@ -122,17 +122,17 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
 
 
 def details(message: Message) -> Details:
-    """The details of a message; empty where its reader has none."""
+    """Return the details of a message, which are empty if its reader has no details."""
     reader = message.partition.reader
     return reader.details(message.raw) if isinstance(reader, DetailedReader) else Details()
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an exception, bounded and encodable. A text that cannot be rendered is replaced by a note."""
+    """Return the text of an exception, bounded and encodable. A note replaces a text that raises an exception."""
     try:
         text = str(error)
     except Exception as broken:
         text = f"<{type(error).__qualname__}.__str__ raised {type(broken).__qualname__}>"
-    # A lone surrogate, as from a file name that is not UTF-8, could not be encoded later.
+    # A lone surrogate, such as from a file name that is not UTF-8, could not be encoded later.
     text = text[: ERROR_TEXT_LIMIT + 1].encode(errors="backslashreplace").decode()
     return text if len(text) <= ERROR_TEXT_LIMIT else text[: ERROR_TEXT_LIMIT - 1] + "…"

@@ -32,8 +32,9 @@ __all__ = [
 CONTRACT_VERSION: Final = 1
 """The version of the contract that this file states.
 
-It rises when a source that kept the contract may break it now: by a new duty, a new meaning, one more method, or one
-more check of ``memsource.contract``. An optional addition, or one with a default, leaves it unchanged.
+The version rises when a source that kept the former contract may break the new contract: by a new duty, a new meaning,
+a further method, or a further check of ``memsource.contract``. An addition that is optional, or has a default, leaves
+the version unchanged.
 """
 
 
@@ -45,20 +46,20 @@ class SourceTraits:
         name: Name of the source in logs and errors.
         system: Kind of the broker, by the names of OpenTelemetry.
         settles: ``"individual"`` = one acknowledgement a message. ``"cumulative"`` = one committed position a
-            partition, for every message below it; such a partition has a ``floor``.
+            partition, which settles every message below it. Such a partition has a ``floor``.
         hands_over: Whether a commit also stores, for the next owner, which messages above the floor are completed.
         extend_interval: Seconds after which an unsettled message must be kept alive by ``extend``. ``None`` = the
             broker has no such timer.
         max_in_flight: Number of unsettled messages that the broker allows. ``None`` = any number.
         remembers: Whether the source never redelivers, within one assignment, a position that was passed to
             ``settle``. The engine then does not track settled positions. Only for ``"individual"``.
-        revoke_limit: Seconds until the broker takes away a partition that is being revoked; must be at least
-            ``Settings.longest_drain``. ``None`` = it waits.
+        revoke_limit: Seconds after which the broker takes away a partition that it revokes, at least
+            ``Settings.longest_drain``. ``None`` = the broker waits.
         partitions: Number of partitions, those of other processes included. ``None`` = unknown.
-        plans: Whether the source sends a ``Generation`` for each plan of the group, the first one as soon as its
-            assignment is known.
+        plans: Whether the source sends a ``Generation`` for each plan of the group, and the first one as soon as the
+            source knows its assignment.
         ordered: False where several processes take from one consumer at once, so that no order can be kept.
-        exclusive: False where several processes own a partition at once, each with keys of its own.
+        exclusive: False where several processes own one partition at once, each of them for its own keys.
     """
 
     name: str
@@ -80,8 +81,8 @@ class Assigned:
     """This process owns the partition from now on.
 
     Attributes:
-        partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the
-            latest; after it no handler starts and no message is settled.
+        partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the latest. After
+            the deadline no handler starts and no message is settled.
     """
 
     partition: Partition
@@ -91,9 +92,9 @@ class Assigned:
 class Delivered:
     """A run: consecutive messages of one partition, in the order of the source.
 
-    A message whose key cannot be read has no key, and has the ``MessageError`` with the reason as its ``broken``. It
-    fails alone: its handler is not called, and the poison policy decides about it. Any other exception in ``broken``
-    is a ``ContractError``.
+    A message whose key cannot be read has no key, and its ``broken`` is the ``MessageError`` with the reason. Such a
+    message fails alone: its handler is not called, and the poison policy decides about the message. The runtime raises
+    ``ContractError`` for any other exception in ``broken``.
 
     Attributes:
         partition: The assignment that the messages belong to.
@@ -110,7 +111,8 @@ class Delivered:
 class Progressed:
     """The source has read up to ``position`` and found no more messages below it, only gaps.
 
-    Sent only by a source that commits. Its committed position thereby reaches the end of a log that ends with markers.
+    Only a source that commits sends this event. With it the committed position reaches the end of a log that ends with
+    markers.
 
     Attributes:
         partition: The assignment that was read.
@@ -123,14 +125,14 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Revoking:
-    """The partition must be handed over: its handlers may end, then it is released.
+    """The partition must be handed over. Its handlers may end, then the runtime releases the partition.
 
     Attributes:
         partition: The assignment to give up.
         timeout: Seconds that running handlers get, at most ``Settings.drain_timeout``. The cancellation of handlers,
-            the last settlement and ``release`` come after that, within ``Settings.longest_drain``. A broker's limit
-            on all of it belongs in ``SourceTraits.revoke_limit``. Infinity = the next owner waits for the release, so
-            handlers are not cancelled, however long they take.
+            the last settlement and ``release`` come after this time, within ``Settings.longest_drain``. A broker's
+            limit on the whole drain belongs in ``SourceTraits.revoke_limit``. Infinity = the next owner waits for the
+            release, so handlers are not cancelled, however long they take.
     """
 
     partition: Partition
@@ -165,7 +167,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A finite source has delivered everything. It is the last event; a further ``receive`` waits."""
+    """A finite source has delivered every message. This event is the last; a further ``receive`` waits."""
 
 
 SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation | Exhausted
@@ -175,14 +177,14 @@ SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation |
 class Source(Protocol):
     """A backend.
 
-    All calls come from one task group of one event loop; ``receive`` runs beside the others. The order of calls is
-    ``open``, then any of ``receive``, ``settle``, ``extend`` and ``release``, then ``aclose``, also after a failed
+    All calls come from one task group of one event loop, and ``receive`` runs beside the other calls. ``open`` comes
+    first, then any of ``receive``, ``settle``, ``extend`` and ``release``, and ``aclose`` last, even after a failed
     ``open``. No method may block the event loop; a blocking call belongs in a thread. An anyio scope may cancel each
     call.
     """
 
     async def open(self) -> SourceTraits:
-        """Connect, and check before the first message everything that only the broker knows. Called once.
+        """Connect, and check before the first message every setting that depends on the broker. Called once.
 
         Returns:
             The properties of the source.
@@ -195,15 +197,16 @@ class Source(Protocol):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for the next events. Cancel-safe: a cancelled call loses nothing.
 
-        With room for messages, the call returns as soon as there are any. Without room, of messages or of bytes, it
-        waits for events of ownership only. Where the source settles each message by itself, a message may come for
-        the first time after later positions of its partition. A lost connection is waited for: any exception stops
-        the consumer in order.
+        With room for messages, the call returns as soon as a message is available. Without room for messages or for
+        bytes, the call waits for events of ownership only. If the source settles each message by itself, a message may
+        come for the first time after later positions of its partition. The call waits for a lost connection, because
+        any exception stops the consumer in order.
 
         Args:
             room: Bounds of this call. At most ``room.messages`` new messages are delivered. Only the batch that
                 crosses ``room.bytes``, or a single message, may exceed that bound. Partitions in ``room.paused``
-                deliver nothing; a client that prefetches pauses exactly these, also right after an assignment.
+                deliver no message. A client that prefetches pauses exactly these partitions, even right after an
+                assignment.
 
         Returns:
             Events in the order of the source.
@@ -215,21 +218,21 @@ class Source(Protocol):
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Tell the broker that these messages are finished. Idempotent.
 
-        After the return, every settlement has left for the broker. A source that commits also has the broker's
-        confirmation of each ``floor``, and of each ``completed`` set that it hands over.
+        When the call returns, every settlement has left for the broker. If the source commits, the broker has also
+        confirmed each ``floor``, and each ``completed`` set that the source hands over.
 
-        The call is cancelled when one of its partitions is lost, or is released before the commit is confirmed. A
-        commit that has not left by then must not leave any more: it could undo a commit of the next owner. An event
+        The call is cancelled when one of its partitions is lost, or is released before the commit is confirmed. After
+        the cancellation no commit of the call may leave, because it could undo a commit of the next owner. An event
         loop does not cancel a call that is about to continue. A source that waits before it sends must therefore
         check, after the wait, which partitions it has reported lost.
 
         Args:
-            settlements: At most one for each partition. The next settlement of a partition comes after this one has
-                ended; those of different partitions may come by concurrent calls.
+            settlements: At most one for each partition. The next settlement of a partition comes after this call has
+                ended. Settlements of different partitions may come by concurrent calls.
 
         Raises:
-            SourceError: With ``retryable=True``, a settlement may not have left. The caller then repeats it, or sends
-                a later one in its place.
+            SourceError: With ``retryable=True``, a settlement may not have left. The caller then repeats the
+                settlement, or sends a later settlement in its place.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
@@ -243,11 +246,11 @@ class Source(Protocol):
         """
 
     async def release(self, partition: Partition) -> None:
-        """Hand a drained partition back. When it returns, everything settled before has reached the broker.
+        """Hand a drained partition back. When the call returns, all earlier settlements have reached the broker.
 
-        Idempotent, also while the same call runs: a partition that is being given back may be revoked at that moment.
-        Its unsettled messages may go to the next owner at once. A handler that did not end within ``drain_timeout``
-        and ``grace`` may still run. Any exception but ``SourceError`` stops the consumer in order.
+        Idempotent, even while the same call runs, because the source may revoke a partition during its release. The
+        unsettled messages may go to the next owner at once. A handler that did not end within ``drain_timeout`` and
+        ``grace`` may still run. Any exception but ``SourceError`` stops the consumer in order.
 
         Args:
             partition: The assignment to hand back.
@@ -259,24 +262,24 @@ class Source(Protocol):
     async def aclose(self) -> None:
         """Close everything that ``open`` opened. Idempotent; the user's own connection stays open.
 
-        A cancelled run has released nothing: the broker redelivers its unsettled messages after its own timeout. An
-        exception is logged.
+        A cancelled run has released no partition. The broker redelivers the unsettled messages after its own timeout.
+        An exception of the call is logged.
         """
 
 
 @runtime_checkable
 class Lagging(Protocol):
-    """An optional part of a source: one that knows its lag."""
+    """An optional part of a source that can report its lag."""
 
     def lag(self, partition: Partition) -> int | None:
-        """The lag of a partition. Called from any thread; does not block, sends nothing and raises nothing.
+        """Return the lag of a partition. Called from any thread; sends nothing, raises nothing and does not block.
 
         Args:
             partition: An assignment of this source.
 
         Returns:
-            The lag a moment ago, counted as the broker's own tools count it: in messages, or in positions where the
-            source commits those. ``None`` = unknown.
+            The lag a moment ago, in messages, or in positions if the source commits positions. The broker's own tools
+            count the lag in the same way. ``None`` = unknown.
         """
 
 
@@ -294,14 +297,14 @@ class DeadLetters(Protocol):
     async def put(self, dead_letter: DeadLetter) -> None:
         """Write one dead letter and wait until the broker has confirmed it.
 
-        Idempotent by the ``id``, as far as the backend can deduplicate. A cancelled call may still have written it.
+        Idempotent by the ``id``, as far as the backend can deduplicate. A cancelled call may have written the record.
 
         Args:
             dead_letter: The dead letter.
 
         Raises:
-            SourceError: With ``retryable=True``, the write is not confirmed; the caller repeats it for as long as it
-                takes. Otherwise the consumer stops in order.
+            SourceError: With ``retryable=True``, the write is not confirmed, and the caller repeats it until it
+                succeeds. Otherwise the consumer stops in order.
             LanesError: Any other error of ``lanes``, such as ``ConfigError``, stops the consumer in order. An
                 exception of another kind counts as retryable.
         """
