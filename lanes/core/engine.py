@@ -15,8 +15,8 @@ Rules
 5. A draining partition starts no message. Queued and stopped messages are abandoned at once. Running messages may end,
    and their results count. The engine emits ``Drained`` once, when no message runs. An interrupted handler
    (``ABANDON``) drains its partition, because later messages of its lane must not overtake its message.
-   *Prefix-closing*: where a source cannot hand over the completed set, finished messages above a queued message would
-   run again. The queued messages below the highest started message then run too, until ``stop_closing``.
+   Where a source cannot hand over the completed set, finished messages above a queued message would run again. The
+   queued messages below the highest started message then run too (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
 7. A partition has at most one commit on its way. Floor and completed set of a commit are of the same moment. A commit

@@ -7,7 +7,7 @@ offsets, the highest first. A decoder ignores an invalid text.
 **The limit** is Kafka's setting ``offset.metadata.max.bytes`` (4,096). A Kafka broker counts UTF-16 code units, not
 bytes, and the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit,
 although its UTF-8 may have three bytes (12,285 bytes in all). Each of the 32,768 characters U+3400 … U+B3FF carries 15
-bits, and none of them is a surrogate or a control character. 15 bits are 2.5 times the capacity of base64.
+bits, and none of them is a surrogate or a control character. The capacity is 2.5 times that of base64.
 
 **The format** is a sequence of bytes. The encoder cuts the bytes into characters of 15 bits, highest bit first, with
 zero bits at the end:
