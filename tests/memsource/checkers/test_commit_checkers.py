@@ -46,7 +46,7 @@ PAST = {"NoCommitPastUnfinished", "NoSettleBeforeEnd"}
 
 
 class TestNoCommitPastUnfinished:
-    def test_a_floor_is_next_to_read(self) -> None:
+    def test_the_message_at_the_floor_is_not_settled(self) -> None:
         run = [assigned(), *handled(3), delivered(4)]
         assert not violated(segment(*run, sent(4)))
         assert violated(segment(*run, sent(5))) == {"AtLeastOnce", *PAST}
@@ -70,7 +70,7 @@ class TestNoCommitPastUnfinished:
         run = segment(assigned(), delivered(1), sent(2), owned("commit_failed", floor=2), sent(2), ran(1), sent(2))
         assert verdicts(run)["NoCommitPastUnfinished"].violations == 1
 
-    def test_a_failure_a_hold_and_a_sent_dead_letter_are_no_end(self) -> None:
+    def test_a_failed_a_held_and_an_unconfirmed_message_are_unfinished(self) -> None:
         failed = [assigned(), delivered(1), started(1), ended(1, result="error")]
         assert violated(segment(failed, message("retry", 1, delay=1), sent(2), ran(1))) == PAST
         parking = [*failed, message("dlq_sent", 1)]
@@ -113,14 +113,14 @@ class TestNoCommitPastUnfinished:
         assert not violated(segment(first, assigned(5, assignment=2), sent(6, assignment=2)))
 
     @pytest.mark.parametrize("over", ["lost", "revoked"])
-    def test_nothing_is_committed_afterwards(self, over: str) -> None:
+    def test_no_commit_is_legal_after_the_revocation(self, over: str) -> None:
         run = segment(assigned(), handled(1), owned("drained"), sent(2), owned(over), owned("commit_ok", floor=2))
         assert not violated(run)
         late = segment(assigned(), handled(1), owned("drained"), owned(over), sent(2))
         assert violated(late) == {"NoCommitAfterRevoke"}
         assert verdicts(late)["NoCommitAfterRevoke"].witnesses[0].endswith(f"assignment was {over}")
 
-    def test_in_a_gap_anything_may_have_finished(self) -> None:
+    def test_any_message_may_have_finished_in_a_gap(self) -> None:
         run = segment(assigned(), delivered(1), started(1), ended(1), sent(2))
         del run[4]
         assert not violated(run)
@@ -155,7 +155,7 @@ class TestAtLeastOnce:
             run = segment(assigned(begun), handled(1, "a"), handled(3, "b"), sent(floor), start=200.0)
             assert verdicts(producer, run)["AtLeastOnce"].status == "unproven"
 
-    def test_completed_that_never_was_is_lost(self) -> None:
+    def test_a_completed_message_that_never_ran_is_lost(self) -> None:
         run = segment(assigned(), delivered(1), redelivered(1, "settled"))
         assert violated(run) == {"AtLeastOnce"}
 
@@ -188,7 +188,7 @@ class TestBoundedInFlight:
         assert "BoundedInFlight" not in violated(segment(before, leaves, *self.LATER, max_in_flight=1))
         assert "BoundedInFlight" in violated(segment(before, *self.LATER, leaves, max_in_flight=1))
 
-    def test_where_each_message_is_settled_finished_is_not_enough(self) -> None:
+    def test_a_finished_message_of_a_source_that_acknowledges_stays_in_flight_until_its_settlement(self) -> None:
         run = segment(owned("assigned", incarnation=""), handled(1), delivered(2, "b"), max_in_flight=1)
         assert violated(run) == {"BoundedInFlight"}
 
@@ -212,6 +212,6 @@ class TestBoundedInFlight:
         assigned(-1),
     ],
 )
-def test_rows_that_cannot_be_are_none(row: Fields) -> None:
+def test_an_impossible_row_is_a_gap(row: Fields) -> None:
     (one,) = parsed(segment(row, delivered(1)))
     assert [each.event for each in one.rows] == ["begin", "gap", "delivered", "end"]

@@ -46,21 +46,21 @@ CATALOGUE = Path(__file__).resolve().parents[3] / "docs" / "checkers.md"
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_promise_that_is_kept_passes(case: Case) -> None:
+def test_a_kept_promise_passes(case: Case) -> None:
     verdict = judged(case.make, *case.kept())
     assert (verdict.status, verdict.witnesses, verdict.reasons) == ("passed", (), ())
     assert case.checked is None or verdict.checked == case.checked
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_promise_that_is_broken_is_violated(case: Case) -> None:
+def test_a_broken_promise_is_a_violation(case: Case) -> None:
     verdict = judged(case.make, *case.broken())
     assert (verdict.status, verdict.violations) == ("violated", case.violations), verdict
     assert verdict.witnesses[0].endswith(f": {case.witness}")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_row_that_is_missing_leaves_it_unproven(case: Case) -> None:
+def test_a_missing_row_leaves_a_promise_unproven(case: Case) -> None:
     for index in range(len(case.kept()[0]) - 1):
         segments = case.kept()
         del segments[0][index]
@@ -91,7 +91,7 @@ def test_the_catalogue_names_every_checker_and_every_invariant() -> None:
     assert named == {make.name for make in CHECKERS}  # type: ignore[attr-defined]
 
 
-def test_a_deadline_missed_in_silence_is_a_doubt() -> None:
+def test_a_deadline_missed_in_a_silent_process_is_unproven() -> None:
     rows: list[Part] = [assigned(), delivered(0), ran(0), at(150.0, sent(1), {"event": "end", "reason": "drained"})]
     verdict = judged(CommitsInTime, segment(*rows, rules=COMMITS, end=None))
     assert verdict.status == "unproven"
@@ -126,7 +126,7 @@ def test_a_process_that_lost_a_partition_is_not_its_owner() -> None:
         assert judged(ExclusiveOwner, segment(*first, end=None), second).status == status
 
 
-def test_processes_that_share_a_partition_are_no_rivals() -> None:
+def test_processes_may_share_a_partition_if_a_setting_allows_it() -> None:
     first: list[Part] = [assigned(), at(103.0, ran(0), owned("revoking"), owned("drained"), owned("revoked"))]
     # None: a history from before this setting does not have the setting.
     for sharing in (None, {"exclusive": True}, {"exclusive": False}):
@@ -146,7 +146,7 @@ def test_rows_of_one_moment_have_no_order() -> None:
         assert judged(ExclusiveOwner, segment(*rows, end=None), other).status == status
 
 
-def test_where_an_old_handler_holds_its_lane_the_prefix_stays_open() -> None:
+def test_a_zombie_that_holds_its_lane_keeps_the_prefix_open() -> None:
     zombie = [assigned(), delivered(3), started(3), owned("lost")]
     run = [assigned(assignment=2), delivered(0, assignment=2), delivered(1, "b", assignment=2)]
     run += [*ran(1, "b", assignment=2), sent(0, assignment=2), confirmed(0, assignment=2)]
@@ -191,7 +191,7 @@ def test_messages_that_would_close_the_prefix_are_abandoned_at_the_deadline() ->
     assert judged(OneTerminalOutcome, segment(*rows, over, rules=CLOSES)).status == "violated"
 
 
-def test_an_assignment_at_an_uncommitted_position_is_a_doubt() -> None:
+def test_an_assignment_at_an_uncommitted_position_is_unproven() -> None:
     first = segment(assigned(), delivered(0), ran(0), sent(1), owned("lost"))
     assert judged(OrderAcrossAssignments, first, segment(assigned(1), start=200.0, pid=2)).status == "passed"
     verdict = judged(OrderAcrossAssignments, first, segment(assigned(7), start=200.0, pid=2))

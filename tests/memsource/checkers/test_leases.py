@@ -48,27 +48,27 @@ def judged(first: Rows, second: Rows = ()) -> Verdict:  # type: ignore[assignmen
 RUNS_ON = [delivered(0), started(0), *at(103.0, lost(102.0), ended(0, result="cancelled"))]
 
 
-def test_a_run_beside_a_loser_may_begin_at_its_deadline() -> None:
+def test_a_handler_may_start_at_the_deadline_of_a_member_that_lost_its_lease() -> None:
     assert judged([leased(102.0), *RUNS_ON], [leased(110.0), *at(102.0, *ran(1))]).status == "passed"
 
 
-def test_a_run_beside_one_that_never_noted_its_loss_may_begin_at_its_deadline() -> None:
+def test_a_handler_may_start_at_the_deadline_of_a_member_that_recorded_no_loss() -> None:
     unaware = [leased(102.0), delivered(0), started(0), *at(104.0, ended(0, result="cancelled"))]
     assert judged(unaware, [leased(110.0), *at(102.0, *ran(1))]).status == "passed"
 
 
-def test_a_run_beside_an_owner_may_not_begin_before_its_deadline() -> None:
+def test_no_handler_may_start_before_the_deadline_of_the_owner() -> None:
     # The other member notes its loss later, and a report of the broker changes nothing.
     verdict = judged([leased(102.0), *RUNS_ON], [leased(110.0), *at(101.9, *ran(1))])
     assert (verdict.status, verdict.violations) == ("violated", 1)
     assert verdict.witnesses[0].endswith("started while position 0 of its key was running (m-1 pid 1 row 5)")
 
 
-def test_a_renewal_that_only_the_loss_tells_of_counts() -> None:
+def test_a_renewal_recorded_only_with_the_loss_counts() -> None:
     assert judged([leased(101.0), *RUNS_ON], [leased(110.0), *at(101.9, *ran(1))]).status == "violated"
 
 
-def test_nothing_starts_after_its_own_deadline() -> None:
+def test_no_handler_may_start_after_its_own_deadline() -> None:
     assert judged([leased(101.0), *at(100.9, *ran(0))]).status == "passed"
     verdict = judged([leased(101.0), *at(101.0, *ran(0))])
     assert verdict.witnesses[0].endswith("started when its own lease had run out")
@@ -77,14 +77,14 @@ def test_nothing_starts_after_its_own_deadline() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_nothing_is_acknowledged_after_the_deadline_or_the_loss(*, at_once: bool) -> None:
+def test_no_message_may_be_acknowledged_after_the_deadline_or_the_loss(*, at_once: bool) -> None:
     before = [leased(102.0), delivered(0), *ran(0)]
     assert judged([*before, *at(101.9, ack(0))]).status == "passed"
     late = at(101.0, lost(102.0), ack(0)) if at_once else at(102.0, ack(0))
     assert judged([*before, *late]).witnesses[0].endswith("acknowledged when its lease had run out or was lost")
 
 
-def test_the_history_says_until_when_a_start_was_leased(tmp_path: Path) -> None:
+def test_a_history_has_the_deadline_of_each_lease(tmp_path: Path) -> None:
     history = Recorder(tmp_path, member="m-1")
     partition = Partition(PartitionId("S", 0), RecordReader(), deadline=20.0, fencing_token=9)
     partition.assignment = 1

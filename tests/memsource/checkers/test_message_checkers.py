@@ -51,7 +51,7 @@ class TestPerKeyOrder:
         ).replace("5cb51da2a8bf2d14", delivered(1)["key"])
         assert "started after position 2 of its key (m-1 pid 1 row 4)" in verdict.witnesses[1]
 
-    def test_a_failure_is_not_the_end(self) -> None:
+    def test_a_failed_message_has_not_ended(self) -> None:
         run = segment(delivered(1), delivered(2), failed(1), started(2), ended(2), started(1), ended(1))
         assert violated(run) == {"PerKeyOrder"}
 
@@ -71,7 +71,7 @@ class TestPerKeyOrder:
         replay.reverse()
         assert "PerKeyOrder" in violated(crashed, segment(*replay, start=200.0, pid=2))
 
-    def test_a_message_that_comes_late_was_out_of_order(self) -> None:
+    def test_a_message_that_arrives_late_is_out_of_order(self) -> None:
         late = [delivered(1), redelivered(1, "late")]
         assert violated(segment(handled(2), late)) == {"PerKeyOrder"}
         assert violated(segment(handled(2), late, started(1), ended(1), ack(1))) == {"PerKeyOrder"}
@@ -99,13 +99,13 @@ class TestPerKeyOrder:
         verdict = verdicts(segment(handled(1), handled(2), delivered(3), late, queued, again))["PerKeyOrder"]
         assert (verdict.status, verdict.note) == ("passed", "1 late repeats")
 
-    def test_in_a_gap_a_late_repeat_may_have_ended(self) -> None:
+    def test_a_late_repeat_may_have_ended_in_a_gap(self) -> None:
         late = [delivered(1), redelivered(1, "late"), started(1), ended(1), ack(1)]
         run = segment(handled(1), handled(2), late)
         del run[1:5]
         assert not violated(run)
 
-    def test_a_produced_message_that_was_passed_over(self) -> None:
+    def test_a_skipped_produced_message_is_out_of_order(self) -> None:
         producer = segment(produced(1), produced(2), member="producer")
         assert violated(producer, segment(handled(2), start=200.0)) == {"PerKeyOrder"}
         # A producer may record a message after the message is handled.
@@ -118,13 +118,13 @@ class TestPerKeyOrder:
             second = segment(handled(2), start=200.0, pid=2)
             assert violated(first, second) == {"PerKeyOrder"}
 
-    def test_in_a_gap_the_earlier_one_may_have_ended(self) -> None:
+    def test_the_earlier_message_may_have_ended_in_a_gap(self) -> None:
         run = segment(delivered(1), started(1), ended(1), delivered(2), started(2))
         del run[3]
         assert unproven(run) >= {"PerKeyOrder", "NoOverlap"}
         assert not violated(run)
 
-    def test_a_violation_in_front_of_a_gap_stands(self) -> None:
+    def test_a_violation_before_a_gap_stands(self) -> None:
         run = segment(delivered(1), delivered(2), started(2), ended(2), ack(2), handled(3, "other"))
         del run[-2]
         verdict = verdicts(run)["PerKeyOrder"]
@@ -138,7 +138,7 @@ class TestPerKeyOrder:
         del run[1]
         assert verdicts(run)["PerKeyOrder"].violations == 2
 
-    def test_in_a_gap_a_message_may_have_come_late(self) -> None:
+    def test_a_message_may_have_arrived_late_in_a_gap(self) -> None:
         again = [delivered(1), redelivered(1, "late"), started(1), ended(1), ack(1)]
         for hidden in (slice(9, 11), slice(10, 11)):
             run = segment(handled(1), handled(2), again)
@@ -147,11 +147,11 @@ class TestPerKeyOrder:
 
 
 class TestNoOverlap:
-    def test_an_interval_ends_with_its_process(self) -> None:
+    def test_a_handler_ends_with_its_process(self) -> None:
         crashed = segment(delivered(1), started(1), end=None)
         assert not violated(crashed, segment(handled(1), start=200.0, pid=2))
 
-    def test_two_members_at_once(self) -> None:
+    def test_handlers_of_one_message_at_two_members_overlap(self) -> None:
         one = segment(delivered(1), started(1), ended(1), ack(1))
         two = segment(delivered(1), started(1), ended(1), ack(1), member="m-2", start=100.0005)
         assert violated(one, two) == {"NoOverlap"}
@@ -162,7 +162,7 @@ class TestNoOverlap:
         two = segment(delivered(1), started(1), ended(1), ack(1), member="m-2", start=100.0005)
         assert violated(one, two) == (set() if event == "lost" else {"NoOverlap"})
 
-    def test_a_handler_that_starts_after_the_other_one_is_not_excused(self) -> None:
+    def test_a_second_handler_that_starts_after_the_loss_is_not_excused(self) -> None:
         owner = segment(delivered(1), started(1), delivered(5), delivered(6), delivered(7), ended(1), end=None)
         late = segment(delivered(1), started(1), owned("lost"), ended(1), member="m-2", start=100.0015)
         assert "NoOverlap" in violated(owner, late)
@@ -224,7 +224,7 @@ class TestAtLeastOnce:
 
 
 class TestBoundedInFlight:
-    def test_the_bound_itself_is_kept(self) -> None:
+    def test_exactly_max_in_flight_messages_keep_the_bound(self) -> None:
         run = segment([delivered(position, str(position)) for position in range(5)], max_in_flight=5)
         verdict = verdicts(run)["BoundedInFlight"]
         assert (verdict.status, verdict.note) == ("passed", "peak 5 of 5")
@@ -253,7 +253,7 @@ class TestBoundedInFlight:
         again = [delivered(3, "c"), redelivered(3, "held", "c")]
         assert not violated(segment(handled(3, "c"), delivered(1), again, max_in_flight=1))
 
-    def test_the_rows_that_tell_repeats_may_be_torn_off(self) -> None:
+    def test_a_torn_off_redelivery_row_proves_nothing(self) -> None:
         rows = [*handled(3, "c"), delivered(1), delivered(2, "b"), delivered(3, "c")]
         assert not violated(segment(rows, max_in_flight=2, end=None))
         assert violated(segment(rows, max_in_flight=2)) == {"BoundedInFlight"}
@@ -269,7 +269,7 @@ class TestBoundedInFlight:
             [owned("revoked")],
         ],
     )
-    def test_a_message_that_leaves_makes_room(self, leaves: Rows) -> None:
+    def test_a_message_that_leaves_frees_its_place(self, leaves: Rows) -> None:
         later = delivered(2, "b", partition="S/1")
         assert not violated(segment(delivered(1), leaves, later, max_in_flight=1))
         assert violated(segment(delivered(1), later, leaves, max_in_flight=1)) == {"BoundedInFlight"}
@@ -278,7 +278,7 @@ class TestBoundedInFlight:
         run = segment(delivered(1), failed(1), message("retry", 1, delay=1), delivered(2, "b"), max_in_flight=1)
         assert violated(run) == {"BoundedInFlight"}
 
-    def test_in_a_gap_anything_may_have_left(self) -> None:
+    def test_any_message_may_have_left_in_a_gap(self) -> None:
         run = segment(delivered(1), delivered(2, "b"), ack(1), delivered(3, "c"), max_in_flight=2)
         del run[3]
         assert not violated(run)
@@ -382,7 +382,7 @@ class TestAcrossSegments:
         producer = segment(produced(1), boot="c", start=10.0, wall=8990.001, pid=3)
         assert {verdict.status for verdict in check(parsed(first, second, producer))} == {"passed"}
 
-    def test_a_clock_that_was_set_between_two_boots_orders_nothing(self) -> None:
+    def test_a_changed_wall_clock_between_two_boots_proves_no_order(self) -> None:
         # By the wall clocks of the rows c comes after b; by the clock of a's boot, which c shares, before.
         a = segment(delivered(9, "x", partition="S/1"), boot="a", start=10.0, wall=1000.0, end=None)
         c = segment(handled(2), boot="a", start=20.0, wall=9000.0, pid=3)
@@ -399,7 +399,7 @@ class TestAcrossSegments:
         second[1]["incarnation"] = "i-1"
         assert violated(first, second) == {"PerKeyOrder"}
 
-    def test_a_lost_beginning_makes_every_order_across_doubtful(self) -> None:
+    def test_a_lost_beginning_leaves_the_order_across_assignments_unproven(self) -> None:
         first, second = self.BROKEN_ACROSS
         headless = segment(handled(9, "z"), member="m-3", start=300.0)[1:]
         assert not violated(first, second, headless)

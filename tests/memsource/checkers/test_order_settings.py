@@ -25,21 +25,21 @@ from tests.memsource.checkers.rows import (
 )
 
 
-def test_under_the_order_none_no_message_has_one() -> None:
+def test_without_order_any_start_order_is_legal() -> None:
     rows = [delivered(1), delivered(2), started(2), ended(2), started(1), ended(1), ack(2), ack(1)]
     for order in ("key", "partition", "serial"):
         assert violated(segment(*rows, rules={"order": order})) == {"PerKeyOrder"}
     assert not violated(segment(*rows, rules={"order": "none"}))
 
 
-def test_messages_of_an_unordered_run_have_ended_for_an_ordered_one() -> None:
+def test_an_ordered_run_counts_messages_ended_by_an_unordered_run() -> None:
     first = segment(delivered(1), delivered(2), started(2), ended(2), end=None, rules={"order": "none"})
     both = segment(handled(1), handled(2), start=200.0, pid=2)
     assert not violated(first, both)
     assert violated(first, segment(handled(3), start=200.0, pid=2)) == {"PerKeyOrder"}
 
 
-def test_under_the_order_none_messages_of_a_key_run_at_once() -> None:
+def test_without_order_messages_of_a_key_may_overlap() -> None:
     rows = [delivered(1), delivered(2), started(1), started(2), ended(1), ended(2), ack(1), ack(2)]
     assert "NoOverlap" in violated(segment(*rows))
     none = {"order": "none"}

@@ -65,7 +65,7 @@ def write(directory: Path, data: bytes) -> Path:
     return path
 
 
-def test_the_figures() -> None:
+def test_a_report_counts_messages_assignments_and_repeats() -> None:
     first = segment(produced(1), handled(1), delivered(2), started(2), end=None)
     again = [delivered(2), redelivered(2, "held"), started(2), ended(2, result="error"), started(2), ended(2), ack(2)]
     settled = [delivered(1), redelivered(1, "settled"), ack(1)]

@@ -77,7 +77,7 @@ def test_a_taken_assignment_is_excused(make: MakeChecker) -> None:
 
 
 @pytest.mark.parametrize("make", [NoOverlap, ExclusiveOwner], ids=lambda make: make.name)
-def test_whichever_of_the_two_it_was_taken_from(make: MakeChecker) -> None:
+def test_either_owner_of_a_taken_assignment_is_excused(make: MakeChecker) -> None:
     assert not violated(make, BREAKS[make], [("m-2", "S/0", 1)])
 
 
@@ -102,14 +102,14 @@ def test_a_late_commit_of_a_taken_assignment_may_overwrite_the_next_one() -> Non
     assert violated(NoDuplicateCleanly, [*in_time, again], [("m-1", "S/0", 1)])
 
 
-def test_a_hole_of_the_owner_after_a_taken_assignment_is_found() -> None:
+def test_a_lost_message_of_the_owner_after_a_taken_assignment_is_found() -> None:
     taken = flat(assigned(), [delivered(n) for n in (0, 1, 2, 3)], ran(0), at(101.0, ran(1)))
     skips = flat(assigned(), [delivered(n) for n in (0, 1, 2, 3)], at(101.5, ran(3)))
     assert violated(OrderAcrossAssignments, two(taken, skips), [("m-1", "S/0", 1)])
 
 
 @pytest.mark.parametrize("floor", [1, 2, 3])
-def test_the_third_owner_goes_on_from_either_commit(floor: int) -> None:
+def test_the_third_owner_may_continue_from_either_commit(floor: int) -> None:
     four = [delivered(n) for n in (0, 1, 2, 3)]
     taken = flat(assigned(), four, ran(0), ran(1), at(101.5, sent(floor), confirmed(floor)))
     back = flat(assigned(), four, at(101.0, ran(0)), owned("lost"))

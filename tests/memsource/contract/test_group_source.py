@@ -359,7 +359,7 @@ async def test_without_hand_over_only_the_floor_is_kept() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_end_waits_for_a_rebalance() -> None:
+async def test_a_finite_source_ends_only_after_a_rebalance() -> None:
     group = published(2)
     source, _ = await opened(group, "m-1")
     source.finish()
@@ -374,7 +374,7 @@ async def test_the_end_waits_for_a_rebalance() -> None:
     assert isinstance(await only(source), Exhausted)
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="batch"):
         GroupSource(Group(), "m-1", batch=0)
 

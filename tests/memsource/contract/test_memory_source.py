@@ -68,7 +68,7 @@ async def test_the_memory_source_keeps_the_contract(check: Check, partitions: in
 
 
 @pytest.mark.anyio
-async def test_partitions_take_turns_where_there_is_little_room() -> None:
+async def test_partitions_take_turns_when_room_is_scarce() -> None:
     broker = MemoryBroker(2)
     for number in range(6):
         broker.publish(partition=number % 2)

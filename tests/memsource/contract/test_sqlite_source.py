@@ -119,7 +119,7 @@ async def settle(source: SqliteSource, messages: list[Message]) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_key_is_for_one_process_while_that_has_a_claim_on_it(harness: SqliteHarness) -> None:
+async def test_a_claimed_key_belongs_to_one_process(harness: SqliteHarness) -> None:
     await harness.publish([Sample(b"a", b"a1"), Sample(b"a", b"a2"), Sample(b"b", b"b1")])
     async with opened(harness) as one, opened(harness) as other:
         first = await take(one, 1)
@@ -131,7 +131,7 @@ async def test_a_key_is_for_one_process_while_that_has_a_claim_on_it(harness: Sq
 
 
 @pytest.mark.anyio
-async def test_a_message_without_a_key_waits_for_no_other(harness: SqliteHarness) -> None:
+async def test_a_message_without_a_key_waits_for_no_other_message(harness: SqliteHarness) -> None:
     with closing(sqlite3.connect(harness.path)) as connection, connection:
         put(connection, None, b"1")
         put(connection, None, b"2")
@@ -174,7 +174,7 @@ async def test_a_claim_that_ends_while_its_extension_waits_is_not_extended(harne
 
 
 @pytest.mark.anyio
-async def test_a_released_message_comes_at_once_to_other_processes_only(harness: SqliteHarness) -> None:
+async def test_a_released_message_goes_at_once_to_other_processes_only(harness: SqliteHarness) -> None:
     await harness.publish([Sample(b"a", b"a1"), Sample(b"a", b"a2")])
     async with opened(harness) as one, opened(harness) as other:
         (message, _) = await take(one)
@@ -185,7 +185,7 @@ async def test_a_released_message_comes_at_once_to_other_processes_only(harness:
 
 
 @pytest.mark.anyio
-async def test_a_batch_ends_where_the_room_for_bytes_does(harness: SqliteHarness) -> None:
+async def test_a_batch_ends_when_the_room_for_bytes_is_full(harness: SqliteHarness) -> None:
     await harness.publish([Sample(b"a", b"x" * 100)] * 5)
     async with opened(harness) as source:
         assert len(await take(source, size=250)) == 2
@@ -213,7 +213,7 @@ async def test_a_long_write_lock_is_waited_for_and_logged(harness: SqliteHarness
 
 
 @pytest.mark.anyio
-async def test_a_table_that_is_gone_ends_it(harness: SqliteHarness) -> None:
+async def test_a_dropped_table_ends_the_source(harness: SqliteHarness) -> None:
     async with opened(harness) as source:
         with closing(sqlite3.connect(harness.path)) as connection:
             connection.execute("DROP TABLE queue")
@@ -236,7 +236,7 @@ async def test_a_missing_table_is_refused(there: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_times_that_cannot_be_kept_are_refused(seconds: float) -> None:
+def test_impossible_times_are_refused(seconds: float) -> None:
     with pytest.raises(lanes.ConfigError, match=f"visibility={seconds}"):
         SqliteSource("queue.db", visibility=seconds)
     with pytest.raises(lanes.ConfigError, match=f"poll={seconds}"):

@@ -59,7 +59,7 @@ def test_settings_missing_from_the_begin_row_are_unknown() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"order": 1}, {"order": "x" * 300}, {"lanes": True}, {"grace": -1}, {"grace": "1"}, {"hands_over": 1}]
 )
-def test_rules_that_cannot_be_make_no_begin_row(wrong: dict[str, object]) -> None:
+def test_a_begin_row_with_impossible_settings_is_a_gap(wrong: dict[str, object]) -> None:
     (one,) = parsed(segment(delivered(1), rules=wrong))
     assert (one.rules, one.max_in_flight) == (Rules(), None)
     assert len(one.gaps) == 1
@@ -106,7 +106,7 @@ def test_rows_of_rare_events_are_read() -> None:
         {"event": "paused", "in_flight": 1, "bytes": "1"},
     ],
 )
-def test_rare_rows_that_cannot_be_are_none(wrong: Fields) -> None:
+def test_an_impossible_rare_row_is_a_gap(wrong: Fields) -> None:
     (one,) = parsed(segment(wrong, delivered(1)))
     assert events(one) == ["begin", "gap", "delivered", "end"]
 

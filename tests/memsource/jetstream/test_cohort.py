@@ -153,7 +153,7 @@ def test_a_release_is_of_one_assignment_and_counts_once() -> None:
     assert made.owner(1) == "b"
 
 
-def test_a_rebalance_always_moves_something() -> None:
+def test_every_rebalance_moves_a_slot() -> None:
     made = cohort(3, "a")
     made.poll("a")
     assert made.rebalance(1.0)

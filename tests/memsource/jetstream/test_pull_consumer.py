@@ -270,6 +270,6 @@ def test_the_next_owner_restores_a_shrunk_ack_wait() -> None:
         ({"max_ack_pending": 0}, "max_ack_pending=0: must be 1 or more, or None"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConsumerSettings(**arguments)

@@ -97,7 +97,7 @@ def test_a_dead_letter_is_kept_once() -> None:
     ("setting", "value"),
     [("session_timeout", 0.0), ("max_poll_interval", float("inf")), ("heartbeat_interval", 6.0), ("prefetch", -1)],
 )
-def test_settings_that_make_no_sense_are_refused(setting: str, value: float) -> None:
+def test_invalid_settings_are_refused(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=setting):
         KafkaSettings(**{setting: value})  # type: ignore[arg-type]
 

@@ -49,7 +49,7 @@ async def settled() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def test_a_partition_that_comes_paused_is_resumed_and_only_that() -> None:
+async def test_only_a_partition_assigned_as_paused_is_resumed() -> None:
     stand = Stand(2, 3)
     source, (zero, one) = await opened(stand)
     await cut_short(source.receive, Room(10, 1 << 20, frozenset({zero, one})))
@@ -95,7 +95,7 @@ async def test_without_hand_over_the_floor_alone_is_committed() -> None:
         await source.settle([Settlement(event.partition, [])])
 
 
-async def test_too_much_for_the_metadata_loses_its_highest_completions() -> None:
+async def test_a_completed_set_above_the_metadata_limit_loses_its_highest_offsets() -> None:
     # Runs of 200 offsets, far apart: too wide for a bitmap, and two bytes or more each.
     completed = [(start, start + 1) for start in range(1, 1_000_000, 211)]
     stand = Stand(1)
@@ -110,7 +110,7 @@ async def test_too_much_for_the_metadata_loses_its_highest_completions() -> None
     assert kept == completed[: len(kept)]
 
 
-async def test_a_broker_that_takes_less_metadata_is_given_less() -> None:
+async def test_a_lower_metadata_limit_of_the_broker_is_kept() -> None:
     stand = Stand(1, 200, metadata_limit=20)
     source, (partition,) = await opened(stand)
     completed = [(start, start + 1) for start in range(1, 200, 3)]
@@ -122,7 +122,7 @@ async def test_a_broker_that_takes_less_metadata_is_given_less() -> None:
     assert stand.broker.committed(0) == Commit(5)
 
 
-async def test_a_broker_that_takes_no_metadata_takes_floors() -> None:
+async def test_a_broker_without_metadata_gets_floors() -> None:
     stand = Stand(1, 10, metadata_limit=1)
     source, (partition,) = await opened(stand)
     await source.settle([Settlement(partition, [], 2, [(3, 4)])])
@@ -153,7 +153,7 @@ async def test_with_the_broker_down_a_commit_blocks_or_fails_after_seconds(proto
         assert stand.broker.committed(0) is None
 
 
-async def test_a_cancelled_commit_never_leaves() -> None:
+async def test_a_cancelled_commit_is_never_sent() -> None:
     stand = Stand(1, 3, protocol="848")
     source, (partition,) = await opened(stand)
     stand.broker.stop_broker(0.0)
@@ -184,7 +184,7 @@ async def test_a_frozen_process_does_nothing_and_wakes_as_a_zombie(protocol: str
     assert source.owned == []
 
 
-async def test_a_crashed_process_changes_nothing_any_more() -> None:
+async def test_a_crashed_process_changes_nothing() -> None:
     stand = Stand(1, 3)
     source, (partition,) = await opened(stand)
     stand.broker.crash("one", 0.0)
@@ -384,7 +384,7 @@ async def test_open_fails_while_the_broker_is_down() -> None:
         KafkaMemberSource(stand.broker, "two", batch=0)
 
 
-async def test_injected_failures() -> None:
+async def test_an_injected_failure_fails_a_commit_once() -> None:
     stand = Stand(1, 5)
     source, (partition,) = await opened(stand)
     source.fail("settle", SourceError("unknown", retryable=True), done=True)

@@ -45,7 +45,7 @@ def test_deleted_messages_are_delivered_from_the_prefetch_unless_a_pause_drops_i
     assert stand.fetch(one) == [8, 9]
 
 
-def test_nothing_fetched_ahead_is_handed_out_in_the_next_assignment() -> None:
+def test_prefetched_messages_are_not_delivered_in_the_next_assignment() -> None:
     stand = Stand(1, 10)
     one = stand.client("one")
     stand.poll(one)

@@ -70,7 +70,7 @@ def test_848_assigns_at_a_heartbeat_and_classic_at_once(protocol: str, at_once: 
 
 
 @pytest.mark.parametrize("protocol", ["eager", "cooperative", "848"])
-def test_a_rebalance_asks_for_something(protocol: str) -> None:
+def test_every_rebalance_revokes_a_partition_of_a_member(protocol: str) -> None:
     for partitions in (1, 4):
         stand = Stand(partitions, protocol=protocol)
         assert not stand.broker.rebalance(stand.now)
@@ -98,7 +98,7 @@ def test_a_partition_cannot_be_released_without_a_revocation() -> None:
     two = stand.client("two")
     stand.broker.group.revoke(0)
     stand.to(0.5)
-    # The revocation is due now, so the client's callback releases the partition.
+    # Partition 0 is revoked now, and returns without a callback because the client has released it.
     assert stand.told(one) == [("revoke", (1,))]
     assert stand.told(two) == [("assign", (0,))]
 

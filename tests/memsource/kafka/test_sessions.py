@@ -142,7 +142,7 @@ def test_an_848_member_that_polls_in_between_has_lost_all_and_may_still_commit()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_heartbeats_stop_in_close(protocol: str) -> None:
+def test_heartbeats_stop_during_a_close(protocol: str) -> None:
     stand = two_members(protocol)
     one, two = stand.broker.coordinator.clients
     stand.to(1.0)
@@ -159,7 +159,7 @@ def test_heartbeats_stop_in_close(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_closed_client_is_given_nothing(protocol: str) -> None:
+def test_a_closed_client_gets_no_partition(protocol: str) -> None:
     stand = Stand(2, protocol=protocol)
     one = stand.client("one")
     stand.broker.begin_close(one, 0.0)

@@ -37,7 +37,7 @@ def test_a_member_reads_from_the_commit_at_the_time_it_learns_of_its_assignment(
     assert fetched(group, "a") == []
 
 
-def test_gaps_are_read_over() -> None:
+def test_gaps_are_skipped() -> None:
     group = Group()
     group.skip(3)
     group.publish(b"12345")
@@ -132,7 +132,7 @@ def test_an_assignor_decides_the_owners() -> None:
     assert (group.poll("b"), group.owner(1)) == ([("assigned", 0)], "a")
 
 
-def test_a_member_that_comes_during_a_rebalance_takes_part_in_it() -> None:
+def test_a_member_that_joins_during_a_rebalance_takes_part_in_it() -> None:
     group = filled(3, 3)
     group.join("a")
     group.poll("a")
@@ -192,7 +192,7 @@ def test_the_only_member_gets_a_lost_partition_again_in_the_next_rebalance() -> 
     assert group.poll("a") == [("assigned", 0)]
 
 
-def test_a_release_says_nothing_about_a_later_assignment() -> None:
+def test_a_release_does_not_affect_a_later_assignment() -> None:
     group = filled(2)
     group.join("a")
     group.poll("a")
@@ -281,7 +281,7 @@ def coherent(group: Group) -> None:
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.integers(1, 3))
-def test_after_any_events_the_views_agree_and_a_state_is_a_value(seed: int, cooperative: bool, partitions: int) -> None:
+def test_after_any_events_members_and_broker_agree(seed: int, cooperative: bool, partitions: int) -> None:
     group, twin = (Group(partitions, cooperative=cooperative) for _ in range(2))
     random = Random(seed)
     for _ in range(40):
@@ -302,7 +302,7 @@ def test_after_any_events_the_views_agree_and_a_state_is_a_value(seed: int, coop
     assert (group.snapshot(), twin.snapshot()) == (state, kept)
 
 
-def test_watchers_hear_of_everything_new() -> None:
+def test_watchers_are_called_for_every_change() -> None:
     group = Group(2)
     heard: list[int] = []
 

@@ -41,7 +41,7 @@ def test_positions_rise_and_have_gaps() -> None:
         broker.skip(-1)
 
 
-def test_a_key_stays_in_its_partition_and_keyless_messages_go_round() -> None:
+def test_a_key_stays_in_its_partition_and_keyless_messages_rotate() -> None:
     broker = MemoryBroker(3)
     assert len({broker.publish(key="customer-42").partition for _ in range(9)}) == 1
     assert [broker.publish().partition for _ in range(4)] == [0, 1, 2, 0]
@@ -132,7 +132,7 @@ def test_the_ack_wait_runs_out_unless_it_is_extended() -> None:
     assert broker.stale == 0
 
 
-def test_no_more_are_unacknowledged_than_the_broker_allows() -> None:
+def test_the_broker_bounds_unacknowledged_messages() -> None:
     broker = filled(5, max_unacked=2)
     first, _ = broker.deliver(0, 10, 100, 0.0)
     assert broker.deliver(0, 10, 100, 0.0) == []
@@ -144,7 +144,7 @@ def test_no_more_are_unacknowledged_than_the_broker_allows() -> None:
     assert positions(broker.deliver(0, 10, 100, 0.0)) == [1]
 
 
-def test_watchers_hear_of_everything_new() -> None:
+def test_watchers_are_called_for_every_change() -> None:
     broker = MemoryBroker(max_unacked=1)
     heard: list[int] = []
 
@@ -173,7 +173,7 @@ def test_watchers_hear_of_everything_new() -> None:
         (lambda: MemorySource(MemoryBroker(), batch=0), "batch"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
+def test_invalid_settings_are_refused(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()
 
@@ -186,7 +186,7 @@ def test_a_partition_that_does_not_exist_is_named() -> None:
 
 
 @pytest.mark.anyio
-async def test_partitions_are_given_once_and_taken_by_turns() -> None:
+async def test_partitions_are_assigned_once_and_read_in_turns() -> None:
     broker = MemoryBroker(2)
     source = MemorySource(broker, assigned=[1])
     with pytest.raises(KeyError):

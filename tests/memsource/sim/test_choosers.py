@@ -21,16 +21,14 @@ ASKED = st.lists(st.lists(st.integers(1, 20), min_size=2, max_size=8, unique=Tru
 
 @given(seed=SEEDS, asked=ASKED)
 @pytest.mark.parametrize("make", [RandomWalk, Priorities, mixed])
-def test_a_seed_has_one_answer_and_it_is_one_of_the_tasks(
-    make: type[RandomWalk], seed: int, asked: list[list[int]]
-) -> None:
+def test_a_seed_always_chooses_the_same_ready_task(make: type[RandomWalk], seed: int, asked: list[list[int]]) -> None:
     first = answers(make(seed), asked)
     assert first == answers(make(seed), asked)
     assert all(0 <= index < len(tasks) for (_, index), tasks in zip(first, asked, strict=True))
 
 
 @pytest.mark.parametrize("make", [RandomWalk, Priorities])
-def test_every_task_is_chosen_and_time_jumps_at_times(make: type[RandomWalk]) -> None:
+def test_every_task_is_chosen_and_time_jumps_sometimes(make: type[RandomWalk]) -> None:
     got = answers(make(5), [[1, 2, 3]] * 3_000)
     assert {index for _, index in got} == {0, 1, 2}
     assert 5 < sum(jump for jump, _ in got) < 100
@@ -44,25 +42,25 @@ def test_a_recorded_schedule_gives_the_same_answers(seed: int, asked: list[list[
     assert len(recording.schedule) == sum(index > 0 for _, index in first) + sum(jump for jump, _ in first)
 
 
-def test_nothing_is_recorded_of_first_in_first_out() -> None:
+def test_first_in_first_out_records_no_deviation() -> None:
     recording = Recording(Fifo())
     assert answers(recording, [[4, 2], [2, 9]]) == [(False, 0)] * 2
     assert recording.schedule == Schedule()
 
 
-def test_a_deviation_to_a_task_that_is_not_there_is_none() -> None:
+def test_a_deviation_to_a_missing_task_is_ignored() -> None:
     sparse = Sparse(Schedule(((0, 1), (1, 2)), jumps=(1,)))
     assert answers(sparse, [[5, 6], [5, 6], [5, 6]]) == [(False, 1), (True, 0), (False, 0)]
 
 
-def test_a_priority_is_of_the_task_not_of_its_place() -> None:
+def test_a_priority_belongs_to_the_task_and_not_to_its_place() -> None:
     chooser = Priorities(1, 0, mix=0)
     winner = [3, 1, 2][chooser.choose(0, [3, 1, 2])]
     for tasks in ([1, 2, 3], [2, 3, 1], [3, 1, 2]):
         assert tasks[chooser.choose(1, tasks)] == winner
 
 
-def test_at_a_change_the_winner_becomes_the_last() -> None:
+def test_a_change_gives_the_winner_the_lowest_priority() -> None:
     # Each of the first two choices is a change: the winner has the lowest priority afterwards.
     chooser = Priorities(1, 2, span=2, mix=0)
     first = chooser.choose(0, [0, 1, 2])

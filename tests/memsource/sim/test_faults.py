@@ -41,7 +41,7 @@ def test_every_kind_is_drawn_in_full_and_in_part_and_everywhere() -> None:
     assert 0 < full < 300
 
 
-def test_faults_come_close_to_one_another() -> None:
+def test_some_faults_are_drawn_close_together() -> None:
     drawn = [draw(faults(crash=1, freeze=1), "kafka", 100_000, random.Random(seed)) for seed in range(300)]
     near = sum(found[1].at - found[0].at <= 3 for found in drawn if len(found) == 2)
     assert 10 < near < 150
@@ -60,7 +60,7 @@ def test_without_a_boundary_there_is_no_fault() -> None:
     assert draw(faults(crash=5), "kafka", 0, random.Random(1)) == ()
 
 
-def test_a_crash_at_every_boundary() -> None:
+def test_crashes_are_planned_at_every_boundary() -> None:
     assert list(crash_sweep(3)) == [(Fault(at, "crash", 0, 1.0),) for at in range(3)]
     assert list(crash_sweep(1, target=2, amount=0.5)) == [(Fault(0, "crash", 2, 0.5),)]
     assert list(crash_sweep(0)) == []

@@ -31,7 +31,7 @@ MANY = dict.fromkeys(range(100), 1)
         ({"a": [1]}, {"a": {1}}, "'a' is [1], expected {1}"),
     ],
 )
-def test_the_first_difference_is_named_where_it_is(found: object, expected: object, said: str) -> None:
+def test_the_first_difference_is_named_with_its_path(found: object, expected: object, said: str) -> None:
     assert found != expected
     assert apart(found, expected) == said
 

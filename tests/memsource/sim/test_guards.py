@@ -61,7 +61,7 @@ AWAITED: dict[str, Callable[[], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_call_is_refused_by_name_even_if_somebody_swallows_it(name: str) -> None:
+def test_a_refused_call_is_named_even_if_its_error_is_swallowed(name: str) -> None:
     async def main() -> None:
         try:
             REFUSED[name]()
@@ -100,13 +100,13 @@ def test_every_call_of_a_loop_that_needs_the_system_is_refused(name: str) -> Non
         run(main, chooser=Fifo())
 
 
-def test_nothing_of_a_loop_is_forgotten() -> None:
+def test_every_method_of_a_loop_is_refused_or_simulated() -> None:
     base = asyncio.AbstractEventLoop
     system = {name for name in vars(base) if name.startswith(("create_", "connect_", "sock_", "subprocess_", "add_"))}
     assert system - {"create_future", "create_task"} <= set(LOOP_CALLS)
 
 
-def test_other_threads_are_let_through() -> None:
+def test_calls_of_other_threads_are_allowed() -> None:
     done: list[Any] = []
     begun, go = threading.Event(), threading.Event()
 
@@ -183,7 +183,7 @@ def test_inline_threads_take_virtual_time_and_run_here() -> None:
     assert outcome.result == [("anyio", True), 2.0, 8, 4.0]
 
 
-def test_inline_threads_hear_of_a_cancellation_and_keep_to_their_limiter() -> None:
+def test_inline_threads_are_cancelled_and_keep_to_their_limiter() -> None:
     async def main() -> tuple[list[float], list[str]]:
         times: list[float] = []
         log: list[str] = []
@@ -221,7 +221,7 @@ def test_calling_back_from_an_inline_thread_is_refused_by_name() -> None:
         run(main, chooser=Fifo(), threads="inline")
 
 
-def test_everything_is_put_back() -> None:
+def test_all_guards_are_removed_after_a_run() -> None:
     from anyio._backends import _asyncio as backend
 
     owners = [threading.Thread, _thread, time, socket, socket.socket, subprocess.Popen, os, signal]

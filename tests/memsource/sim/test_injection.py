@@ -66,7 +66,7 @@ def test_a_fault_counts_when_it_strikes(personality: PersonalityName, kind: Any,
 
 
 @pytest.mark.parametrize(("amount", "left"), [(0.0, 10), (1.0, 0)])
-def test_a_commit_that_fails_was_made_or_was_not(amount: float, left: int) -> None:
+def test_a_failed_commit_may_have_been_made(amount: float, left: int) -> None:
     found: list[int] = []
 
     async def test(world: World) -> None:
@@ -85,7 +85,7 @@ def test_a_commit_that_fails_was_made_or_was_not(amount: float, left: int) -> No
     assert (run.findings, found) == ({}, [left])
 
 
-def test_two_that_are_armed_strike_one_after_the_other() -> None:
+def test_two_armed_faults_strike_one_after_the_other() -> None:
     run = run_with(
         Fault(0, "io_fails"), Fault(1, "io_fails"), Fault(2, "commit_fails"), Fault(3, "commit_fails"), io=True
     )
@@ -128,7 +128,7 @@ def test_the_campaign_names_faults_that_never_struck() -> None:
 
 
 @both
-def test_faults_go_on_when_more_is_produced(personality: PersonalityName) -> None:
+def test_faults_continue_when_more_messages_are_produced(personality: PersonalityName) -> None:
     at: list[tuple[int, float]] = []
 
     async def test(world: World) -> None:
@@ -155,7 +155,7 @@ def test_faults_go_on_when_more_is_produced(personality: PersonalityName) -> Non
 
 
 @pytest.mark.long
-def test_a_handler_that_is_wrong_in_the_second_phase_alone_is_convicted() -> None:
+def test_a_handler_that_is_wrong_only_in_the_second_phase_is_convicted() -> None:
     @simulate(runs=100, faults=faults(crash=2, rebalance=2))
     async def test(world: World) -> None:
         totals: Counter[str] = Counter()
@@ -251,7 +251,7 @@ def test_a_restarted_server_forgets_and_nothing_is_lost(personality: Personality
 
 @both
 @pytest.mark.parametrize("kind", ["rebalance", "lost", "redeliver", "restart", "freeze", "slow", "clock_jump"])
-def test_a_fault_that_meets_nothing_has_not_happened(personality: PersonalityName, kind: Any) -> None:
+def test_a_fault_without_a_target_has_not_happened(personality: PersonalityName, kind: Any) -> None:
     if kind in IMPOSSIBLE_FAULTS[personality]:
         return
     # No partition is owned yet, nothing was delivered, or the fault takes no time. Only a restart needs no target.

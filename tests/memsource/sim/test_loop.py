@@ -36,7 +36,7 @@ def order(chooser: Chooser) -> list[str]:
     return log
 
 
-def test_first_in_first_out() -> None:
+def test_tasks_run_first_in_first_out_by_default() -> None:
     assert order(Fifo()) == list("abcabc")
 
 
@@ -92,7 +92,7 @@ def test_a_chooser_outside_of_its_range_is_named() -> None:
     assert wrong.asked == 1
 
 
-def test_a_method_of_a_task_that_somebody_calls_later_is_no_step_of_it() -> None:
+def test_a_scheduled_method_of_a_task_is_no_step_of_the_task() -> None:
     class Asked(Fifo):
         def choose(self, turn: int, tasks: Any) -> int:
             assert len(set(tasks)) == len(tasks)
@@ -111,7 +111,7 @@ def test_a_method_of_a_task_that_somebody_calls_later_is_no_step_of_it() -> None
 # --- time
 
 
-def test_time_begins_at_zero_and_passes_only_where_nothing_else_can_happen() -> None:
+def test_time_begins_at_zero_and_passes_only_when_no_task_is_ready() -> None:
     async def main() -> list[float]:
         times = [anyio.current_time()]
         await anyio.sleep(3600)
@@ -124,7 +124,7 @@ def test_time_begins_at_zero_and_passes_only_where_nothing_else_can_happen() -> 
     assert (outcome.result, outcome.time) == ([0, 3600, 3600], 3600)
 
 
-def test_timers_of_one_time_come_in_the_order_they_were_set() -> None:
+def test_timers_of_one_time_run_in_the_order_of_their_creation() -> None:
     log: list[int] = []
 
     async def main() -> None:
@@ -137,7 +137,7 @@ def test_timers_of_one_time_come_in_the_order_they_were_set() -> None:
     assert log == [*range(0, 20, 2), *range(1, 20, 2)]
 
 
-def test_cancelled_timers_do_not_pile_up_and_the_others_come() -> None:
+def test_cancelled_timers_are_removed_and_the_others_run() -> None:
     async def main() -> tuple[int, int]:
         loop = current()
         came: list[int] = []
@@ -168,7 +168,7 @@ def test_time_may_jump_while_tasks_are_ready() -> None:
     assert not run(main, 1.1, chooser=Sparse(Schedule((), (5,)))).result
 
 
-def test_no_jump_is_asked_for_without_a_timer_or_a_task() -> None:
+def test_no_jump_is_chosen_without_a_timer_or_a_ready_task() -> None:
     turns: list[int] = []
 
     class Asked(Fifo):
@@ -187,7 +187,7 @@ def test_no_jump_is_asked_for_without_a_timer_or_a_task() -> None:
     assert turns == []
 
 
-def test_callbacks_that_call_one_another_do_not_hold_time_up() -> None:
+def test_callbacks_that_schedule_each_other_do_not_stop_time() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
@@ -204,7 +204,7 @@ def test_callbacks_that_call_one_another_do_not_hold_time_up() -> None:
 # --- groups
 
 
-def test_a_frozen_group_takes_no_step_and_finds_its_timers_due() -> None:
+def test_a_frozen_group_takes_no_step_and_its_timers_are_due_afterwards() -> None:
     log: list[tuple[str, float]] = []
 
     async def works(name: str) -> None:
@@ -226,7 +226,7 @@ def test_a_frozen_group_takes_no_step_and_finds_its_timers_due() -> None:
     assert [at for name, at in log if name == "b"] == [1, 2, 3, 4]
 
 
-def test_a_task_that_is_ready_is_frozen_too_and_children_are_of_the_group() -> None:
+def test_ready_tasks_and_child_tasks_are_frozen_with_their_group() -> None:
     log: list[float] = []
 
     async def child() -> None:
@@ -274,7 +274,7 @@ def test_tasks_queue_by_number_after_a_freeze() -> None:
     assert log == [0, 1, 2, 3]
 
 
-def test_a_later_freeze_replaces_a_former_one() -> None:
+def test_a_later_freeze_replaces_an_earlier_one() -> None:
     async def main(*until: float) -> float:
         async def sleeps() -> float:
             await anyio.sleep(1)
@@ -293,7 +293,7 @@ def test_a_later_freeze_replaces_a_former_one() -> None:
     assert run(main, math.inf, 0, chooser=Fifo()).result == 1.5
 
 
-def test_the_cancellation_of_a_frozen_task_waits_for_it() -> None:
+def test_a_cancellation_waits_for_a_frozen_task() -> None:
     async def main() -> float:
         async with anyio.create_task_group() as tasks:
             token = GROUP.set("a")

@@ -117,7 +117,7 @@ def test_a_step_that_does_not_end_is_interrupted(handler: Callable[[], Any]) -> 
         run(main, chooser=Fifo(), step_limit=0.2)
 
 
-def test_in_another_thread_too() -> None:
+def test_a_step_in_another_thread_is_interrupted_too() -> None:
     caught: list[BaseException] = []
 
     def simulate() -> None:
@@ -134,7 +134,7 @@ def test_in_another_thread_too() -> None:
     assert "in spins" in str(error)
 
 
-def test_an_alarm_of_somebody_else_still_comes() -> None:
+def test_an_alarm_of_other_code_still_rings() -> None:
     class Alarm(Exception):
         pass
 
@@ -223,7 +223,7 @@ def test_a_run_in_a_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"turns_limit": 0}, {"step_limit": 0.0}, {"threads": "allow"}])
-def test_a_setting_that_cannot_be_kept_is_named(wrong: dict[str, Any]) -> None:
+def test_an_impossible_setting_is_named(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name}="):
         run(programs.scopes, chooser=Fifo(), **wrong)

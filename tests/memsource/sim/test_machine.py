@@ -93,7 +93,7 @@ def _never(personality: PersonalityName) -> tuple[str, ...]:
     return ("redeliver",) if personality == "kafka" else ()
 
 
-def test_a_handler_that_counts_twice_is_convicted_at_rest() -> None:
+def test_a_handler_that_counts_twice_is_convicted_when_all_is_handled() -> None:
     class Once(Counted):
         personality = "jetstream"
 
@@ -110,7 +110,7 @@ def test_a_handler_that_counts_twice_is_convicted_at_rest() -> None:
         run_state_machine_as_test(Once, settings=settings(QUICK, max_examples=60, stateful_step_count=12))
 
 
-def test_a_rule_takes_the_simulation_so_much_further(machine: Counted) -> None:
+def test_a_rule_advances_the_simulation(machine: Counted) -> None:
     machine.produce(n=6, keys=6, keyless=0.0, gaps=0.0)
     begin = machine.world.now
     assert not machine.calls
@@ -130,7 +130,7 @@ def test_a_fault_of_a_rule_is_performed_at_once(machine: Counted) -> None:
     assert [fault.kind for fault in machine.world.injection.performed] == ["crash", "rebalance", "lost"]
 
 
-def test_another_task_has_its_turn() -> None:
+def test_a_deviation_runs_another_task_first() -> None:
     def order(index: int) -> list[str]:
         found: list[str] = []
 
@@ -285,7 +285,7 @@ class Forgetful(Counted):
         return App(handler=handle)
 
 
-def test_a_process_may_have_a_handler_of_its_own_which_is_gone_with_it() -> None:
+def test_a_handler_of_one_process_ends_with_the_process() -> None:
     machine = Forgetful()
     with torn_down(machine):
         machine.produce(n=10, keys=5, keyless=0.0, gaps=0.0)

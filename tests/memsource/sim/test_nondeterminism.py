@@ -67,7 +67,7 @@ def test_findings_that_differ_under_equal_histories() -> None:
         test()
 
 
-def test_a_failure_that_is_not_found_again_is_said_to_be_none() -> None:
+def test_a_failure_that_does_not_repeat_is_reported_as_nondeterministic() -> None:
     calls: list[int] = []
 
     @simulate(runs=3)

@@ -19,7 +19,7 @@ def test_plans_are_compared_by_value() -> None:
     assert len({Plan(), Plan(), Plan(seed=1), Plan(schedule=Schedule(jumps=(1,)))}) == 3
 
 
-def test_the_edges_of_the_ranges_are_in() -> None:
+def test_the_limits_of_each_range_are_valid() -> None:
     end = NUMBERS_END - 1
     Plan(seed=end, limit=1, faults=(Fault(0, "clock_jump", amount=-AMOUNT_MAX), Fault(end, "slow", end, AMOUNT_MAX)))
     Schedule(deviations=((0, 1), (1, 1), (end, end)), jumps=(0, 1, end))

@@ -80,20 +80,20 @@ def test_a_line_for_each_simulated_test(project: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*= simulated by lanes =*"])
 
 
-def test_without_a_simulated_test_nothing_is_said(project: pytest.Pytester) -> None:
+def test_without_a_simulated_test_the_summary_has_no_line(project: pytest.Pytester) -> None:
     result = run(project, "-k", "plain")
     result.assert_outcomes(passed=1, deselected=2)
     assert "simulated by lanes" not in result.stdout.str()
 
 
-def test_so_many_runs(project: pytest.Pytester) -> None:
+def test_an_option_sets_the_number_of_runs(project: pytest.Pytester) -> None:
     result = run(project, "--lanes-runs", "3", "-k", "right")
     result.assert_outcomes(passed=1, deselected=2)
     result.stdout.fnmatch_lines(["test_orders.py::test_right: 3 runs, *"])
 
 
 @pytest.mark.parametrize("runs", ["0", "-1", "many", "1e3", "10000001"])
-def test_a_number_of_runs_that_is_none(project: pytest.Pytester, runs: str) -> None:
+def test_an_invalid_number_of_runs_is_refused(project: pytest.Pytester, runs: str) -> None:
     result = run(project, f"--lanes-runs={runs}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*'{runs}': must be a whole number of runs in 1 … 10000000*"])
@@ -110,21 +110,21 @@ def test_a_failing_test_prints_the_token_that_repeats_it(project: pytest.Pyteste
     assert found in result.outlines
 
 
-def test_a_replay_runs_nothing_but_simulated_tests(project: pytest.Pytester) -> None:
+def test_a_replay_runs_only_simulated_tests(project: pytest.Pytester) -> None:
     token = encode(Plan("jetstream", 4, (Fault(3, "crash"),), Schedule(((5, 1),))))
     result = run(project, "--lanes-replay", token, "-k", "right or plain")
     result.assert_outcomes(passed=1, deselected=2)
     assert "virtual hours" not in result.stdout.str()
 
 
-def test_a_token_that_is_refused_ends_it_before_anything_runs(project: pytest.Pytester) -> None:
+def test_a_refused_token_ends_the_session_before_any_test(project: pytest.Pytester) -> None:
     result = run(project, "--lanes-replay", "lanes1-AAAA")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --lanes-replay: replay token 'lanes1-AAAA': is damaged*"])
     assert "test session starts" not in result.stdout.str()
 
 
-def test_the_report_is_that_of_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_belongs_to_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handle(message: Message) -> None:
         """Do nothing."""
 
@@ -150,7 +150,7 @@ def test_the_plugin_is_registered_for_every_test_run() -> None:
 
 
 @pytest.mark.process
-def test_it_imports_nothing_before_it_has_to(tmp_path: Path) -> None:
+def test_the_plugin_imports_the_simulator_only_for_simulated_tests(tmp_path: Path) -> None:
     (tmp_path / "test_plain.py").write_text(
         "import sys\n"
         "def test_plain():\n"
@@ -170,6 +170,6 @@ def test_every_exported_name_is_there() -> None:
 
 
 @pytest.mark.process
-def test_simulate_does_without_hypothesis() -> None:
+def test_simulate_works_without_hypothesis() -> None:
     program = "import sys; sys.modules['hypothesis'] = None; from memsource import *"
     subprocess.run([sys.executable, "-W", "error", "-c", program], timeout=50, check=True)

@@ -82,7 +82,7 @@ def test_a_handler_that_never_yields_ends_the_campaign_at_once(monkeypatch: pyte
     assert len(runs) == 1
 
 
-def test_a_plain_handler_is_refused_not_found_guilty() -> None:
+def test_a_plain_handler_is_refused_and_is_no_finding() -> None:
     @simulate(runs=3)
     async def test(world: World) -> None:
         world.workers(1, lambda message: None)
@@ -91,7 +91,7 @@ def test_a_plain_handler_is_refused_not_found_guilty() -> None:
         test()
 
 
-def test_an_impossible_world_is_refused_and_no_finding() -> None:
+def test_an_impossible_world_is_refused_and_is_no_finding() -> None:
     @simulate(runs=3)
     async def test(world: World) -> None:
         world.produce("orders", 1)
@@ -143,7 +143,7 @@ def test_an_impossible_world_is_refused_and_no_finding() -> None:
         ({"personalities": "kafka"}, r"^personalities='kafka': must be several"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_runs(options: dict[str, Any], said: str) -> None:
+def test_impossible_options_are_refused_before_any_run(options: dict[str, Any], said: str) -> None:
     async def test(world: World) -> None:
         """Never run."""
 
@@ -151,7 +151,7 @@ def test_options_that_cannot_be_are_refused_before_anything_runs(options: dict[s
         simulate(**{"runs": 3, **options})(test)
 
 
-def test_few_runs_are_enough_where_they_are() -> None:
+def test_two_runs_use_both_brokers_without_faults() -> None:
     ran: list[str] = []
 
     async def test(world: World) -> None:
@@ -164,7 +164,7 @@ def test_few_runs_are_enough_where_they_are() -> None:
     assert set(ran) == {"jetstream 0"}
 
 
-def test_a_setup_that_has_to_be_awaited_is_refused() -> None:
+def test_an_asynchronous_setup_is_refused() -> None:
     async def clear() -> None:
         """A setup that must be awaited."""
 
@@ -206,7 +206,7 @@ async def behind_two(self: object, db: object, world: object) -> None: ...
         (500, r"^simulate\(500\): must be an async function of a world; options go by their names$"),
     ],
 )
-def test_a_test_without_its_world_in_front_is_refused(test: Any, said: str) -> None:
+def test_a_test_without_a_world_as_first_parameter_is_refused(test: Any, said: str) -> None:
     with pytest.raises(ImpossiblePlan, match=said):
         simulate(test)
 
@@ -230,7 +230,7 @@ async def rows() -> dict[str, int]:
         ),
     ],
 )
-def test_a_state_that_is_none_is_refused(state: Any, said: str) -> None:
+def test_a_state_that_cannot_be_compared_is_refused(state: Any, said: str) -> None:
     @simulate(runs=3)
     async def test(world: World) -> None:
         await world.settled()

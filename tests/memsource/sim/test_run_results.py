@@ -76,7 +76,7 @@ def in_a_handler_beside_a_crash(body: Callable[[], Any]) -> Run:
 @pytest.mark.parametrize(
     "kind", [KeyboardInterrupt, SystemExit, GeneratorExit, pytest.skip.Exception, pytest.xfail.Exception]
 )
-def test_an_error_that_is_no_finding_reaches_the_caller(
+def test_an_error_outside_of_the_test_reaches_the_caller(
     where: Callable[[Callable[[], Any]], Run], kind: type[BaseException]
 ) -> None:
     error = kind("enough")
@@ -93,7 +93,7 @@ def test_a_pytest_failure_is_a_finding(where: Callable[[Callable[[], Any]], Run]
 
 
 @pytest.mark.long
-def test_a_pytest_failure_is_made_small() -> None:
+def test_a_pytest_failure_is_shrunk() -> None:
     @simulate(runs=40, faults=faults(crash=2, rebalance=1))
     async def test(world: World) -> None:
         async def handle(message: Message) -> None:
@@ -176,7 +176,7 @@ def forever() -> Callable[[World], Any]:
     return test
 
 
-def test_a_test_that_waits_for_ever_is_a_finding_that_says_where() -> None:
+def test_an_endless_wait_is_a_finding_that_names_its_place() -> None:
     run = run_plan(Plan(), Conditions(test=forever(), time_limit=600.0))
     found = run.findings["Overtime"]
     assert "has not ended in 600 virtual seconds (time_limit=): it waits at " in found
@@ -187,7 +187,7 @@ def test_a_test_that_waits_for_ever_is_a_finding_that_says_where() -> None:
 
 
 @pytest.mark.long
-def test_a_day_is_the_limit_unless_the_test_says_otherwise() -> None:
+def test_the_default_time_limit_is_a_day() -> None:
     with pytest.raises(SimulationFailed, match="Overtime: the test has not ended in 86400 virtual seconds"):
         simulate(runs=2)(forever())()
     with pytest.raises(SimulationFailed, match="Overtime: the test has not ended in 60 virtual seconds"):

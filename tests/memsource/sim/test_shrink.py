@@ -90,7 +90,7 @@ def without_one(plan: Plan) -> list[Plan]:
 
 @pytest.mark.long
 @given(PLANS)
-def test_nothing_can_be_left_out_of_the_result(plan: Plan) -> None:
+def test_every_part_of_the_result_is_needed(plan: Plan) -> None:
     fails = asked(plan)
     shrunk = shrink(plan, fails, attempts=100_000).plan
     assert not any(fails(fewer) for fewer in without_one(shrunk))
@@ -173,7 +173,7 @@ def test_deviations_become_small() -> None:
 
 @pytest.mark.parametrize("least", [1, 2, 3, 17, 100])
 @pytest.mark.parametrize("limit", [None, 150])
-def test_as_few_messages_as_it_takes(least: int, limit: int | None) -> None:
+def test_the_number_of_messages_becomes_minimal(least: int, limit: int | None) -> None:
     shrunk = shrink(Plan(limit=limit), lambda plan: plan.limit is None or plan.limit >= least, attempts=40)
     assert shrunk.plan.limit == least
 
@@ -182,7 +182,7 @@ def test_a_plan_that_needs_all_messages_keeps_them() -> None:
     assert shrink(Plan(), lambda plan: plan.limit is None).plan == Plan()
 
 
-def test_when_the_runs_are_over_the_best_is_returned() -> None:
+def test_after_the_last_run_the_smallest_failing_plan_is_returned() -> None:
     plan = Plan(schedule=walk(random.Random(1)))
     needed = plan.schedule.deviations[500]
     shrunk = shrink(plan, lambda tried: needed in tried.schedule.deviations, attempts=10)

@@ -125,7 +125,7 @@ def test_a_wrong_handler_is_convicted_by_a_small_plan_and_a_token(
 
 
 @pytest.mark.long
-def test_a_failed_assertion_of_the_test_is_made_small() -> None:
+def test_a_failed_assertion_of_the_test_is_shrunk() -> None:
     @simulate(runs=50, faults=faults(crash=2))
     async def test(world: World) -> None:
         calls: Counter[int] = Counter()
@@ -146,7 +146,7 @@ def test_a_failed_assertion_of_the_test_is_made_small() -> None:
     assert failure.run.plan.limit <= 20
 
 
-def test_state_that_outlives_a_run_is_found_out() -> None:
+def test_state_that_outlives_a_run_is_found() -> None:
     seen: list[int] = []
 
     @simulate(runs=10)
@@ -180,7 +180,7 @@ def test_setup_is_called_before_each_run() -> None:
     test()
 
 
-def test_fixtures_are_passed_on() -> None:
+def test_fixtures_are_passed_to_the_test() -> None:
     got: list[str] = []
 
     @simulate(runs=2)

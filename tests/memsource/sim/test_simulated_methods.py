@@ -46,7 +46,7 @@ class Orders:
         assert (type(world), name) == (World, "static")
 
 
-def test_the_object_stays_and_the_world_comes() -> None:
+def test_a_method_gets_its_object_and_a_world() -> None:
     orders = Orders()
     orders.test_right("a fixture")
     orders.test_right(name="by name")
@@ -56,7 +56,7 @@ def test_the_object_stays_and_the_world_comes() -> None:
     Orders.test_static("static")
 
 
-def test_a_campaign_and_a_replay_are_asked_for_with_the_object() -> None:
+def test_campaign_and_replay_take_the_object() -> None:
     with pytest.raises(SimulationFailed):
         Orders().test_wrong()
     failure = Orders.test_wrong.campaign(Orders()).failure

@@ -60,7 +60,7 @@ def test_every_kind_of_fault_is_found_and_shrinks(kind: str) -> None:
 
 @pytest.mark.long
 @given(plans(BUDGET, personalities=["jetstream"]))
-def test_the_brokers_are_those_that_were_asked_for(plan: Plan) -> None:
+def test_only_the_requested_brokers_are_drawn(plan: Plan) -> None:
     assert plan.personality == "jetstream"
 
 
@@ -78,7 +78,7 @@ def test_a_fault_that_a_broker_never_has_is_refused() -> None:
 
 @pytest.mark.long
 @given(st.data())
-def test_both_brokers_share_a_budget_where_it_applies(data: st.DataObject) -> None:
+def test_both_brokers_share_the_budget_of_their_common_faults(data: st.DataObject) -> None:
     found = data.draw(plans(faults(redeliver=1, crash=1)))
     assert {fault.kind for fault in found.faults} <= (
         {"crash", "redeliver"} - {"kafka": {"redeliver"}}.get(found.personality, set())

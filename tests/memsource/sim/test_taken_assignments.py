@@ -146,7 +146,7 @@ def overlapping(faults: tuple[Fault, ...], broker: type[KafkaPersonality], secon
 
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "seconds"), [("lost", 1.0), ("freeze", 10.0)])
-def test_an_overlap_is_told_unless_the_broker_has_taken_the_partition(kind: FaultKind, seconds: float) -> None:
+def test_an_overlap_is_reported_unless_the_broker_took_the_partition(kind: FaultKind, seconds: float) -> None:
     unsaid: set[str] = set()
     for at in range(8, 40):
         fault = Fault(at, kind, amount=60.0)

@@ -75,7 +75,7 @@ def test_a_typical_token_is_short() -> None:
     assert len(encode(Plan(seed=NUMBERS_END - 1))) < 80
 
 
-def test_the_largest_numbers_come_back() -> None:
+def test_the_largest_numbers_are_decoded_unchanged() -> None:
     end = NUMBERS_END - 1
     plan = Plan(
         seed=end,
@@ -96,7 +96,7 @@ def test_a_walk_of_many_steps_has_a_token_and_an_endless_one_has_none() -> None:
         encode(Plan(schedule=endless))
 
 
-def test_another_zlib_may_deflate_it_otherwise() -> None:
+def test_a_token_of_another_zlib_is_decoded() -> None:
     text = text_of(encode(Plan(seed=12, limit=3))).encode()
     stored = armoured(deflated(text, level=0))
     assert stored != encode(Plan(seed=12, limit=3))
@@ -105,7 +105,7 @@ def test_another_zlib_may_deflate_it_otherwise() -> None:
 
 @pytest.mark.long
 @given(PLANS, st.data())
-def test_one_wrong_character_is_noticed(plan: Plan, data: st.DataObject) -> None:
+def test_one_wrong_character_is_detected(plan: Plan, data: st.DataObject) -> None:
     token = encode(plan)
     at = data.draw(st.integers(0, len(token) - 1))
     letters = "".join(letter for letter in "AZaz09-_ \n=+" if letter != token[at])
@@ -124,7 +124,7 @@ def test_a_part_of_a_token_or_more_than_it_is_refused(plan: Plan, data: st.DataO
 
 
 @pytest.mark.parametrize("left", [2, 3])
-def test_bits_to_spare_are_zero(left: int) -> None:
+def test_spare_bits_must_be_zero(left: int) -> None:
     # A last group of two or three characters has four or two spare bits.
     tokens = (encode(Plan(seed=seed)) for seed in range(1_000))
     token = next(token for token in tokens if len(token.removeprefix("lanes1-")) % 4 == left)
@@ -231,7 +231,7 @@ def test_a_token_of_another_python_or_release_is_refused(monkeypatch: pytest.Mon
     assert "was made by lanes '0.0.1'" in said_of(of_yesterday)
 
 
-def test_a_bomb_takes_no_memory() -> None:
+def test_a_compression_bomb_takes_no_memory() -> None:
     bomb = forged(b"0" * 64_000_000)
     assert len(bomb) < LIMIT
     tracemalloc.start()

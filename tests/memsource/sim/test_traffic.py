@@ -28,7 +28,7 @@ def counted(items: list[Item]) -> Counter[PartitionKey | None]:
 
 
 @given(traffics(), SEEDS, PARTITIONS)
-def test_a_seed_is_a_traffic(wanted: Traffic, seed: int, partitions: int) -> None:
+def test_a_seed_always_gives_the_same_traffic(wanted: Traffic, seed: int, partitions: int) -> None:
     items = wanted.items(seed, partitions)
     assert items == wanted.items(seed, partitions)
     assert [item.index for item in items] == list(range(wanted.n))
@@ -37,12 +37,12 @@ def test_a_seed_is_a_traffic(wanted: Traffic, seed: int, partitions: int) -> Non
     assert len(counted(items).keys() - {None}) <= wanted.keys
 
 
-def test_another_seed_is_another_traffic() -> None:
+def test_another_seed_gives_other_traffic() -> None:
     assert len({tuple(drawn(seed, 20, 5)) for seed in range(200)}) == 200
 
 
 @given(traffics(), SEEDS, PARTITIONS, st.integers(0, 50))
-def test_less_is_the_beginning_of_more(wanted: Traffic, seed: int, partitions: int, fewer: int) -> None:
+def test_fewer_messages_are_the_beginning_of_more(wanted: Traffic, seed: int, partitions: int, fewer: int) -> None:
     less = Traffic(
         n=min(fewer, wanted.n),
         keys=wanted.keys,
@@ -55,7 +55,7 @@ def test_less_is_the_beginning_of_more(wanted: Traffic, seed: int, partitions: i
 
 
 @given(st.lists(st.binary(max_size=3) | st.text(max_size=2) | st.integers(0, 99), unique=True, min_size=1), PARTITIONS)
-def test_a_key_goes_where_a_topic_puts_it(keys: list[PartitionKey], partitions: int) -> None:
+def test_a_key_goes_to_the_partition_that_a_topic_chooses(keys: list[PartitionKey], partitions: int) -> None:
     topic = Topic(partitions, "orders")
     try:
         items = drawn(7, 50, keys, partitions=partitions)
@@ -74,12 +74,12 @@ def test_the_first_keys_have_the_most_messages() -> None:
     assert shares == pytest.approx([0.48, 0.24, 0.16, 0.12], abs=0.02)
 
 
-def test_without_a_skew_all_keys_are_alike() -> None:
+def test_without_a_skew_all_keys_have_equal_shares() -> None:
     found = counted(drawn(1, 20_000, 4, skew=0.0))
     assert [count / 20_000 for count in found.values()] == pytest.approx([0.25] * 4, abs=0.02)
 
 
-def test_one_hot_key_and_messages_without_one() -> None:
+def test_a_hot_key_and_keyless_messages_have_their_shares() -> None:
     items = drawn(1, 20_000, 10, hot=0.6, keyless=0.25, partitions=3)
     found = counted(items)
     assert found[None] / 20_000 == pytest.approx(0.25, abs=0.02)
@@ -88,17 +88,17 @@ def test_one_hot_key_and_messages_without_one() -> None:
     assert {item.partition for item in items if item.key is None} == {0, 1, 2}
 
 
-def test_every_message_may_be_of_the_hot_key() -> None:
+def test_every_message_may_have_the_hot_key() -> None:
     assert counted(drawn(1, 500, 10, hot=1.0)) == {b"key-0": 500}
 
 
-def test_gaps_are_in_front_of_their_share_of_the_messages() -> None:
+def test_the_share_of_messages_after_a_gap_is_kept() -> None:
     items = drawn(1, 20_000, 10, gaps=0.3)
     assert sum(item.gap > 0 for item in items) / 20_000 == pytest.approx(0.3, abs=0.02)
     assert not any(item.gap for item in drawn(1, 1_000, 10))
 
 
-def test_no_messages_are_a_traffic_too() -> None:
+def test_traffic_may_be_empty() -> None:
     assert drawn(1, 0, 10) == []
 
 
@@ -131,6 +131,6 @@ def test_impossible_traffic_is_refused_by_name(wrong: dict[str, object], said: s
     assert said in str(caught.value)
 
 
-def test_traffic_to_no_partition_is_refused() -> None:
+def test_traffic_without_partitions_is_refused() -> None:
     with pytest.raises(ImpossiblePlan, match="partitions=0: there is 1 or more"):
         drawn(1, 10, 10, partitions=0)

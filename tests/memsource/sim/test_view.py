@@ -141,7 +141,7 @@ A7== A runs position 7, . ok
     )
 
 
-def test_without_a_crash_in_the_plan_a_history_that_stops_has_no_end() -> None:
+def test_a_history_without_an_end_shows_no_crash_unless_the_plan_has_one() -> None:
     text = shown(segment(at(1.0, started(3)), member="w-9", end=None))
     assert "A w-9 (without an end)" in text
     assert "A3+" in text
@@ -209,7 +209,7 @@ def test_lanes_with_unusual_events_come_first() -> None:
     width=st.integers(40, 200),
     named=st.lists(st.integers(0, 100), max_size=3),
 )
-def test_it_fits(lanes: int, messages: int, width: int, named: list[int]) -> None:
+def test_the_view_fits_its_width(lanes: int, messages: int, width: int, named: list[int]) -> None:
     text = render_history(many(lanes, messages), about=[f"S/0 position {each}" for each in named], width=width)
     assert len(text.splitlines()) <= LINES
     assert max(map(len, text.splitlines())) <= width
@@ -237,7 +237,7 @@ def test_a_grid_shows_every_cell_once_and_in_order(
     assert all(len(line) <= width for panel in panels for line in panel)
 
 
-def test_columns_of_one_time_are_merged_but_for_those_that_stay_alone() -> None:
+def test_columns_of_one_time_are_merged_unless_they_stay_alone() -> None:
     rows = [GridRow("a", {0: "x", 2: "y", 4: "z"}), GridRow("b", {1: "1", 3: "2"})]
     times = [0.0, 0.0, 0.0, 0.0, 1.0]
     assert draw(times, rows, width=80, merged=False) == [["seconds".ljust(3) + "0    1", "a  x y ~z", "b   1 2~"]]
@@ -245,7 +245,7 @@ def test_columns_of_one_time_are_merged_but_for_those_that_stay_alone() -> None:
     assert draw(times, rows, width=80, merged=True, alone={1})[0][1:] == ["a  x y~z", "b   12~"]
 
 
-def test_a_grid_without_a_column_is_nothing() -> None:
+def test_a_grid_without_columns_is_empty() -> None:
     assert draw([], [GridRow("one")], width=80, merged=False) == []
 
 
@@ -291,7 +291,7 @@ def test_the_view_of_a_run_shows_its_faults_and_their_effects(personality: Perso
     assert ("c commit" if personality == "kafka" else "k ack sent") in joined
 
 
-def test_a_run_in_which_no_worker_began() -> None:
+def test_the_view_names_a_run_without_workers() -> None:
     async def test(world: World) -> None:
         raise ValueError("at once")
 
@@ -305,7 +305,7 @@ def test_a_large_run_is_cut_to_fit() -> None:
     assert len(render(run).splitlines()) <= LINES
 
 
-def test_the_moments_of_a_run_are_those_of_its_faults() -> None:
+def test_the_moments_of_a_view_are_the_faults_of_its_run() -> None:
     assert len(faults(crash=1)) == 1
     # No message of partition 2 was delivered yet.
     redeliveries = Fault(9, "redeliver", 0), Fault(10, "redeliver", 2)

@@ -49,7 +49,7 @@ def booking(*, shared: bool) -> Simulation:
 
 
 @pytest.mark.long
-def test_a_handler_that_is_made_forgets_with_its_process() -> None:
+def test_a_handler_from_a_factory_loses_its_memory_with_its_process() -> None:
     failure = booking(shared=False).campaign().failure
     assert failure is not None
     assert list(failure.run.findings) == ["FaultDifferential"]
@@ -57,7 +57,7 @@ def test_a_handler_that_is_made_forgets_with_its_process() -> None:
 
 
 @pytest.mark.long
-def test_a_handler_that_is_passed_is_shared_as_a_database_is() -> None:
+def test_a_passed_handler_is_shared_by_all_processes() -> None:
     assert booking(shared=True).campaign().failure is None
 
 
@@ -130,7 +130,7 @@ def test_a_factory_must_make_a_handler(later: bool) -> None:
         run_plan(plan, of(lambda message: None))
 
 
-def test_one_of_handler_and_factory() -> None:
+def test_handler_and_factory_exclude_each_other() -> None:
     async def handle(message: Message) -> None:
         """Never called."""
 

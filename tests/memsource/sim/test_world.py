@@ -103,7 +103,7 @@ def test_a_crash_loses_nothing(personality: PersonalityName, at: int) -> None:
 
 
 @both
-def test_not_one_step_is_taken_after_a_crash(personality: PersonalityName) -> None:
+def test_no_step_is_taken_after_a_crash(personality: PersonalityName) -> None:
     steps: list[str] = []
 
     async def handler(message: Message) -> None:
@@ -145,7 +145,7 @@ def test_other_faults_lose_nothing(personality: PersonalityName, kind: Any, at: 
 
 
 @both
-def test_io_fails_when_the_plan_says_so(personality: PersonalityName) -> None:
+def test_io_fails_as_planned(personality: PersonalityName) -> None:
     failed: list[str] = []
 
     async def test(world: World) -> None:
@@ -191,7 +191,7 @@ def test_an_error_of_the_test_is_a_finding(personality: PersonalityName) -> None
 
 
 @both
-def test_a_handler_that_never_ends_is_not_caught_up(personality: PersonalityName) -> None:
+def test_a_handler_that_never_ends_fails_the_settled_wait(personality: PersonalityName) -> None:
     async def handler(message: Message) -> None:
         await anyio.sleep_forever()
 
@@ -244,7 +244,7 @@ def test_a_limit_bounds_each_produce() -> None:
     assert run_plan(Plan(limit=4), Conditions(test=test)).findings == {}
 
 
-def test_less_messages_are_the_beginning_of_more() -> None:
+def test_fewer_messages_are_the_beginning_of_more() -> None:
     found: list[list[Any]] = []
 
     async def test(world: World) -> None:
@@ -271,7 +271,7 @@ def test_bad_use_is_refused() -> None:
     assert run_plan(Plan(), Conditions(test=two_topics)).findings == {}
 
 
-def test_a_plain_handler_runs_inline_when_asked_for() -> None:
+def test_a_plain_handler_runs_inline_on_request() -> None:
     handled: list[int] = []
 
     async def test(world: World) -> None:
@@ -283,7 +283,7 @@ def test_a_plain_handler_runs_inline_when_asked_for() -> None:
     assert len(handled) == 5
 
 
-def test_the_global_random_is_the_plans_and_is_put_back() -> None:
+def test_the_global_random_follows_the_plan_and_is_restored() -> None:
     drawn: list[float] = []
 
     async def test(world: World) -> None:
