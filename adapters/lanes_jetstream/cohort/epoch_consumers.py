@@ -293,7 +293,7 @@ class JetStreamEpochConsumers:
             if error.err_code == codes.NO_MORE_CONSUMERS:
                 raise SourceError(
                     f"consumer {self.stream}/{name}: {error}; raise max_consumers of the stream or the account to the "
-                    "number of partitions, plus one for each that moves, plus one on a work queue"
+                    "number of partitions, plus one for each partition that moves, plus one on a work queue"
                 ) from None
             raise self._refused(name, error) from None
 

@@ -173,8 +173,8 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     rules = tuple(_read_rule(stream, pair.get("src") or ">", pair.get("dest") or "") for pair in pairs)
     if not rules:
         raise ConfigError(
-            f"stream {stream!r} has no transform with partition(), so a cohort cannot divide it; add one such as "
-            f'"orders.*" -> "{{{{partition({DEFAULT_PARTITIONS},1)}}}}.orders.{{{{wildcard(1)}}}}" before its first '
+            f"stream {stream!r} has no transform with partition(), so a cohort cannot divide it; add a transform such "
+            f'as "orders.*" -> "{{{{partition({DEFAULT_PARTITIONS},1)}}}}.orders.{{{{wildcard(1)}}}}" before its first '
             "message, or pass create=CohortStream(…) to create a stream that sources it"
         )
     if len({rule.partitions for rule in rules}) > 1:

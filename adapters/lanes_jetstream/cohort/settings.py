@@ -48,15 +48,19 @@ class CohortStream:
         parts = self.subject.split(".")
         if not all(parts) or any(c.isspace() for c in self.subject) or ">" in parts[:-1]:
             raise ConfigError(
-                f"CohortStream(subject={self.subject!r}): not a subject; use tokens with dots, * and a last >"
+                f"CohortStream(subject={self.subject!r}): invalid subject; use tokens with dots, * and a last >"
             )
         if "*" not in parts and ">" not in parts:
-            raise ConfigError(f"CohortStream(subject={self.subject!r}): one partition for all messages; add a wildcard")
+            raise ConfigError(
+                f"CohortStream(subject={self.subject!r}): puts all messages into one partition; add a wildcard"
+            )
         if isinstance(self.tokens, str | int) or self.tokens == ():
-            raise ConfigError(f"CohortStream(tokens={self.tokens!r}): pass a tuple of numbers such as (1,), or None")
+            raise ConfigError(f"CohortStream(tokens={self.tokens!r}): must be a tuple of numbers such as (1,), or None")
         for token in self.tokens or ():
             if not 0 <= token < len(parts) or parts[token] != "*":
-                raise ConfigError(f"CohortStream(tokens={self.tokens!r}): token {token} of {self.subject!r} is no *")
+                raise ConfigError(
+                    f"CohortStream(tokens={self.tokens!r}): token {token} of {self.subject!r} is no *; use other tokens"
+                )
         if not 1 <= self.replicas <= 5:
             raise ConfigError(f"CohortStream(replicas={self.replicas}): must be 1 … 5")
 
@@ -151,7 +155,7 @@ class Cohort:
         if self.partitions is not None and (type(self.partitions) is not int or self.partitions < 1):
             raise ConfigError(f"partitions={self.partitions!r}: must be a whole number, 1 or more")
         if self.create is not None and not isinstance(self.create, CohortStream):
-            raise ConfigError(f"create={self.create!r}: pass a CohortStream(…)")
+            raise ConfigError(f"create={self.create!r}: must be a CohortStream(…), or None")
         try:
             check_name("member", self.member_id)
         except (TypeError, ValueError) as error:

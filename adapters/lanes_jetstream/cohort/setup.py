@@ -134,7 +134,7 @@ def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config
     if count > MOST_PARTITIONS and not cohort.many_partitions:
         raise ConfigError(
             f"stream {stream!r} is divided into {count} partitions, and more than {MOST_PARTITIONS} consumers slow "
-            "the server down; pass many_partitions=True if this is intended"
+            "the server down; pass many_partitions=True to accept that"
         )
     most = int(config.get("max_consumers") or -1)
     if 0 < most <= count:
@@ -169,8 +169,8 @@ async def _check_first_message(
     if not any(each is not None and each < partitioning.partitions for each in found):
         raise ConfigError(
             f"stream {stream!r}: the message at sequence {state['first_seq']} was stored before the transform, so no "
-            "member would handle it; remove such messages, or pass create=CohortStream(…) for another stream that "
-            "sources this one"
+            "member would handle it; remove all messages before the transform, or pass create=CohortStream(…) for "
+            "another stream that sources this stream"
         )
 
 

@@ -120,14 +120,14 @@ class CohortWatch:
             what = f"{missed} messages of cohort partition {owned.number} were"
             if state.first <= owned.backlog.reached + 1:
                 log.warning(
-                    "%s: %s deleted before they were delivered, by subject or one by one; continuing without them",
+                    "%s: %s deleted before they were delivered, by subject or one by one; continuing",
                     self.name,
                     what,
                 )
                 continue
             fault = (
                 f"stream {self.stream!r} begins at sequence {state.first}, so {what} dropped before they were "
-                "delivered: it was purged, or its limits are below the backlog"
+                "delivered: the stream was purged, or its limits are below the backlog"
             )
             if self.out_of_range == "fail" and self.failure is None:
                 self.failure = SourceError(

@@ -148,8 +148,8 @@ class JetStreamDeadLetterBox:
         # Any client may have written the record, and its subject could be a request to the server's API.
         if not _SUBJECT.fullmatch(letter.subject) or not await capturing_streams(self._connection, letter.subject):
             raise SourceError(
-                f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}; publish it "
-                "yourself, then drop it"
+                f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}; publish "
+                "the message yourself, then drop the dead letter"
             )
         headers = {name: header_text(value or b"") for name, value in WIRE.republished(letter)}
         headers[ID] = f"{letter.id}-replayed"

@@ -73,7 +73,7 @@ class JetStreamDeadLetters:
         if dead_letter.subject == self._subject:
             raise SourceError(
                 f"the source also reads the dead-letter subject {self._subject!r}, so each dead letter would create "
-                "another one; use a subject outside the source's stream, or a filter_subject that excludes it"
+                "another dead letter; use a subject outside the source's stream, or a filter_subject that excludes it"
             )
         await self._connection.reopen()
         client = self._connection.client

@@ -157,7 +157,9 @@ async def test_a_missing_origin_is_refused(stream: Stream, dead: str, client: Cl
     sent = dead_letter_of(stream, subject=f"{stream.name}gone.a")
     await park(client, dead, sent)
     async with opened(stream.url, dead) as box:
-        with pytest.raises(lanes.SourceError, match=r"no stream captures .*gone\.a.*; publish it yourself, then drop"):
+        with pytest.raises(
+            lanes.SourceError, match=r"no stream captures .*gone\.a.*; publish the message yourself, then drop"
+        ):
             await box.publish(await stored(box, sent))
 
 
