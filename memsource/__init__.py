@@ -1,10 +1,10 @@
 """Tools around a run of ``lanes``: brokers in memory, histories, checkers of promises, and the simulator.
 
-``simulate`` runs a user's own handler through many orders of events and faults: see ``README.md``. The suite that every
-source passes is in ``memsource.contract``. Plans as Hypothesis strategies are in ``memsource.sim.plans.strategies``,
-and the base class of state machines is in ``memsource.sim.runs.machine``.
+``simulate`` runs a user's own handler through many orders of events and faults; ``README.md`` has an example. The suite
+that every source passes is in ``memsource.contract``. Plans as Hypothesis strategies are in
+``memsource.sim.plans.strategies``, and the base class of state machines is in ``memsource.sim.runs.machine``.
 
-A name is imported when it is first used, because every test run loads the pytest plugin.
+A public name is imported at its first use, because every test run loads the pytest plugin and with it this package.
 
 Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
 ``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
@@ -126,7 +126,7 @@ __all__ = [
 
 @cache
 def _homes() -> dict[str, str]:
-    """The module of each public name, read off the imports above."""
+    """Return the module of each public name, which the imports above say."""
     tree = ast.parse(inspect.getsource(sys.modules[__name__]))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -1,6 +1,6 @@
 """The Protocol of a simulated broker: data that acts when it is called, with the time as an argument.
 
-Nothing here blocks, sleeps or knows a loop. The world calls ``advance`` when the time of ``next_at`` has come.
+No method blocks, sleeps or uses an event loop. The world calls ``advance`` at the time of ``next_at``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PERSONALITIES: Final[tuple[PersonalityName, ...]] = get_args(PersonalityName)
 
 
 class Personality(Protocol):
-    """A broker with one topic, a coordinator of its members, and their progress. Times are in seconds."""
+    """A broker with one topic, the coordinator of its members, and their progress. Times are in seconds."""
 
     name: PersonalityName
     takes_in_at_once: bool
-    """Whether its sources take in settlements and releases before they suspend, even over a slow link."""
+    """Whether the broker's sources take in settlements and releases before they suspend, even over a slow link."""
 
     def publish(
         self, value: bytes, *, key: PartitionKey | None, headers: Iterable[tuple[str, bytes]], partition: int | None
@@ -31,7 +31,7 @@ class Personality(Protocol):
         """Append one message and return it."""
 
     def skip(self, count: int, *, partition: int) -> None:
-        """Leave a gap of ``count`` positions."""
+        """Leave a gap of ``count`` positions in a partition."""
 
     @property
     def partitions(self) -> range:
@@ -39,14 +39,14 @@ class Personality(Protocol):
 
     @property
     def records(self) -> list[Record]:
-        """Everything published, by partition and position."""
+        """All published records, by partition and position."""
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """The assignments that the broker took from members, in order, whether or not the members know it.
+        """The assignments that the broker took from members, in order, also before a member hears of its loss.
 
-        The members had heard of them and not released them. They were taken because a session or lease expired, the
-        time to release them was over, or ``lose`` was called.
+        A member had heard of each assignment and had not released it. The broker takes an assignment when a session or
+        lease expires, when the time for the release is over, or by a call of ``lose``.
         """
 
     @property
@@ -54,34 +54,34 @@ class Personality(Protocol):
         """The records that the broker holds as unfinished."""
 
     def source(self, member: str, clock: Clock) -> Source:
-        """A source for a new member of this name. Its calls act on the broker until the member crashes."""
+        """Make the source of a new member. The calls of the source act on the broker until the member crashes."""
 
     def crash(self, member: str, now: float) -> None:
-        """End a member's process. The broker learns of it by its own timers."""
+        """End a member's process. The broker notices the end only by its own timers."""
 
     def freeze(self, member: str, until: float) -> None:
-        """Suspend a member's process until then, as under SIGSTOP: its calls do not reach the broker."""
+        """Suspend a member's process until a time, as under SIGSTOP. Its calls do not reach the broker."""
 
     def rebalance(self, now: float) -> bool:
-        """Make a new plan, as after a change of members; returns whether a partition is revoked."""
+        """Make a new plan, as after a change of members. Return whether a partition is revoked."""
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner without asking; False when it has no owner."""
+        """Take a partition from its owner without asking. Return False if the partition has no owner."""
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Redeliver a message; False where this broker never does, or there is none."""
+        """Redeliver a message. Return False if the broker never redelivers, or has no message to redeliver."""
 
     def restart(self, now: float) -> bool:
-        """Kill the only server and start it at once, without unwritten data; False where this broker never forgets."""
+        """Kill the only server, and restart it without unwritten data. Return False if the broker never loses data."""
 
     def advance(self, now: float) -> None:
-        """Act on every timer that is due: sessions, leases, waits for acknowledgements."""
+        """Act on every timer that is due, such as sessions, leases and waits for acknowledgements."""
 
     def next_at(self) -> float:
-        """When the next timer is due; infinity = never."""
+        """Return the time of the next timer; infinity = no timer."""
 
     def write_dead_letter(self, dead_letter: DeadLetter) -> None:
-        """Keep a dead letter; one whose id is known already is dropped."""
+        """Keep a dead letter. Drop a dead letter whose id is known already."""
 
     @property
     def dead_letters(self) -> list[DeadLetter]:

@@ -1,9 +1,10 @@
-"""The pytest plugin for tests made by ``memsource.simulate``; pytest finds it by its entry point.
+"""The pytest plugin for tests made by ``memsource.simulate``. Pytest finds the plugin by its entry point.
 
-``--lanes-runs N`` makes N runs of each of them. ``--lanes-replay TOKEN`` makes only the run of that token. The summary
-has one line for each test.
+``--lanes-runs N`` makes N runs of each simulated test. ``--lanes-replay TOKEN`` makes only the run of the token. The
+summary of pytest has a line for each simulated test.
 
-Nothing is imported before an option needs it. A project without a simulated test imports nothing of lanes.
+The plugin imports a module only when an option needs the module. So a project without a simulated test imports nothing
+of ``lanes``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
             decode(token)
         except TokenRefused as error:
             raise pytest.UsageError(f"--lanes-replay: {error}") from error
-    # A test run may be made within another one, which gets its options back.
+    # A test may start an inner test run. The cleanup gives the options back to the outer test run.
     config.add_cleanup(functools.partial(vars(OPTIONS).update, runs=OPTIONS.runs, replay=OPTIONS.replay))
     OPTIONS.runs, OPTIONS.replay = runs, token
 
@@ -73,7 +74,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     finally:
         simulation = _simulation(item)
         if simulation is not None and simulation.report is not None:
-            # A property of the item goes with its report, from another process too.
+            # pytest sends the properties of an item with its report, also from another process.
             item.user_properties.append((_PROPERTY, _told(simulation.report)))
 
 
@@ -93,7 +94,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _simulation(item: pytest.Item) -> Any:
-    """The simulated test of an item; None for other tests."""
+    """Return the simulated test of an item; None for other tests."""
     test = getattr(item, "obj", None)
     return test if getattr(test, "lanes_simulation", None) is True else None
 

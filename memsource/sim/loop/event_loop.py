@@ -5,8 +5,8 @@ out. One of the ready tasks takes one step. Time stands still while anything can
 timer. The operating system, the clock and the memory decide nothing: with the same chooser the same program takes the
 same steps.
 
-Three rules make runs repeatable. First, the loop numbers tasks as they are made, and tasks that become ready in one
-turn queue by number, because anyio walks a set to deliver a cancellation. Second, tasks, futures and cancel scopes hash
+Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in one turn
+queue by number, because anyio walks a set to deliver a cancellation. Second, tasks, futures and cancel scopes hash
 by number, so each walk over a set of them has the same order. The user's own walk over the result of ``asyncio.wait``
 has the same order too. Third, the garbage collector runs only between runs. The user is responsible for sets of other
 objects, for strings in sets (``PYTHONHASHSEED``), and for clocks.

@@ -22,18 +22,18 @@ from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.state import apart
 
 RUNS_A_SEED: Final = 20
-"""Runs that share their traffic, and with it the run without faults that they are compared with."""
+"""Number of runs that share their traffic, and therefore one run without faults for the comparison."""
 
 RECHECKED: Final = 50
-"""One run in so many is made twice."""
+"""Number of runs of which one is made twice."""
 
 FEW_ATTEMPTS: Final = 30
-"""Where each takes a day of virtual time, which is some seconds."""
+"""The most runs to make an ``Overtime`` small, because each such run takes some seconds."""
 
 DEVIATIONS: Final = 4
 
 GARBAGE: Final = 50
-"""Garbage is collected between so many runs, at a known point, and never during one."""
+"""Number of runs between two collections of garbage. Garbage is never collected during a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class Failure:
     Attributes:
         first: The first run that failed.
         run: The smallest failing run that was found.
-        attempts: Number of runs that it took to find it.
-        token: Token that repeats it.
+        attempts: Number of runs that the search for ``run`` took.
+        token: Token that repeats ``run``.
     """
 
     first: Run
@@ -59,12 +59,12 @@ class CampaignReport:
 
     Attributes:
         runs: Number of runs.
-        rechecked: Runs that were made twice, to compare them.
-        crashes: Workers that crashed.
+        rechecked: Number of runs that were made twice and compared.
+        crashes: Number of workers that crashed.
         turns: Turns of all loops.
         seconds: Virtual seconds of all runs.
-        happened: Event or fault → how often.
-        failure: The failure, None without one.
+        happened: Event of the history, or fault as ``fault: kind`` → how often it happened.
+        failure: The failure; None = no run has failed.
     """
 
     runs: int = 0
@@ -91,7 +91,8 @@ class CampaignReport:
 class Campaign:
     """Runs of a test on each personality in turn, with drawn faults and schedules of every kind.
 
-    The first run on each personality is without faults. There is at least one run for each, and one more with a budget.
+    The first run on each personality is without faults. A campaign needs at least one run for each personality, and one
+    more run if it has a budget.
 
     Args:
         conditions: Conditions of all runs.
@@ -158,7 +159,7 @@ class Campaign:
             if run.findings:
                 self.report.failure = self._failure(run)
                 return self.report
-            # The place among them changes, so runs of every kind are rechecked.
+            # The number of the rechecked run shifts in every fifty runs, so runs of every kind are rechecked.
             if number % RECHECKED == number // RECHECKED * 7 % RECHECKED:
                 self.report.rechecked += 1
                 self.recheck(run)
@@ -171,7 +172,11 @@ class Campaign:
         return self.report
 
     def each(self) -> Iterator[Run]:
-        """All runs, one after another, also after a finding. Nothing is made small."""
+        """Iterate over all runs, also after a finding, and make no failure small.
+
+        Returns:
+            An iterator that makes a run at each step.
+        """
         return map(self._run, range(self._runs))
 
     def judged(self, plan: Plan, chooser: Chooser | None = None) -> Run:
@@ -179,7 +184,7 @@ class Campaign:
 
         Args:
             plan: The plan of the run.
-            chooser: Decides instead of the plan's schedule, if given.
+            chooser: Decides instead of the plan's schedule; None = the plan's schedule decides.
 
         Returns:
             The run with the faults.
@@ -202,7 +207,7 @@ class Campaign:
         return self.judged(plan, self._chooser(number, rng, clean.turns))
 
     def _chooser(self, number: int, rng: random.Random, turns: int) -> Chooser:
-        # Few deviations first: their failures are small already.
+        # Runs with few deviations come first, because their failures are small already.
         kind = number // len(self._personalities) % 4
         if kind == 0:
             return Fifo()
@@ -248,7 +253,7 @@ class Campaign:
             )
 
     def _is_innate(self, plan: Plan, name: str) -> bool:
-        """Whether the run of the same traffic without faults has the finding too."""
+        """Return whether the run of the same traffic without faults has the finding too."""
         return name in self._clean_run(plan.personality, plan.seed, plan.limit).findings
 
     def _failure(self, run: Run) -> Failure:
@@ -275,14 +280,14 @@ class Campaign:
 
 
 def _drawn(rng: random.Random, turns: int) -> Schedule:
-    """A few deviations, anywhere in a run of so many turns; now and then time jumps."""
+    """Draw a few deviations and jumps of time, anywhere in a run of ``turns`` turns."""
     at = sorted({rng.randrange(max(1, turns)) for _ in range(rng.randint(1, DEVIATIONS))})
     jumps = tuple(turn for turn in at if rng.random() < 0.2)
     return Schedule(tuple((turn, rng.randint(1, 6)) for turn in at if turn not in jumps), jumps)
 
 
 def _difference(first: Run, second: Run) -> str:
-    """The difference of two runs; "" = they are the same."""
+    """Return the difference of two runs in words; "" = no difference."""
     if first.digest != second.digest:
         rows = zip(first.history.splitlines(), second.history.splitlines(), strict=False)
         apart_at = next(
@@ -302,7 +307,7 @@ def _difference(first: Run, second: Run) -> str:
 
 
 def _check(runs: object, seed: object, sometimes: object) -> None:
-    """Raises ``ImpossiblePlan`` for a value of the wrong kind."""
+    """Raise ``ImpossiblePlan`` for a value of the wrong kind."""
     if type(runs) is not int or runs < 1:
         raise ImpossiblePlan(f"runs={runs!r}: must be 1 or more, a whole number")
     if type(seed) is not int or not 0 <= seed < NUMBERS_END:

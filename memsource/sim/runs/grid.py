@@ -1,7 +1,7 @@
-"""Text in columns over time: rows of short marks and bars, cut where nothing happens, and folded to a width.
+"""Text in columns over time: rows of short marks and bars, folded to a width.
 
-A column is one event. Columns are in order and not to scale. A blank between two columns means that time has passed,
-and ``~`` that much time has.
+A column is one event. Columns are in order and not to scale. A blank between two columns stands for a pause, and ``~``
+for a pause of ``CUT`` seconds or more.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Final
 
 CUT: Final = 0.5
-"""Seconds in which nothing happens: they are cut out."""
+"""Shortest pause that is drawn as ``~``, in seconds."""
 
 SAME: Final = 1e-3
-"""Seconds that are shown as no time at all."""
+"""Shortest pause that is drawn as a blank, in seconds. A shorter pause is not drawn."""
 
 _WIDEST: Final = 24
 _MARGIN: Final = 2
@@ -25,7 +25,13 @@ _MARGIN: Final = 2
 
 @dataclass(slots=True)
 class GridRow:
-    """``cells``: column → text. ``bars``: first and last column of a span."""
+    """A row of the grid.
+
+    Attributes:
+        label: Text before the row.
+        cells: Column → text.
+        bars: First and last column of each bar.
+    """
 
     label: str
     cells: dict[int, str] = field(default_factory=dict)
@@ -35,11 +41,17 @@ class GridRow:
 def draw(
     times: Sequence[float], rows: Sequence[GridRow], *, width: int, merged: bool, alone: AbstractSet[int] = frozenset()
 ) -> list[list[str]]:
-    """Draw panels of lines, one below the other. Pure.
+    """Draw panels of lines. Each panel begins with a line of times, and omits rows that are empty in the panel. Pure.
 
-    ``times`` has the seconds of each column, and never falls. ``merged``: columns of one time become one, except for
-    those in ``alone``; a row keeps its order within it. ``width``: characters of a line, at least 40. Each panel begins
-    with a line of times, and omits rows that are empty in it.
+    Args:
+        times: Seconds of each column, in rising order.
+        rows: Rows to draw.
+        width: Characters of a line, at least 40.
+        merged: Whether columns of the same time are drawn as one column.
+        alone: Columns that are never merged.
+
+    Returns:
+        The lines of each panel, from the first panel to the last.
     """
     if not times:
         return []
@@ -60,7 +72,7 @@ def draw(
 
 
 class _Line:
-    """A row in groups of columns: its text in each, and where a bar enters and leaves one."""
+    """A row in groups of columns: the text of each group, and the groups that a bar enters or leaves."""
 
     def __init__(self, row: GridRow, groups: Sequence[Sequence[int]]) -> None:
         self.label = row.label
@@ -114,7 +126,7 @@ def _merged(times: Sequence[float], rows: Sequence[GridRow], alone: AbstractSet[
 
 
 def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """The first and last group of each panel."""
+    """Return the first group of each panel, and the group after its last group."""
     found, first, used = [], 0, 0
     for number, width in enumerate(widths):
         needed = len(gaps[number]) + width
@@ -126,7 +138,7 @@ def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple
 
 
 def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], first: int, last: int, room: int) -> str:
-    """The times of columns after a pause, as far as there is room. Those after the longest pauses come first."""
+    """Return a line with times of columns. The columns after long pauses take the room first."""
     offset = 0
     wanted: list[tuple[bool, int, str]] = []
     for number in range(first, last):
@@ -136,7 +148,7 @@ def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], f
         offset += widths[number]
     placed: list[tuple[int, str]] = []
     for _, at, text in sorted(wanted):
-        # At the edge a label may be wider than its column.
+        # At the right edge a time may be wider than its column.
         at = max(min(at, room - len(text)), 0)
         if all(at + len(text) < other or at > other + len(taken) for other, taken in placed):
             placed.append((at, text))

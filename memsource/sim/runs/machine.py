@@ -46,11 +46,11 @@ _TURNS_LIMIT: Final = 100_000
 
 
 class SimulationMachine(RuleBasedStateMachine):
-    """Workers around the user's handler; Hypothesis decides what is published, what fails, and when.
+    """Workers around the user's handler. Hypothesis decides on the messages, the faults and their order.
 
-    Derive from it, return the handler from ``app``, and add your own rules. They use ``world``, and ``drive`` for calls
-    to await. Omit a rule of this class by ``crash = None``. Each example gets a new machine, so the state of the
-    handler belongs on ``self``, made in ``app``::
+    Derive a class, return the handler from ``app``, and add your own rules. A rule uses ``world``, and passes
+    coroutines to ``drive``. Omit a rule of this class by ``crash = None``. Each example gets a new machine, so ``app``
+    makes the state of the handler and keeps the state on ``self``::
 
         class Orders(SimulationMachine):
             def app(self):
@@ -64,18 +64,18 @@ class SimulationMachine(RuleBasedStateMachine):
 
         TestOrders = Orders.TestCase
 
-    An example ends without faults. Everything must catch up (``World.settled``), ``at_rest`` must hold, the workers are
-    stopped in order, and all checkers judge the history. A finding is raised as ``SimulationFailed``, and Hypothesis
-    prints the fewest steps that lead there.
+    At the end of an example no more faults happen, and all messages must be finished (``World.settled``). Then
+    ``at_rest`` must hold, the workers stop, and all checkers judge the history. A finding raises ``SimulationFailed``,
+    and Hypothesis prints the fewest steps that lead to the finding.
     """
 
     personality: ClassVar[PersonalityName] = "kafka"
     partitions: ClassVar[int] = 4
     members: ClassVar[int] = 2
-    """Workers at the beginning; 1 or more."""
+    """Number of workers at the beginning, 1 or more."""
     topic: ClassVar[str] = "orders"
     threads: ClassVar[Threads] = "refuse"
-    """``"inline"`` runs plain handlers, and what goes to a thread, on the loop."""
+    """``"inline"`` runs plain handlers, and functions for a thread, on the loop; ``"refuse"`` refuses them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,29 +110,33 @@ class SimulationMachine(RuleBasedStateMachine):
     # --- for users
 
     def app(self) -> App | Handler:
-        """The handler that all workers share. Its memory outlives a crash, as a database does.
+        """Make the handler that all workers share. Its memory outlives a crash, as a database does.
 
-        Called once for an example, before its first step.
+        Each example calls ``app`` once, before its first step.
 
         Returns:
-            The handler, or an ``App`` of it and its settings.
+            The handler, or an ``App`` of the handler and its settings.
         """
         raise NotImplementedError(f"{type(self).__name__}.app: return the handler, or an App of it and its settings")
 
     def process(self) -> App | Handler:
-        """The handler of one worker, asked for whenever one starts, after a crash too.
+        """Return the handler of one worker. Called at each start of a worker, also after a crash.
 
-        Override it instead of ``app`` where a process must forget its memory: return a new handler each time.
+        Override ``process`` instead of ``app`` if a crash must end the memory of a process, and return a new handler at
+        each call.
+
+        Returns:
+            The handler, or an ``App`` of the handler and its settings; the shared handler of ``app`` by default.
         """
         if self._shared is None:
             self._shared = self.app()
         return self._shared
 
     def at_rest(self) -> None:
-        """Assert what holds when all is caught up and the workers still run. Does nothing by default."""
+        """Assert your conditions after all messages are finished, while the workers still run. Empty by default."""
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the simulation's loop, with everything else there. Blocks while virtual time passes.
+        """Run a coroutine on the simulation's loop, together with the workers. Blocks while virtual time passes.
 
         Args:
             coroutine: The coroutine to run.
@@ -141,9 +145,9 @@ class SimulationMachine(RuleBasedStateMachine):
             The result of the coroutine.
 
         Raises:
-            Deadlock: No task can go on; each further call raises it again, as for the next two.
-            Livelock: No time passes.
-            Refused: The code used something without virtual time.
+            Deadlock: No task can continue. Each further call raises the same error again.
+            Livelock: No time passes. Each further call raises the same error again.
+            Refused: The code used something without virtual time. Each further call raises the same error again.
         """
         if self._loop.failure is not None:
             coroutine.close()
@@ -155,7 +159,7 @@ class SimulationMachine(RuleBasedStateMachine):
         return result
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a plain function on the loop, as ``World.workers`` and ``World.publish`` need it.
+        """Call a plain function on the loop. ``World.workers`` and ``World.publish`` must be called so.
 
         Args:
             function: The function.
@@ -210,11 +214,11 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 3), after=st.sampled_from(AMOUNTS["crash"]))
     def crash(self, worker: int, after: float) -> None:
-        """Kill a worker without a word; a new one starts later.
+        """Kill a worker as by ``kill -9``, and start a new worker later.
 
         Args:
             worker: Number of the worker.
-            after: Seconds until a new one starts.
+            after: Seconds until a new worker starts.
         """
         self._perform("crash", worker, after)
 
@@ -225,7 +229,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 3))
     def lost(self, partition: int) -> None:
-        """Take a partition away without asking.
+        """Take a partition from its owner without asking.
 
         Args:
             partition: Number of the partition.
@@ -244,7 +248,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_found(self) -> None:
-        """The world's own checks have found nothing yet."""
+        """Check that the world's own checks have found nothing yet."""
         _raise(self.world)
 
     def teardown(self) -> None:
@@ -279,7 +283,7 @@ class SimulationMachine(RuleBasedStateMachine):
         self.at_rest()
         self.drive(self.world.stop())
         self.call(self.world.end)
-        # After a jump of time every process is late, so no deadline is judged.
+        # After a jump of time every process is late, so no checker judges a deadline.
         plan = replace(self._plan, schedule=self._chooser.schedule)
         _raise(judged(plan, self._conditions, self.world, self._loop.turns, self._loop.time()))
 
@@ -289,13 +293,13 @@ class SimulationMachine(RuleBasedStateMachine):
             try:
                 with watching(self._loop, _STEP_LIMIT), contextlib.closing(self._runner):
                     if self._loop.failure is not None:
-                        # The run that failed has left its stop behind, which this run consumes.
+                        # The failed run has left a pending stop of the loop, which this call consumes.
                         with contextlib.suppress(RuntimeError):
                             self._runner.run(anyio.lowlevel.checkpoint())
                     if self._scope is not None:
                         self._runner.run(self._cancelled(self._scope))
             except Exception:
-                # The step in which the loop failed has raised its error.
+                # If the loop has failed, an earlier step has raised the error.
                 self._loop.abandon()
                 if self._loop.failure is None:
                     raise
@@ -310,7 +314,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
 
 async def _no_test(world: World) -> None:
-    """The rules are the test."""
+    """Do nothing, because the rules are the test."""
 
 
 def _raise(of: World | Run) -> None:

@@ -35,24 +35,31 @@ from memsource.sim.world.progress import listed
 from memsource.sim.world.world import World
 
 Test = Callable[[World], Awaitable[None]]
-"""A simulated test: it gets a new world for every run."""
+"""A simulated test, a coroutine function that gets a new world for every run."""
 
 TIME_LIMIT: Final = 86_400.0
-"""Virtual seconds that a test may take."""
+"""The longest test, in virtual seconds."""
 
 _SETUP: Final = "must be a plain function, which is called before each run; put async code into the test"
 _MARGIN: Final = 1.0
-"""Virtual seconds of delay that are allowed without a freeze: the wait after a failure."""
+"""Allowed delay of a process without a freeze, in virtual seconds: the wait after a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The conditions of all runs of a campaign. Raises ``ImpossiblePlan`` for a value out of its range.
+    """The conditions of all runs of a campaign.
 
-    ``setup`` is called before each run. ``threads``: ``"refuse"`` or ``"inline"``, see
-    ``memsource.sim.loop.virtual.run``. ``time_limit``: virtual seconds of the test, after which it is the finding
-    ``Overtime``. ``checkers`` judge the history. ``broker`` makes the broker of a run; None = the default of its
-    personality.
+    Attributes:
+        test: The simulated test.
+        partitions: Number of partitions of the topic, 1 or more.
+        threads: ``"refuse"`` or ``"inline"``; see ``memsource.sim.loop.virtual.run``.
+        setup: Function to call before each run; None = no function.
+        time_limit: The longest test, in virtual seconds. A longer test is the finding ``Overtime``.
+        checkers: Checkers that judge the history.
+        broker: Makes the broker of a run; None = the default broker of the personality.
+
+    Raises:
+        ImpossiblePlan: A value is out of its range.
     """
 
     test: Test
@@ -94,13 +101,13 @@ class Run:
         states: States that the test noted with ``World.check``.
         segments: The history, one segment for each process.
         digest: Equal for equal runs.
-        boundaries: Number of places for a fault.
+        boundaries: Number of boundaries at which a fault can happen.
         turns: Turns of the loop.
         seconds: Virtual seconds.
-        crashes: Workers that crashed.
-        happened: Event of the history → how often; faults that met something are ``fault: kind``.
+        crashes: Number of workers that crashed.
+        happened: Event of the history, or fault as ``fault: kind`` → how often it happened.
         history: The rows as bytes.
-        moments: Faults that met something, with their times.
+        moments: Faults that had an effect, with their times.
     """
 
     plan: Plan
@@ -122,9 +129,20 @@ class Run:
 def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None) -> Run:
     """Run a test under a plan, with a new world on a new loop in virtual time. Blocks.
 
-    ``chooser`` decides instead of the plan's schedule; the plan of the result then has the schedule that repeats it.
-    Raises ``Refused`` for a call without virtual time, ``NeverYields`` for a step without end, and ``ImpossiblePlan``
-    for an impossible request of the test. An error that is no finding (see ``is_finding``) goes through.
+    An error that is no finding (see ``is_finding``) is raised to the caller.
+
+    Args:
+        plan: The plan.
+        conditions: The conditions of the run.
+        chooser: Decides instead of the plan's schedule; the result then has the schedule that repeats the run.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        NeverYields: A step does not end.
+        Refused: The test used something without virtual time.
+        ImpossiblePlan: The test asked for something impossible.
     """
     recording = None if chooser is None else Recording(chooser)
     worlds: list[World] = []
@@ -171,7 +189,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
 
 
 async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
-    """Run the test itself, and note its error."""
+    """Run the test function, and note its error."""
     task = asyncio.current_task()
     assert task is not None, "it runs on a loop of asyncio"
 
@@ -203,7 +221,7 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log of faults, which hundreds of runs would repeat; the view of a run shows them."""
+    """Silence the log of ``lanes``, because hundreds of runs would repeat its warnings about faults."""
     log = logging.getLogger("lanes")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -214,7 +232,7 @@ def _quiet() -> Iterator[None]:
 
 
 def broker_of(plan: Plan, conditions: Conditions) -> Personality:
-    """The broker of a run, new and empty."""
+    """Make the new, empty broker of a run."""
     if conditions.broker is not None:
         return conditions.broker(plan)
     if plan.personality == "kafka":
@@ -223,7 +241,7 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
 
 
 def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:
-    """The checkers that can judge such a run: a process that stood still was late."""
+    """Return the checkers that can judge a run. After a freeze or a jump no checker judges times."""
     kinds = {fault.kind for fault in (*plan.faults, *world.injection.performed)}
     stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
     if not stood_still and "slow" not in kinds:
@@ -233,16 +251,27 @@ def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[Make
 
 
 def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds: float) -> Run:
-    """The result of a world whose run is over, with the findings of the checkers."""
+    """Return the result of a world after its run, with the findings of the checkers.
+
+    Args:
+        plan: The plan, with the schedule that repeats the run.
+        conditions: The conditions of the run.
+        world: The world.
+        turns: Turns of the loop.
+        seconds: Virtual seconds of the run.
+
+    Returns:
+        The result.
+    """
     histories = [data for worker in world.members if (data := worker.history.data)]
     segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
     happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)
     happened.update(world.injection.happened)
-    # An assignment that was taken before its Assigned was handled has no number and no row.
+    # An assignment that the broker took before the worker handled it has no number and no row.
     taken = {(name, str(of.id), of.assignment) for name, of in world.broker.taken if of.assignment}
     if segments:
         for verdict in check(segments, _checkers(plan, conditions, world), taken=taken):
-            # In a run without a freeze a silent process was late, and not suspended.
+            # Without a freeze, a silent process was late and not suspended, so its silence is a finding.
             silent = [reason for reason in verdict.reasons if SILENT in reason]
             if verdict.status == "violated" or silent:
                 world.find(verdict.name, "; ".join([*verdict.witnesses, *silent]))
@@ -267,13 +296,21 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
 
 
 def found(findings: Mapping[str, str], personality: PersonalityName) -> str:
-    """The findings of a run as text, one on each line."""
+    """Return the findings of a run as text, one finding on each line.
+
+    Args:
+        findings: Findings by the name of their check.
+        personality: Broker of the run.
+
+    Returns:
+        The text.
+    """
     lines = "".join(f"\n  {name}: {what}" for name, what in findings.items())
     return f"{len(findings)} found, on {personality}:{lines}"
 
 
 def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
-    """Check that each message that the broker holds as finished was handled well or has a dead letter."""
+    """Check that each message that the broker holds as finished has a successful attempt or a dead letter."""
     left = {(record.partition, record.position) for record in world.broker.unfinished}
     handled = {
         (int(row.partition.rpartition("/")[2]), row.position)

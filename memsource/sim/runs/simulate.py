@@ -20,29 +20,34 @@ from memsource.sim.runs.view import counted, render
 
 @dataclass
 class Options:
-    """Options of the command line: ``runs`` replaces the number of the test, and ``replay`` is the one token to run."""
+    """Options of the command line.
+
+    Attributes:
+        runs: Number of runs of each test; None = the number of the test.
+        replay: Token of the only run to make; None = make a campaign.
+    """
 
     runs: int | None = None
     replay: str | None = None
 
 
 OPTIONS = Options()
-"""Those in force, in this process."""
+"""The options in force in this process."""
 
 
 class Simulation(Protocol):
     """A simulated test, made by ``simulate``. Calling it runs the campaign.
 
     Attributes:
-        lanes_simulation: True; the pytest plugin finds such a test by it, without an import.
-        report: Figures of the campaign of the last call, as far as it came; None = no call, or a replay.
+        lanes_simulation: True. The pytest plugin finds a simulated test by this attribute, without an import.
+        report: Figures of the last call's campaign, also after a failure; None = no call, or a replay.
     """
 
     lanes_simulation: bool
     report: CampaignReport | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run it, with what the test takes beside its world."""
+        """Run the campaign, and raise ``SimulationFailed`` for a failure. The test also gets the arguments."""
 
     def campaign(self, *args: Any, **kwargs: Any) -> CampaignReport:
         """Run the campaign.
@@ -110,28 +115,28 @@ def simulate(
     sometimes: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
 ) -> Simulation | Callable[[Simulated], Simulation]:
-    """Make a coroutine function of a ``World`` a test that runs many times, each time under another plan.
+    """Make a coroutine function of a ``World`` into a test that runs many times, each time under another plan.
 
     The world is the first parameter, after the ``self`` of a method. Other arguments of the test (fixtures) are passed
     on.
 
     A run fails by an exception of the test, a violation that the checkers find, a deadlock, or an unhandled message. It
     also fails when a state (``World.check``) differs from that of the run without faults. Ctrl-C and ``pytest.skip``
-    end the test as usual. The first failing run is made small and shown, and its token is raised in
-    ``SimulationFailed``.
+    end the test as usual. The campaign makes the first failing run small, and raises ``SimulationFailed`` with a
+    picture and the token of the small run.
 
     Args:
         test: The test; options are passed by name.
         runs: Number of runs.
         faults: The most faults of each kind in a run; none by default. See ``memsource.faults``.
-        personalities: The brokers, in turn.
+        personalities: The brokers, which take turns.
         partitions: Number of partitions of the topic.
         threads: ``"inline"`` runs plain handlers, and functions for a thread of anyio or asyncio, on the loop.
             ``"refuse"`` refuses them.
-        setup: Called before each run, to reset state that outlives one.
+        setup: Plain function to call before each run, to reset state that outlives a run.
         seed: Seed of all draws.
         sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
-        time_limit: Virtual seconds that the test may take; a day by default.
+        time_limit: The longest test, in virtual seconds; a day by default.
 
     Returns:
         The simulated test, or a decorator that makes it.
@@ -173,7 +178,7 @@ def simulate(
             if failure is not None:
                 raise SimulationFailed(_explained(failure)) from next(iter(failure.run.causes), None)
 
-        # A test runner reads the parameters as fixtures, and the world is none.
+        # A test runner reads the parameters as fixtures, and the world is no fixture.
         parameters = list(inspect.signature(test).parameters.values())
         made: Any = simulated
         del made.__wrapped__
@@ -188,9 +193,10 @@ def simulate(
 
 
 def _place_of_world(test: Simulated) -> int:
-    """The index of the world among the test's parameters: 0, or 1 for a method.
+    """Return the index of the world among the test's parameters: 0, or 1 for a method.
 
-    Raises ``ImpossiblePlan`` where there is no world.
+    Raises:
+        ImpossiblePlan: The test has no parameter for the world at this index.
     """
     parameters = list(inspect.signature(test).parameters.values())
     place = int(bool(parameters) and parameters[0].name in _OWNERS)

@@ -18,7 +18,7 @@ from memsource.sim.runs.run import Run
 from memsource.sim.world.injection import Moment
 
 LINES: Final = 40
-"""Lines of a view, at most."""
+"""The most lines of a view."""
 
 _NOTES: Final = 12
 _LANES: Final = (12, 8, 5, 3, 2, 1)
@@ -60,7 +60,13 @@ _OWNERSHIP: Final = frozenset({"assigned", "revoking", "revoked", "lost"})
 
 @dataclass(slots=True, eq=False)
 class Stroke:
-    """An event at a time in seconds, with its mark of ``MARKS``. It equals only itself."""
+    """An event in the view. A stroke equals only itself.
+
+    Attributes:
+        at: Time in seconds.
+        text: Text in the view.
+        mark: Key of ``MARKS``; "" = no mark.
+    """
 
     at: float
     text: str
@@ -69,7 +75,13 @@ class Stroke:
 
 @dataclass(slots=True, eq=False)
 class _Track:
-    """A line of a lane, on which one handler runs at a time. ``bars``: strokes from a start to an end."""
+    """A line of a lane, on which one handler runs at a time.
+
+    Attributes:
+        strokes: Events on the line.
+        bars: First and last stroke of each handler.
+        running: Worker, position and first stroke of the running handler; None = no handler runs.
+    """
 
     strokes: list[Stroke] = field(default_factory=list)
     bars: list[tuple[Stroke, Stroke]] = field(default_factory=list)
@@ -78,9 +90,15 @@ class _Track:
 
 @dataclass(slots=True, eq=False)
 class LaneView:
-    """The events of the messages of a key of a partition. ``odd``: some message did not just run once and well.
+    """The events of the messages of a key of a partition.
 
-    It has one track, and more where its handlers ran at the same time.
+    Attributes:
+        partition: The partition.
+        key: Hash of the key; None = messages without a key.
+        tracks: Lines of the lane: one line, and more if handlers ran at the same time.
+        positions: Position of a message → number of its track.
+        ran: Positions whose handler has started.
+        odd: Whether a message did more than one successful run.
     """
 
     partition: str
@@ -93,7 +111,16 @@ class LaneView:
 
 @dataclass(slots=True, eq=False)
 class Note:
-    """A line above the lanes: a fault, or a change of ownership. ``rank``: 0 = the most important ones."""
+    """A line above the lanes: a fault, or a change of ownership.
+
+    Attributes:
+        stroke: The event.
+        rank: Importance; 0 = the most important notes.
+        text: Text of the line.
+        worker: Worker whose ownership changes; None for a fault.
+        event: Event of the history; "" for a fault.
+        partitions: Partitions whose ownership changes.
+    """
 
     stroke: Stroke
     rank: int
@@ -106,7 +133,17 @@ class Note:
 class Story:
     """The lanes, notes and commits of the histories of one run, in order.
 
-    ``letters``: the letter of each worker. ``crashes``: members that a fault has crashed.
+    Args:
+        segments: Histories of the workers.
+        moments: Faults that have happened.
+
+    Attributes:
+        strokes: All events, in order.
+        lanes: Lanes by partition and key.
+        commits: Commits by partition.
+        notes: Faults and changes of ownership.
+        letters: Letter of each worker.
+        crashes: Names of members that a fault has crashed.
     """
 
     def __init__(self, segments: Sequence[Segment], moments: Sequence[Moment] = ()) -> None:
@@ -135,7 +172,7 @@ class Story:
             self._row(event, segment, row)
         for moment in due:
             self._fault(moment)
-        # Changes of ownership after everything else belong to the end of the run.
+        # Changes of ownership after all other events belong to the end of the run, and are not shown.
         while self.notes and self.notes[-1].rank == 2 and self.notes[-1].stroke is self.strokes[-1]:
             self.notes.pop()
             self.strokes.pop()
@@ -150,7 +187,7 @@ class Story:
         elif event == "zombie":
             self._mark(row, "z")
         elif event in _OF_A_MESSAGE:
-            # A message that was given up in the queue has no stroke yet.
+            # A message that was given up before its first attempt is not shown.
             if event != "abandoned" or row.position in self._lane(row).ran:
                 self._mark(row, _OF_A_MESSAGE[event])
         elif event == "dlq_sent":
@@ -254,13 +291,13 @@ class Story:
 
 
 def _letters() -> Iterator[str]:
-    """A, B … Z, AA, AB …: one for each worker."""
+    """Yield A, B … Z, AA, AB … as letters of the workers."""
     yield from ascii_uppercase
     yield from (first + second for first in _letters() for second in ascii_uppercase)
 
 
 def _listed(partitions: Sequence[str]) -> str:
-    """``orders/0,2``: the numbers of one topic together."""
+    """Return partitions as text, with the numbers of a topic together, such as ``orders/0,2``."""
     topics: dict[str, list[str]] = {}
     for partition in partitions:
         topic, slash, number = partition.rpartition("/")
@@ -269,10 +306,16 @@ def _listed(partitions: Sequence[str]) -> str:
 
 
 def render(run: Run, width: int = 100) -> str:
-    """The lanes of a run over virtual time, as plain text. Pure; O(rows).
+    """Draw the lanes of a run over virtual time, as plain text of at most ``LINES`` lines. Pure; O(rows).
 
-    It has at most ``LINES`` lines of ``width`` characters (40 or more). A run that is too large shows the lanes that
-    its findings name, or those with unusual events.
+    The view of a large run shows only the lanes that its findings name, or lanes with unusual events.
+
+    Args:
+        run: The run.
+        width: Characters of a line, 40 or more.
+
+    Returns:
+        The text.
     """
     plan = run.plan
     title = [plan.personality, f"seed {plan.seed}"]
@@ -288,7 +331,17 @@ def render(run: Run, width: int = 100) -> str:
 def render_history(
     segments: Sequence[Segment], moments: Sequence[Moment] = (), *, about: Iterable[str] = (), width: int = 100
 ) -> str:
-    """The lanes of histories on one clock. ``about``: texts that name the lanes to show."""
+    """Draw the lanes of histories on one clock.
+
+    Args:
+        segments: Histories of the workers.
+        moments: Faults that have happened.
+        about: Texts that name the lanes to show.
+        width: Characters of a line, 40 or more.
+
+    Returns:
+        The text.
+    """
     return "\n".join(_fit(_history(segments, moments, about, width, LINES), width))
 
 
@@ -317,7 +370,7 @@ def _history(
             body = _body(story, notes, ranked[:count], len(ranked) - count, width, merged)
             if len(head) + len(body) <= room:
                 return head + body
-    # One lane has very many messages. The finding is among the last lines.
+    # If even one lane has too many lines, the last lines remain, because they show the finding.
     kept = room - len(head) - 1
     return [*head, f"… {len(body) - kept} lines before are left out", *body[-kept:]]
 
@@ -325,7 +378,7 @@ def _history(
 def _body(
     story: Story, notes: Sequence[Note], lanes: Sequence[LaneView], left: int, width: int, merged: bool
 ) -> list[str]:
-    """An empty line, the panels, the count of omitted lanes, and the legend."""
+    """Return the panels, the count of omitted lanes, and the legend, with empty lines before them."""
     rows, columns = _rows(story, notes, lanes)
     times = [stroke.at for stroke in columns]
     alone = frozenset(range(len(columns))).intersection(rows[0].cells)
@@ -339,7 +392,7 @@ def _body(
 
 
 def _rows(story: Story, notes: Sequence[Note], lanes: Sequence[LaneView]) -> tuple[list[GridRow], list[Stroke]]:
-    """The rows of the grid, and the stroke of each of its columns."""
+    """Return the rows of the grid, and the stroke of each of its columns."""
     partitions = sorted({lane.partition for lane in lanes}, key=_natural)
     shown = {note.stroke for note in notes}
     for lane in lanes:
@@ -374,7 +427,7 @@ def _ending(segment: Segment, story: Story) -> str:
 
 
 def _ranked(story: Story, about: Iterable[str]) -> tuple[list[LaneView], int]:
-    """The lanes, the most interesting ones first, and how many of them the texts name."""
+    """Return the lanes, the named lanes first and then the odd lanes, and the number of named lanes."""
     text = "\n".join(about)
     keys = set(_NAMED_KEY.findall(text))
     named = {(partition, int(position)) for partition, position in _NAMED_POSITION.findall(text)}
@@ -390,7 +443,15 @@ def _ranked(story: Story, about: Iterable[str]) -> tuple[list[LaneView], int]:
 
 
 def counted(count: int, what: str) -> str:
-    """A number with its noun."""
+    """Return a number with its noun.
+
+    Args:
+        count: The number.
+        what: The noun, in the singular.
+
+    Returns:
+        The text.
+    """
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
