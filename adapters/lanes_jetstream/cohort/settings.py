@@ -51,9 +51,7 @@ class CohortStream:
                 f"CohortStream(subject={self.subject!r}): invalid subject; use tokens with dots, * and a last >"
             )
         if "*" not in parts and ">" not in parts:
-            raise ConfigError(
-                f"CohortStream(subject={self.subject!r}): puts all messages into one partition; add a wildcard"
-            )
+            raise ConfigError(f"CohortStream(subject={self.subject!r}): one partition for all messages; add a wildcard")
         if isinstance(self.tokens, str | int) or self.tokens == ():
             raise ConfigError(f"CohortStream(tokens={self.tokens!r}): must be a tuple of numbers such as (1,), or None")
         for token in self.tokens or ():

@@ -302,8 +302,6 @@ class DurableSource:
             if not self._warned_of_puller:
                 self._warned_of_puller = True
                 log.warning(
-                    "%s: another process pulls; waiting up to %.0f s until that process stops",
-                    self._name,
-                    _OTHER_PULLER_WAIT,
+                    "%s: another process pulls; waiting up to %.0f s until it stops", self._name, _OTHER_PULLER_WAIT
                 )
             await asyncio.sleep(POLL_INTERVAL)
