@@ -326,7 +326,7 @@ class OffsetLedger:
     def peek(self) -> int:
         """Return the result of ``floor()`` without a change of the ledger.
 
-        Other threads may call it. It raises ``IndexError`` while the ledger's own thread trims.
+        Other threads may make this call. The call raises ``IndexError`` while the ledger's own thread trims.
         """
         first = self._open.find(1, self._first)
         if first < 0:

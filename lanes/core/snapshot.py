@@ -186,7 +186,7 @@ def message_id(message: Message) -> MessageId:
 def snapshot(engine: Engine) -> EngineState:
     """Take a snapshot of an engine, which stays unchanged. O(messages of the engine).
 
-    It raises ``ValueError`` while effects are not performed, because a snapshot has no effects.
+    The call raises ``ValueError`` while effects are not performed, because a snapshot has no effects.
     """
     if engine.effects:
         raise ValueError(
