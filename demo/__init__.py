@@ -1,6 +1,6 @@
-"""The demo: a real log through a real server, with a crash in the middle, and a report that can fail.
+"""The demo: a real event log, a real server, a crash in the middle, and a report on every promise.
 
-A parent process owns everything that must survive: the ledger, the approval service, the streams. A worker
+A parent process owns all parts that must survive: the ledger, the approval service, the streams. A worker
 process runs the handler under ``lanes`` and is killed with -9 on purpose.
 
 Reading order: ``run``, ``config``, ``under_lanes``, ``events``, ``ledger``, ``faults``, ``report``, ``history``,

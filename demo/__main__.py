@@ -21,7 +21,7 @@ def main() -> NoReturn:
 
 
 def app() -> typer.Typer:
-    """Make the commands of the demo."""
+    """Return the commands of the demo."""
     import typer
 
     commands = command_group("Run a real log through real servers, with crashes, and check every promise.")
@@ -113,12 +113,12 @@ def app() -> typer.Typer:
     ) -> None:
         """Replay the log on Spark into PostgreSQL, and audit it.
 
-        A worker and the driver are killed. Exit 0 every promise kept, 1 one broken, 3 not possible.
+        A worker and the driver are killed. Exit 0: every promise kept, 1: a promise broken, 3: not possible.
         """
         what = "the demo on Spark"
         require(what, "cli", "kafka", "postgres", "spark")
         if find_spec("psycopg_pool") is None:
-            # No extra has it: an application with its own connections needs no pool.
+            # No extra installs psycopg_pool, because an application with its own connections needs no pool.
             stop(f"{what} needs psycopg_pool: pip install psycopg-pool")
         if not kafka:
             stop(f"{what} needs --kafka HOST:PORT of a Kafka broker, such as 127.0.0.1:9092")

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from demo.errors import DemoError
 
 EXIT_ORPHANED: Final = 6
-"""The parent is gone."""
+"""Exit status of a child process whose parent has ended."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -24,14 +24,14 @@ _T = TypeVar("_T")
 
 
 def end_with_parent() -> None:
-    """End this process as soon as stdin does: the parent holds the other end and never writes."""
+    """End this process at the end of stdin. The parent keeps the other end open, and never writes."""
     killed_with_parent()
     # A thread, because the event loop may be busy or stuck.
     threading.Thread(target=_watch_stdin, daemon=True).start()
 
 
 def killed_with_parent() -> None:
-    """Have the system kill this process when the thread ends that started it, even while it is frozen.
+    """Let the system kill this process, even a frozen one, when the thread that started the process ends.
 
     Does nothing on systems other than Linux.
     """
@@ -70,7 +70,7 @@ def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
 
 
 def peak_rss_mb() -> float:
-    """The most memory this process ever held, in MiB."""
+    """Return the peak memory of this process, in MiB."""
     # getrusage counts what the parent held before exec as well; where there is /proc, it tells better.
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text().splitlines():

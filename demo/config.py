@@ -22,28 +22,28 @@ from lanes.errors import ConfigError
 
 ATTEMPTS: Final = 5
 BACKOFF: Final = 0.05
-"""Retries of the demo: quick, so that an event that fails twice does not hold its case up for long."""
+"""Delay of a retry in seconds. It is short, so that a failing event delays its case only briefly."""
 
 HOOK_EVERY: Final = 0.05
-"""Seconds between two looks at where the run is."""
+"""Seconds between two calls of a hook."""
 
 Hook = Callable[[Progress], Awaitable[None]]
-"""Called every ``HOOK_EVERY`` seconds, while publishing and under ``lanes``; the run waits for it."""
+"""Function that is called every ``HOOK_EVERY`` seconds with the progress. The run waits for the call."""
 
 Script = Callable[[Any], Awaitable[None]]
-"""A scenario: it is called with the ``Members`` of a run, publishes all events, and returns at its end."""
+"""A scenario: a function of the ``Members`` of a run, which publishes all events."""
 
 BrokerName = Literal["jetstream", "kafka"]
 """The broker that the demo runs on."""
 
 Protocol = Literal["classic", "cooperative", "consumer"]
-"""How a Kafka group shares its partitions: classic, by range or cooperative-sticky, or KIP-848."""
+"""The protocol of a Kafka group: classic by range, classic by cooperative-sticky, or KIP-848."""
 
 Retention = Literal["limits", "workqueue", "interest"]
-"""What a stream keeps: everything, what is not finished, or what somebody waits for and has not finished."""
+"""Messages that a stream keeps: all, the unfinished messages, or messages that a consumer has not finished."""
 
 VARIABLE: Final = "LANES_DEMO_WORKER"
-"""The environment variable that tells a worker its configuration."""
+"""Environment variable with the configuration of a worker."""
 
 ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _PARTITIONS_LIMIT: Final = 100
@@ -113,17 +113,17 @@ class DemoConfig:
 
     @property
     def processes(self) -> int:
-        """How many members there are at first."""
+        """Number of members at the begin."""
         return self.members or _MEMBERS[self.broker]
 
     @property
     def shared(self) -> int:
-        """How many partitions they share."""
+        """Number of partitions that the members share."""
         return self.partitions or _PARTITIONS[self.broker]
 
     @property
     def in_group(self) -> bool:
-        """Whether they are a group, or a cohort."""
+        """Whether the members are a group or a cohort."""
         return self.broker == "kafka" or self.processes > 1
 
     @property
@@ -213,21 +213,21 @@ class WorkerConfig:
 
     @property
     def faults(self) -> Faults:
-        """Which events fail."""
+        """The failures of events."""
         return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
 
     def environment(self) -> dict[str, str]:
-        """This process's environment with the configuration added."""
+        """Return the environment of this process with the configuration added."""
         return {**os.environ, VARIABLE: json.dumps(asdict(self))}
 
     @staticmethod
     def load() -> WorkerConfig:
-        """Back from the environment. Raises ``DemoError`` when it is not there."""
+        """Read the configuration from the environment. Raises ``DemoError`` if the configuration is missing."""
         return told(WorkerConfig, VARIABLE, "worker", "python -m demo run")
 
 
 def settings(concurrency: int, max_in_flight: int) -> Settings:
-    """The settings of the demo's consumer. Raises ``ConfigError``."""
+    """Return the settings of the demo's consumer. Raises ``ConfigError`` for a wrong value."""
     return Settings(
         concurrency=concurrency,
         max_in_flight=max_in_flight,

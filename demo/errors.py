@@ -6,8 +6,8 @@ from lanes.errors import LanesError
 
 
 class DemoError(LanesError):
-    """The demo cannot begin or go on: bad input, a server that is not there, a disk that is full."""
+    """An error that stops the demo, such as bad input, a missing server or a full disk."""
 
 
 class NoAnswer(Exception):
-    """The broker did not answer a question; it may do later."""
+    """The broker did not answer a question, but may answer later."""

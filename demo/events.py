@@ -1,7 +1,7 @@
 """The event log: read from a file, or generated in the same shape.
 
 A log is JSON lines (gzip or plain), one event each: ``time`` (ISO 8601), ``case`` (the key), ``step`` (0, 1, 2 …
-within its case), ``activity``, ``role``, ``amount``. Everything about it is checked before anything is started.
+within its case), ``activity``, ``role``, ``amount``. The whole log is checked before a process starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from demo.errors import DemoError
 
 CASE: Final = re.compile(r"[^\s.*>\x00-\x1f\x7f]{1,128}")
-"""A case is one token of a NATS subject: no blanks, dots, wildcards or control characters."""
+"""Pattern of a case: one token of a NATS subject, without blanks, dots, wildcards or control characters."""
 
 FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "time": (str,),
@@ -34,7 +34,7 @@ LENGTHS: Final = {
     5: 5147, 6: 2430, 4: 1439, 8: 410, 9: 293, 3: 222, 1: 134, 10: 83, 7: 79, 11: 53,
     12: 38, 13: 15, 14: 6, 17: 3, 15: 2, 16: 1, 18: 1, 24: 1,
 }  # fmt: skip
-"""Steps of a case -> cases of that length, as in two years of a university's expense declarations."""
+"""Number of steps of a case -> number of cases, as in two years of a university's expense declarations."""
 
 GENERATED_EVENTS: Final = sum(steps * cases for steps, cases in LENGTHS.items())
 
@@ -55,7 +55,7 @@ _LAST: Final = (("Request Payment", "UNDEFINED"), ("Payment Handled", "UNDEFINED
 
 
 class Event(NamedTuple):
-    """One event: its key, its place within the key, and the JSON that is published."""
+    """One event: its case, its step within the case, and the JSON that is published."""
 
     case: str
     step: int
@@ -63,7 +63,7 @@ class Event(NamedTuple):
 
 
 def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
-    """The first ``limit`` events (None = all) of the log at ``path``, or of a generated one.
+    """Return the first ``limit`` events (None = all) of the log at ``path``, or of a generated log.
 
     Blocks. Raises ``DemoError`` naming file and line for anything that is wrong with the log.
     """
@@ -89,7 +89,7 @@ def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a log, one by one. Raises ``DemoError`` at the first line that is wrong, and ``OSError``."""
+    """Yield the events of a log. Raises ``DemoError`` for a wrong line, and ``OSError`` if the log cannot be read."""
     with path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
     following: dict[str, int] = {}
@@ -136,7 +136,7 @@ def _shown(value: object) -> str:
 
 
 def generate(count: int, seed: int) -> list[Event]:
-    """``count`` events of interleaved cases whose lengths are those of the real log; a function of its arguments."""
+    """Generate events of interleaved cases with the lengths of the real log. Equal arguments make equal events."""
     chance = random.Random(seed)
     starts: list[tuple[datetime, str, int]] = []
     lengths: list[int] = []
@@ -157,7 +157,7 @@ def generate(count: int, seed: int) -> list[Event]:
         for step in range(steps):
             rows.append((time, case, step, steps, amount))
             time += _STEP_AFTER * chance.expovariate(1.0)
-    # By time, and where two are equal by case and step: a step never comes before the one it follows.
+    # Events of the same time are sorted by case and step, so that a step never precedes an earlier step.
     rows.sort()
     return [_generated(*row) for row in rows]
 

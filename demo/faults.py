@@ -1,4 +1,4 @@
-"""Which events fail, and how often: a function of case and step, so that parent and worker agree without a word."""
+"""The failures of events: a function of case and step, so that parent and worker compute the same failures."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Final
 
 POISON: Final = 1 << 30
-"""The number of failing attempts of an event that never succeeds."""
+"""Number of failing attempts of an event that never succeeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """About one event in ``fail_every`` fails once or twice, about one in ``poison_every`` always; 0 = none."""
+    """One event in about ``fail_every`` fails once or twice, and one in about ``poison_every`` always. 0 = no event."""
 
     fail_every: int = 100
     poison_every: int = 5_000
 
     def failures(self, case: str, step: int) -> int:
-        """How many attempts of this event fail: 0, 1, 2 or ``POISON``."""
+        """Return the number of failing attempts of this event: 0, 1, 2 or ``POISON``."""
         number = draw(f"{case}/{step}".encode())
         if self.poison_every and number % self.poison_every == 0:
             return POISON
@@ -28,5 +28,5 @@ class Faults:
 
 
 def draw(name: bytes) -> int:
-    """A 32-bit number that looks random and is a function of ``name``."""
+    """Return a pseudo-random 32-bit number that depends only on ``name``."""
     return zlib.crc32(name)

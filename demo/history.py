@@ -13,7 +13,7 @@ from lanes.errors import LanesError
 
 
 class Verdict(NamedTuple):
-    """One checker's: ``status`` is passed, violated or unproven, ``detail`` says why in one line."""
+    """The verdict of a checker. ``status`` is passed, violated or unproven. ``detail`` is the reason in one line."""
 
     name: str
     status: str
@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Facts that no history holds: the group as its broker saw it, and the faults."""
+    """Facts that are in no history: snapshots of the group from its broker, and the faults."""
 
     snapshots: Sequence[Snapshot]
     faults: Sequence[Fault]
@@ -37,17 +37,17 @@ class Findings(NamedTuple):
 
 
 def examine(directory: Path, seen: Seen | None = None) -> Findings:
-    """Read all segments of a directory and check them. Blocks: reads everything. ``seen``: of a group."""
+    """Read and check all segments of a directory. Blocks. ``seen`` has facts about a group; None without a group."""
     import memsource
     from memsource.checkers import MARGIN, BoundedRepeats, checkers_within
 
     try:
         segments = memsource.read([directory])
     except LanesError as error:
-        # No history proves nothing, which is not the same as nothing having happened.
+        # A missing history proves nothing.
         return Findings([Verdict("history", "unproven", str(error))], {}, 0)
     knowledge = Knowledge(segments, seen.snapshots, seen.faults) if seen is not None else None
-    # A process that we froze ourselves was late by as much, and cannot say why.
+    # A process that the demo froze was late by the length of the freeze, which its history does not tell.
     checkers = checkers_within(MARGIN + (knowledge.frozen if knowledge is not None else 0.0))
     if knowledge is not None and knowledge.deadlines:
         checkers += (partial(BoundedRepeats, excused=knowledge.forgotten),)

@@ -1,4 +1,4 @@
-"""The ledger: what became of every event, in SQLite, owned by the parent process alone.
+"""The ledger: the outcome of every event, in a SQLite file that only the parent process opens.
 
 An apply of (case, step) is *applied* when the step is above the last one of its case. Each applied step is stored in
 an append-only table without a unique key, so a ledger that applied one twice would show it. A refused apply is a
@@ -17,7 +17,7 @@ from demo.errors import DemoError
 
 Verdict = Literal["applied", "repeat", "violation"]
 Step = tuple[str, int]
-"""A case and a step of it."""
+"""A case, and the number of a step in the case."""
 
 _TABLES: Final = """
 CREATE TABLE position (case_id TEXT PRIMARY KEY, step INTEGER NOT NULL) WITHOUT ROWID;
@@ -32,7 +32,7 @@ _ADVANCE: Final = (
 
 
 class Apply(NamedTuple):
-    """A handler's request to store a step; ``epoch`` is that of the assignment that delivered it."""
+    """A handler's request to store a step. ``epoch`` is the epoch of the assignment that delivered the step."""
 
     case: str
     step: int
@@ -73,18 +73,18 @@ class Ledger:
         self.repeats = 0
         self.violations = 0
         try:
-            # Transactions are begun and ended by hand: one for a whole batch.
+            # The ledger begins and ends its transactions itself, one for a whole batch.
             self._database = sqlite3.connect(path, isolation_level=None)
             self._cursor = self._database.cursor()
             self._cursor.execute("PRAGMA journal_mode = WAL")
-            # The file need not outlive the machine, and an fsync a batch would be most of the time.
+            # The file need not survive a crash of the machine, and an fsync for each batch would take most of the time.
             self._cursor.execute("PRAGMA synchronous = OFF")
             self._cursor.executescript(_TABLES)
         except sqlite3.Error as error:
             raise self._failed(error) from None
 
     def apply(self, batch: Iterable[Apply]) -> list[Verdict]:
-        """Apply a batch in one transaction; the verdicts in its order, true once this returns."""
+        """Apply a batch in one transaction. Return the verdicts in the order of the batch, after the commit."""
         cursor = self._cursor
         verdicts: list[Verdict] = []
         try:
@@ -108,7 +108,7 @@ class Ledger:
         return verdicts
 
     def audit(self, events: Collection[Step], dead_letters: Collection[Step]) -> Audit:
-        """Compare with all events of the log and the dead letters that were written. Blocks: reads everything."""
+        """Compare the ledger with all events of the log and with the written dead letters. Blocks."""
         try:
             rows = self._cursor.execute("SELECT case_id, step, count(*) FROM applied GROUP BY case_id, step").fetchall()
             refused = self._cursor.execute("SELECT case_id, step, verdict FROM refused").fetchall()

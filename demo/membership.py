@@ -1,6 +1,6 @@
-"""Snapshots of a group from its broker, and the time at which it took an assignment from a member.
+"""Snapshots of a group from its broker, and the times at which the broker removed members.
 
-A cohort's assignments have leases instead, and the members' own histories say when each ran out.
+The assignments of a cohort have leases, whose ends are in the histories of the members.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from memsource import Segment
 
 Assignment = tuple[str, str, int]
-"""A partition at a process: member, partition, assignment."""
+"""An assignment: member, partition, and number of the assignment."""
 
 
 class Member(NamedTuple):
-    """A member as the broker knows it; ``id`` is another one when a classic member has joined again."""
+    """A member as the broker reports it. A classic member gets a new ``id`` when it joins again."""
 
     id: str
     partitions: frozenset[tuple[str, int]]
@@ -40,12 +40,12 @@ class Snapshot(NamedTuple):
 
     @property
     def stable(self) -> bool:
-        """Whether every member has been told what it owns."""
+        """Whether every member has received its assignment."""
         return self.state == "STABLE"
 
     @property
     def owners(self) -> dict[tuple[str, int], str]:
-        """Who owns each partition."""
+        """Owner of each partition."""
         return {place: name for name, member in self.members.items() for place in member.partitions}
 
 
@@ -53,14 +53,14 @@ NONE: Final = Snapshot(0.0, 0.0, "UNKNOWN", {})
 
 
 class Removal(NamedTuple):
-    """A member was still in the group ``after``, and not any more ``before``: seconds of the engine's clock."""
+    """The removal of a member, later than ``after`` and earlier than ``before``, in seconds of the engine's clock."""
 
     after: float
     before: float
 
 
 class Moves(NamedTuple):
-    """How many partitions plans moved from one member to another, and how many they had to."""
+    """Number of partitions that plans moved between members, and the least possible number."""
 
     made: int
     least: int
@@ -78,7 +78,7 @@ class Span(NamedTuple):
 
 
 def spans(segments: Sequence[Segment]) -> dict[Assignment, Span]:
-    """All assignments in these histories. Pure."""
+    """Return all assignments in these histories."""
     found: dict[Assignment, Span] = {}
     for segment in segments:
         opened: dict[Assignment, float] = {}
@@ -94,9 +94,9 @@ def spans(segments: Sequence[Segment]) -> dict[Assignment, Span]:
 
 
 def removals(spans: Mapping[Assignment, Span], snapshots: Sequence[Snapshot]) -> dict[Assignment, Removal]:
-    """The assignments whose member the broker removed from the group while it held them. Pure.
+    """Return the removals of members that still had an assignment.
 
-    A member that had given a partition back, or knew that it was lost, before the broker was asked, lost nothing.
+    A member that released a partition, or recorded its loss, before the broker was asked, does not count.
     """
     removed = _members_removed(snapshots)
     found = {}
@@ -109,7 +109,7 @@ def removals(spans: Mapping[Assignment, Span], snapshots: Sequence[Snapshot]) ->
 
 
 def deadlines(segments: Sequence[Segment]) -> dict[Assignment, float]:
-    """When the leases of assignments ran out at last, of those that had one. Pure."""
+    """Return the last deadline of each assignment with a lease."""
     return {
         (segment.member, row.partition, row.assignment): row.number
         for segment in segments
@@ -119,7 +119,7 @@ def deadlines(segments: Sequence[Segment]) -> dict[Assignment, float]:
 
 
 def moves(snapshots: Sequence[Snapshot]) -> Moves:
-    """Count the moves of a cohort's plans. Pure. A partition without an owner is given, not moved."""
+    """Count the moves of a cohort's plans. The first owner of a partition is no move."""
     made = least = 0
     before: Sequence[str | None] = ()
     for after in (snapshot.planned for snapshot in snapshots if snapshot.planned):
@@ -131,7 +131,7 @@ def moves(snapshots: Sequence[Snapshot]) -> Moves:
 
 
 def least_moves(owners: Sequence[str | None], members: Collection[str]) -> int:
-    """How many of the partitions that have an owner have to move, until ``members`` share all evenly. Pure."""
+    """Return the least number of owned partitions that must move, so that ``members`` share all partitions evenly."""
     held = sorted((Counter(owners)[member] for member in members), reverse=True)
     each, more = divmod(len(owners), len(members)) if members else (0, 0)
     kept = sum(min(count, each + (index < more)) for index, count in enumerate(held))
@@ -139,7 +139,7 @@ def least_moves(owners: Sequence[str | None], members: Collection[str]) -> int:
 
 
 def handovers(segments: Sequence[Segment]) -> list[float]:
-    """Seconds from the end of what ran of a partition at the one who gave it back, until another one had it. Pure."""
+    """Return for each handover the seconds from the old owner's last handler to the new owner's assignment."""
     drained: dict[Assignment, float] = {}
     given: dict[str, list[tuple[float, str]]] = defaultdict(list)
     begun: dict[str, list[tuple[float, str]]] = defaultdict(list)
@@ -162,7 +162,7 @@ def handovers(segments: Sequence[Segment]) -> list[float]:
 
 
 def rebalances(snapshots: Sequence[Snapshot]) -> int:
-    """How often the broker gave partitions to other members than before. Pure."""
+    """Return the number of times that the broker moved partitions between members."""
     count, before = 0, dict[tuple[str, int], str]()
     for snapshot in snapshots:
         owners = snapshot.owners
@@ -173,7 +173,7 @@ def rebalances(snapshots: Sequence[Snapshot]) -> int:
 
 
 def last_owners(snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, float]]:
-    """Who owns each partition in the end, and since when the broker has said so. Pure."""
+    """Return the last owner of each partition, and the time of the broker's first report of that owner."""
     found: dict[str, tuple[str, float]] = {}
     for snapshot in snapshots:
         if snapshot.stable and snapshot.members:
@@ -190,7 +190,7 @@ def _members_removed(snapshots: Sequence[Snapshot]) -> dict[str, list[Removal]]:
     present: dict[str, tuple[str, float]] = {}
     for snapshot in snapshots:
         if snapshot.state == "DEAD":
-            # So a broker calls a group that it has not loaded yet.
+            # A broker reports this state for a group that it has not loaded yet.
             continue
         for name, (number, asked) in list(present.items()):
             member = snapshot.members.get(name)

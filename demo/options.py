@@ -12,7 +12,7 @@ _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
 def seconds(option: str, text: str) -> float:
-    """Convert a duration such as ``10ms`` to seconds; any other text ends the process."""
+    """Convert a duration such as ``10ms`` to seconds. Any other text ends the process."""
     found = _SECONDS.fullmatch(text)
     if found is None:
         stop(f"{option} {text!r}: must be a number with a unit, such as 10ms, 0.5s or 2m")
@@ -20,7 +20,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def fractions(option: str, text: str) -> tuple[float, ...]:
-    """Convert numbers separated by commas, or an empty text; any other text ends the process."""
+    """Convert a text of numbers with commas, or an empty text, to numbers. Any other text ends the process."""
     try:
         return tuple(float(part) for part in text.split(",") if part)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where a run keeps its files: a temporary folder, and the folder of ``--keep`` for what is to stay."""
+"""The folders of a run: a temporary folder, and the folder of ``--keep`` for files that stay."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from demo.errors import DemoError
 
 @dataclass(frozen=True)
 class Places:
-    """``sockets`` is always temporary; ``folder`` holds ledger, history and log, and stays where it was asked for."""
+    """The folders of a run: ``sockets``, and ``folder`` for ledger, history and log. Only ``folder`` can be kept."""
 
     sockets: Path
     folder: Path
 
     @property
     def history(self) -> Path:
-        """The segments of publisher and workers."""
+        """Folder for the history segments of publisher and workers."""
         return self.folder / "history"
 
     @property
     def log(self) -> Path:
-        """The stderr of the child processes."""
+        """File for the stderr of the child processes."""
         return self.folder / "worker.log"
 
 
 @contextmanager
 def places(keep: Path | None) -> Iterator[Places]:
-    """Make the folders; the temporary one is removed at the end. Raises ``DemoError`` when one cannot be made."""
+    """Create the folders, and remove the temporary folder at the end. Raises ``DemoError`` for an unusable folder."""
     if keep is not None:
         try:
             keep.mkdir(parents=True, exist_ok=True)

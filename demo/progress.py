@@ -1,4 +1,4 @@
-"""Where a run of the demo is: what the view shows and a hook sees."""
+"""The progress of a run of the demo, for the view and for hooks."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Events stored or dead-lettered; a dead letter that was written twice is one event."""
+        """Number of events stored or dead-lettered. A dead letter that was written twice counts once."""
         return min(self.events, self.stored + self.dead_letters)

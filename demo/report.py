@@ -1,4 +1,4 @@
-"""The report: what a run showed, which promises it broke, as a table and as one line of JSON."""
+"""The report of a run: figures and broken promises, as a table and as one line of JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from demo.ledger import Step
 from demo.membership import Moves
 
 NAMED_LIMIT: Final = 3
-"""Events that one line of the report names at most."""
+"""Most events that one line of the report names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class Report:
         keys: Number of keys of the log.
         done: Number of events that are stored or dead-lettered.
         seconds: Time from the start of the first worker to the last event done, with crashes and restarts.
-        serial_rate: Events per second one at a time; 0.0 when not measured.
+        serial_rate: Events per second of a serial loop; 0.0 if it was not measured.
         repeats: Number of refused repeats.
         dead_letters: Number of dead letters.
         max_in_flight_seen: Highest number of messages in flight.
-        max_in_flight: The bound on it.
+        max_in_flight: Bound on the messages in flight.
         rss_mb: Peak memory of a worker in MiB.
         kills: Number of workers killed with -9 on purpose.
         workers: Number of workers started.
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def speedup(self) -> float:
-        """How many times one-at-a-time; 0.0 when that was not measured."""
+        """Rate divided by the rate of a serial loop; 0.0 if the serial loop was not measured."""
         return self.rate / self.serial_rate if self.serial_rate > 0 else 0.0
 
     @property
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def broken(self) -> list[str]:
-        """The promises that broke, one line each, beginning with the name of the line in the report."""
+        """Broken promises, one line each, which begins with the name of the line in the report."""
         lines = []
         for name, steps, meaning in (
             ("order violations", self.violations, "applied after a later step of its case"),
@@ -108,7 +108,7 @@ class Report:
         return lines
 
     def json(self) -> str:
-        """The one line for machines."""
+        """Return the report as one line of JSON."""
         return json.dumps(
             {
                 "events": self.events,
@@ -130,7 +130,7 @@ class Report:
         )
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        """The table: what, its value, and whether that is as promised."""
+        """Return the rows of the table: name, value, and whether the value is as promised."""
         causes = ", ".join(f"{count} {cause}" for cause, count in self.redelivered.items() if count) or "none"
         expected = self.dead_letters + len(self.missing_letters) - len(self.unexpected_letters)
         rows = [
@@ -221,6 +221,6 @@ def _rows_of(group: GroupFindings) -> list[tuple[str, str, bool]]:
 
 
 def named(steps: Sequence[Step]) -> str:
-    """The first of them, for a line."""
+    """Return the names of the first steps, for one line."""
     named = ", ".join(f"{case} step {step}" for case, step in steps[:NAMED_LIMIT])
     return named + (", …" if len(steps) > NAMED_LIMIT else "")

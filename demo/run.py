@@ -1,7 +1,7 @@
 """One run of the demo, from the log to the report.
 
-The parent makes streams or topics, publishes, measures one at a time, and runs the main part with its crash. Then
-ledger, dead letters and histories say what happened.
+The parent creates streams or topics, publishes, measures a serial loop, and runs the main part with its crash. Then
+ledger, dead letters and histories are compared with the log.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from demo.workers.sample import measure
 from lanes.clock import monotonic
 
 _ANSWER_WITHIN: Final = 60.0
-"""Seconds the server has at the end to come back and show the dead letters."""
+"""Most seconds to wait at the end until the server returns the dead letters."""
 
 _FIRST_SHARE: Final = 0.2
-"""Of the events, what a group finds when it begins."""
+"""Share of the events that is published before a group begins."""
 
 _RETRY: Final = 0.25
 
@@ -46,13 +46,13 @@ _Answer = TypeVar("_Answer")
 
 
 async def run(config: DemoConfig, view: View | None = None) -> Report:
-    """Run the demo once; nothing of it is left running, on the server or on disk, however it ends.
+    """Run the demo once. The run always removes its processes, its streams and its temporary files.
 
     Runs on asyncio only, until every event of the log is handled. To stop it, cancel an ``anyio.CancelScope`` around
     it. Raises ``DemoError`` or another ``LanesError`` for bad input and for what keeps the parent itself from going
     on; everything that goes wrong under ``lanes`` is in the report.
     """
-    # The log first: what is wrong with it shows before anything is touched.
+    # The log is checked before the run touches a server.
     events = await asyncio.to_thread(load, config.data, config.events, config.seed)
     progress = Progress(events=len(events), cases=len({event.case for event in events}))
     showing = view.showing(progress) if view is not None else contextlib.nullcontext()
@@ -77,7 +77,7 @@ async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: P
     feed = Feed(config, events, broker, where, progress)
     feed.open()
     try:
-        # A group gets the rest while things are done to it.
+        # A group gets the other events during its faults.
         if not config.waits_for_members:
             await feed.publish(_FIRST_SHARE if config.in_group else 1.0)
         serial_rate = 0.0
@@ -129,7 +129,7 @@ async def _report(
         serial_rate=serial_rate,
         repeats=audit.repeats,
         dead_letters=len(letters),
-        # A worker that is killed does not say its last peak; its history does.
+        # A killed worker cannot report its last peak, but its history has it.
         max_in_flight_seen=max(part.peak_in_flight, findings.peak_in_flight),
         max_in_flight=config.max_in_flight,
         rss_mb=part.rss_mb,
@@ -149,7 +149,7 @@ async def _report(
 
 
 async def _patiently(question: Callable[[], Awaitable[_Answer]]) -> _Answer:
-    """Ask the server until it answers. Raises ``DemoError`` when it does not within ``_ANSWER_WITHIN`` seconds."""
+    """Ask the server until it answers. Raises ``DemoError`` after ``_ANSWER_WITHIN`` seconds without an answer."""
     deadline = monotonic() + _ANSWER_WITHIN
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Processes of the demo: started in a group of their own, killed as a group, heard on stderr."""
+"""Child processes of the demo. Each child leads a process group, which is killed as a whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from demo.errors import DemoError
 
 _CHUNK: Final = 1 << 16
 _WORDS_LIMIT: Final = 500
-"""Characters of a child's last line that are kept."""
+"""Most characters that are kept of a child's last line."""
 
 
 class Child:
@@ -39,11 +39,11 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Exit status of the child, negative for a signal; None while the child runs."""
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> None:
-        """Start it. Raises ``DemoError`` when there is no such program."""
+        """Start the child. Raises ``DemoError`` if the program cannot be started."""
         try:
             # Its own group: a Ctrl+C at the terminal is the parent's to deal with. The same session: when its parent is
             # gone, the system has a frozen one go on, and hangs it up.
@@ -60,24 +60,24 @@ class Child:
         self._listener = asyncio.create_task(self._listen(self._process))
 
     def kill(self) -> None:
-        """Kill the group with -9, as nothing can refuse. Does not block; idempotent."""
+        """Kill the process group with SIGKILL. Does not block. Idempotent."""
         self.killed = True
         self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Stop the group where it stands. Does not block; idempotent."""
+        """Freeze the process group with SIGSTOP. Does not block. Idempotent."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Have the group go on. Does not block; idempotent."""
+        """Resume the frozen process group. Does not block. Idempotent."""
         self._signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """Ask it to end. Does not block; idempotent."""
+        """Send SIGTERM to the process group. Does not block. Idempotent."""
         self._signal(signal.SIGTERM)
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait until it has ended and everything it said is known; its status, or None after ``timeout`` seconds."""
+        """Wait for the end of the child and of its stderr. Return its status, or None after ``timeout`` seconds."""
         if self._process is None or self._listener is None:
             return None
         try:
@@ -89,17 +89,17 @@ class Child:
         return self._process.returncode
 
     def say(self, line: str) -> None:
-        """Write a line to its stdin. Does not block; one that has ended hears nothing."""
+        """Write a line to the child's stdin. Does not block. Does nothing if the child has ended."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(f"{line}\n".encode())
 
     async def exchange(self, line: str, timeout: float) -> str:
-        """Say a line to it, and wait for the line it prints; "" when it ends first, or after ``timeout`` seconds."""
+        """Write a line, and return the child's next line; "" at the end of the child, or after ``timeout`` seconds."""
         self.say(line)
         return await self.line(timeout)
 
     async def line(self, timeout: float | None = None) -> str:
-        """The next line it prints on stdout; "" when it ends first, or after ``timeout`` seconds."""
+        """Return the next line of stdout; "" at the end of the child, or after ``timeout`` seconds."""
         if self._process is None or self._process.stdout is None:
             return ""
         with contextlib.suppress(TimeoutError):
@@ -109,13 +109,13 @@ class Child:
         return ""
 
     async def output(self) -> str:
-        """Everything it printed on stdout. Waits until it has ended."""
+        """Wait for the end of the child, and return its whole stdout."""
         if self._process is None or self._process.stdout is None:
             return ""
         return (await self._process.stdout.read()).decode("utf-8", "replace")
 
     async def end(self) -> None:
-        """Kill it unless it has ended, and wait for that. Idempotent."""
+        """Kill the child unless it has ended, and wait for its end. Idempotent."""
         if self._process is None or self._listener is None:
             return
         if self._process.returncode is None:
@@ -134,7 +134,7 @@ class Child:
         assert process.stderr is not None
         unfinished = ""
         while chunk := await process.stderr.read(_CHUNK):
-            # A disk that is full must not keep the child from going on.
+            # A full disk must not block the child.
             with contextlib.suppress(OSError), self._log.open("ab") as log:
                 log.write(chunk)
             lines = (unfinished + chunk.decode("utf-8", "replace")).splitlines(keepends=True)

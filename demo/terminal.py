@@ -1,4 +1,4 @@
-"""The demo at a terminal: signals, exit statuses, and one clear line for what goes wrong."""
+"""The demo at a terminal: signals, exit statuses, and one line for each error."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from lanes.errors import LanesError
 EXIT_KEPT: Final = 0
 """Every promise was kept."""
 EXIT_BROKEN: Final = 1
-"""A promise broke; the report says which."""
+"""A promise broke, and the report names it."""
 EXIT_UNUSABLE: Final = 3
-"""Bad input, or a server that is not there: there is no report."""
+"""Bad input, or a missing server. The demo prints no report."""
 EXIT_SIGNAL: Final = 128
-"""Plus the number of the signal that stopped the demo: 130 after Ctrl+C."""
+"""Base of the exit status after a signal. The number of the signal is added, so Ctrl+C makes 130."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(config: DemoConfig, view: View | None = None) -> int:
-    """Run the demo, show it, and return an exit status: ``show`` says how."""
+    """Run the demo, show its progress and report, and return an exit status, see ``show``."""
     return show(partial(run, config), view)
 
 
 def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) -> int:
-    """Run a job, show it, and return an exit status. Blocks; to be called on the main thread.
+    """Run a job, show its progress and report, and return an exit status. Blocks. Call it on the main thread.
 
     The report is a table and one JSON object. On a terminal the table is last, else the last line on stdout is the
     object. A signal stops everything in order and removes what was made; a second one does not wait for that.
@@ -47,7 +47,7 @@ def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) ->
         _say(str(error))
         return EXIT_UNUSABLE
     except BrokenPipeError:
-        # Whoever read stdout has gone. What is buffered has to go somewhere, or the interpreter complains.
+        # The reader of stdout has ended. The interpreter reports an error unless buffered output can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNUSABLE
 
@@ -55,7 +55,7 @@ def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) ->
 async def _watched(job: Callable[[View], Awaitable[Outcome]], view: View) -> int:
     received: list[signal.Signals] = []
     report: Outcome | None = None
-    # Not task.cancel(): one cancellation may be swallowed on the way, a scope repeats it until it is left.
+    # A library may swallow a single task.cancel(). A scope repeats the cancellation until its end.
     with anyio.CancelScope() as scope:
 
         def stop(number: signal.Signals) -> None:

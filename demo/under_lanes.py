@@ -1,4 +1,4 @@
-"""The main part: the log under ``lanes``, in a worker that is killed on the way and started again."""
+"""The main part: a worker handles the log under ``lanes``, and is killed and started again."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _POLL: Final = 0.25
 """Seconds between two questions to the server."""
 
 _STOP_WITHIN: Final = 20.0
-"""Seconds a worker has to end after SIGTERM."""
+"""Most seconds that a worker may take to end after SIGTERM."""
 
 
 class UnderLanes:
-    """Runs workers over the stream until nothing is left.
+    """The runner of workers over the stream until all events are handled.
 
     Args:
         config: Configuration of the run.
@@ -73,16 +73,16 @@ class UnderLanes:
 
     @property
     def seconds(self) -> float:
-        """From the start of the first worker to the last event that was done."""
+        """Seconds from the start of the first worker to the last finished event."""
         return self._pace.seconds
 
     @property
     def workers(self) -> int:
-        """Workers started."""
+        """Number of started workers."""
         return self._progress.starts
 
     async def run(self) -> None:
-        """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
+        """Run to the end, and stop every worker. Raises ``LanesError`` if the parent cannot continue."""
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self._progress.phase = "starting a worker"
@@ -94,7 +94,7 @@ class UnderLanes:
             if self.failure is None:
                 await self._stop()
         finally:
-            # A cancellation alone is not enough: one that meets an answer is swallowed by asyncio.wait_for.
+            # asyncio.wait_for swallows a cancellation that meets an answer, so a cancellation alone is not enough.
             self._over = True
             poller.cancel()
             with anyio.CancelScope(shield=True):
@@ -147,7 +147,7 @@ class UnderLanes:
     async def _ended(self, worker: Child) -> None:
         status = await worker.wait()
         self._progress.worker_pid = None
-        # One that had only begun and found no server is no failure of anything the demo is about.
+        # A worker that ended at its start without a server is no failure of a promise.
         no_server = status == EXIT_FAILED and not self._heard and self._outage
         if not worker.killed and not no_server:
             self.failure = (
@@ -183,7 +183,7 @@ class UnderLanes:
         self._progress.status = status
 
     def _on_commit(self) -> None:
-        """Behind every commit: the exact moments to be counted and to kill at."""
+        """Count finished events after every commit, and kill the worker at its share."""
         ledger, progress = self._ledger, self._progress
         if ledger.stored != progress.stored:
             self._pace.done()
@@ -198,7 +198,7 @@ class UnderLanes:
             progress.phase = "killed with -9, starting again"
 
     async def _poll(self) -> None:
-        """Ask the server again and again what is left."""
+        """Ask the server for its backlog, at an interval."""
         broker, progress = self._broker, self._progress
         while not self._over:
             answering = False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REDRAW: Final = 0.25
 _LINE_EVERY: Final = 2.0
 _RATE_WINDOW: Final = 2.0
-"""Seconds over which messages/s are averaged."""
+"""Length of the interval over which the rate is averaged, in seconds."""
 
 
 class Outcome(Protocol):
@@ -31,33 +31,33 @@ class Outcome(Protocol):
 
     @property
     def broken(self) -> list[str]:
-        """The promises that broke, one line each."""
+        """Broken promises, one line each."""
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        """The table: what, its value, and whether that is as promised."""
+        """Return the rows of the table: name, value, and whether the value is as promised."""
 
     def json(self) -> str:
-        """The one line for machines."""
+        """Return the report as one line of JSON."""
 
 
 class View(Protocol):
-    """Shows a run while it goes on, and its report."""
+    """A display of the progress and the report of a run."""
 
     def showing(self, progress: Progress) -> AbstractAsyncContextManager[None]:
-        """Show the progress, as it changes, for as long as the context lasts."""
+        """Show the progress during the context."""
 
     def report(self, report: Outcome) -> None:
-        """Show the report, the broken promises included."""
+        """Show the report with its broken promises."""
 
 
 class Rate:
-    """Messages/s over the last seconds."""
+    """A counter of messages per second over the last seconds."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, int]] = []
 
     def __call__(self, done: int) -> float:
-        """The rate now that so many are done."""
+        """Return the current rate. ``done`` is the number of finished events."""
         now = time.monotonic()
         self._samples = [s for s in self._samples if s[0] >= now - _RATE_WINDOW]
         self._samples.append((now, done))
@@ -66,7 +66,7 @@ class Rate:
 
 
 def best_view() -> View:
-    """The live view where stdout is a terminal, else the plain one."""
+    """Return the live view if stdout is a terminal, else the plain view."""
     return LiveView() if sys.stdout.isatty() else PlainView()
 
 
@@ -103,7 +103,7 @@ class PlainView:
 
 @asynccontextmanager
 async def _beside(job: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run ``job`` for as long as the context lasts."""
+    """Run ``job`` during the context."""
     task = asyncio.create_task(job)
     try:
         yield
@@ -114,7 +114,7 @@ async def _beside(job: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 def line(progress: Progress, rate: float) -> str:
-    """The progress in one line."""
+    """Return the progress as one line."""
     status = progress.status
     text = f"{progress.phase}: "
     if progress.starts == 0:

@@ -1,6 +1,6 @@
-"""Which broker a run is on: the parent's side, and the source and the dead letters of a worker.
+"""The broker of a run: the parent's access, and a worker's source and dead letter store.
 
-Adapters are imported when they are used, so that one of them is enough.
+Each function imports its adapter, so that one installed adapter is enough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STRATEGY: Final = {"classic": "range", "cooperative": "cooperative-sticky"}
 
 
 def broker_of(config: DemoConfig, name: str) -> Broker:
-    """The parent's side of the broker; ``name`` is a part of all names on it. Connects to nothing yet."""
+    """Return the parent's access to the broker. All names on the broker contain ``name``. Does not connect yet."""
     if config.broker == "kafka":
         from demo.brokers.kafka import KafkaBroker
 
@@ -37,7 +37,7 @@ def broker_of(config: DemoConfig, name: str) -> Broker:
 
 
 def source_of(config: WorkerConfig) -> lanes.Source:
-    """Make the source that a worker reads."""
+    """Return the source of a worker."""
     if config.broker == "kafka":
         from lanes_kafka import KafkaSource
 
@@ -63,7 +63,7 @@ def source_of(config: WorkerConfig) -> lanes.Source:
 
 
 def dead_letters_of(config: WorkerConfig) -> lanes.DeadLetters:
-    """Where a worker puts what it gives up."""
+    """Return the dead letter store of a worker."""
     if config.broker == "kafka":
         from lanes_kafka import KafkaDeadLetters
 
@@ -74,12 +74,12 @@ def dead_letters_of(config: WorkerConfig) -> lanes.DeadLetters:
 
 
 def member_settings(config: WorkerConfig) -> dict[str, Any]:
-    """The settings of a member of the Kafka group, which the broker knows by the name it has in the history."""
+    """Return the client settings of a member of the Kafka group. Its name is its name in the history."""
     settings: dict[str, Any] = {
         "bootstrap.servers": config.server,
         "group.id": config.durable,
         "client.id": config.member,
-        # What the client itself prints in an outage is no word of the worker's.
+        # The client's own messages in an outage must not appear as the worker's last line.
         "log_level": 0,
     }
     if config.protocol == "consumer":

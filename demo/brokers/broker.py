@@ -12,12 +12,12 @@ from demo.membership import Snapshot
 from lanes.history.recorder import Recorder
 
 Published = Callable[[int], Awaitable[None]]
-"""A callback that receives how many events of a call are confirmed, several times a call."""
+"""Function that takes the number of confirmed events of a call, several times during the call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """The backlog of the consumers. A broker that stores positions alone reports nothing unacknowledged.
+    """The backlog of the consumers. A broker that stores only positions reports 0 unacknowledged messages.
 
     Attributes:
         pending: Number of messages that were never delivered.
@@ -43,13 +43,13 @@ class Broker(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the server is there, as far as is known."""
+        """Whether the server answers, by the latest knowledge."""
 
     async def open(self) -> None:
-        """Connect and make what the run needs. Raises ``LanesError`` when that cannot be."""
+        """Connect, and create the topics or streams of the run. Raises ``LanesError`` if that fails."""
 
     async def close(self) -> list[str]:
-        """Remove what ``open`` made, and disconnect; the names of what stayed. Idempotent."""
+        """Remove the topics or streams of the run, and disconnect. Return the names of those that stay. Idempotent."""
 
     async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """Publish the events behind those of earlier calls, in their order, each exactly once, and record them.
@@ -61,17 +61,17 @@ class Broker(Protocol):
         """Return the backlog, or None before the first consumer."""
 
     async def count_dead_letters(self) -> int:
-        """How many dead letters there are."""
+        """Return the number of dead letters."""
 
     async def dead_letters(self) -> list[Step]:
-        """The events in the dead letters."""
+        """Return the events in the dead letters."""
 
 
 @runtime_checkable
 class GroupBroker(Broker, Protocol):
-    """A broker that several members read from. ``partitions``: how many they share."""
+    """A broker for several members. ``partitions`` is the number of partitions that the members share."""
 
     partitions: int
 
     async def group(self) -> Snapshot:
-        """Return the group as the broker knows it now. Raises ``NoAnswer``."""
+        """Return the group's state at the broker. Raises ``NoAnswer``."""

@@ -1,4 +1,4 @@
-"""The demo's streams for a cohort: divided into partitions, with the cohort's own word for who owns what."""
+"""The demo's streams for a cohort: partitions of a stream, and their owners by the cohort's own records."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lanes_jetstream.cohort.partitioning import partition_of
 from lanes_jetstream.cohort.view import CohortView
 
 NAMESPACE: Final = "lanes"
-"""Of the demo's cohort: what a cohort is in unless it says otherwise."""
+"""Namespace of the demo's cohort, which is the default namespace."""
 
 LEASES_EVERY: Final = 0.5
-"""Seconds between two looks at all leases, while they may still change."""
+"""Seconds between two readings of all leases, while leases may still change."""
 
 
 class CohortBroker(JetStreamBroker):
@@ -44,7 +44,7 @@ class CohortBroker(JetStreamBroker):
         return PartitionId(self.stream, partition_of([case], self.partitions))
 
     async def left(self) -> Left | None:
-        """See ``Broker.left``: of all partitions."""
+        """Return the backlog of all partitions, see ``Broker.left``."""
         try:
             durables = (await self._view.durables()).values()
         except SourceError as error:
@@ -60,7 +60,7 @@ class CohortBroker(JetStreamBroker):
         )
 
     async def group(self) -> Snapshot:
-        """See ``GroupBroker.group``: who lives, and holds the leases of what."""
+        """Return the living members and the holders of leases, see ``GroupBroker.group``."""
         asked = monotonic()
         try:
             if not self._there:
@@ -74,7 +74,7 @@ class CohortBroker(JetStreamBroker):
                 heartbeats, leases = await self._view.heartbeats(), await self._view.leases()
                 self._latest = _snapshot(self.stream, asked, plan, heartbeats, leases)
         except ConfigError:
-            # No bucket yet: the first member is only starting.
+            # The bucket does not exist until the first member has started.
             return NONE
         except SourceError as error:
             raise NoAnswer(str(error)) from None
@@ -85,7 +85,7 @@ def _snapshot(
     stream: str, asked: float, plan: PlanRecord, heartbeats: dict[str, Heartbeat], leases: dict[int, Lease]
 ) -> Snapshot:
     held = {number: lease.member for number, lease in leases.items() if lease.member in heartbeats}
-    # Where there is an epoch the takeover is all but over.
+    # A partition with an epoch has nearly finished its takeover.
     settled = all(
         number in held and held[number] == owner and leases[number].epoch is not None
         for number, owner in enumerate(plan.owners)

@@ -1,4 +1,4 @@
-"""Questions to a group's coordinator, asked by a process of their own.
+"""Questions to a group's coordinator, asked by a separate process.
 
 The client library aborts its process when the broker goes away during such a question (librdkafka, issue 4605).
 """
@@ -22,10 +22,10 @@ from lanes.clock import monotonic
 COMMAND: Final = (sys.executable, "-m", "demo.brokers.coordinator")
 
 _WITHIN: Final = 5.0
-"""Seconds that the coordinator may take."""
+"""Most seconds for an answer of the coordinator."""
 
 _MARGIN: Final = 10.0
-"""Seconds beyond those after which the process counts as stuck; it may have to be started first."""
+"""Further seconds after which the process counts as stuck. They include the start of the process."""
 
 _SILENT: Final = '{"error": "the process that asks it ended, or is stuck"}'
 
@@ -34,9 +34,9 @@ _DELETE: Final = "delete"
 
 
 class Coordinator:
-    """The coordinator of one group. asyncio only; one question after another.
+    """The coordinator of one group. Runs on asyncio only, and asks one question at a time.
 
-    A process that ends, is stuck or had no answer is replaced at the next question. ``command`` starts one.
+    The next question replaces a process that has ended, is stuck or got no answer. ``command`` starts the process.
     """
 
     def __init__(self, server: str, group: str, command: Sequence[str] = COMMAND) -> None:
@@ -49,11 +49,11 @@ class Coordinator:
 
     @property
     def pid(self) -> int:
-        """Process id of the child that asks; 0 before the first question."""
+        """Process id of the asking process; 0 before the first question."""
         return self._child.pid if self._child is not None else 0
 
     async def group(self) -> Snapshot:
-        """Return the group as the coordinator knows it now. Raises ``NoAnswer``."""
+        """Return the group's state at the coordinator. Raises ``NoAnswer``."""
         said = await self._ask(_GROUP)
         members = {
             name: Member(number, frozenset((topic, partition) for topic, partition in places))
@@ -62,11 +62,11 @@ class Coordinator:
         return Snapshot(said["asked"], said["answered"], said["state"], members)
 
     async def delete(self) -> None:
-        """Delete the group, if there is one. Raises ``NoAnswer``."""
+        """Delete the group if it exists. Raises ``NoAnswer``."""
         await self._ask(_DELETE)
 
     async def close(self) -> None:
-        """End the process. Waits for the question that is under way. Idempotent."""
+        """End the process after its current question. Idempotent."""
         async with self._asking:
             self._closed = True
             if self._child is not None:
@@ -78,12 +78,12 @@ class Coordinator:
             try:
                 line = await child.exchange(question, _WITHIN + _MARGIN)
             except BaseException:
-                # An answer that comes later would be taken for that of the next question.
+                # A late answer would be taken for the answer of the next question.
                 child.kill()
                 raise
             answer: dict[str, Any] = json.loads(line or _SILENT)
             if "error" in answer:
-                # A client that has lost its coordinator may never find it again.
+                # A client that has lost its coordinator may never find the coordinator again.
                 child.kill()
                 raise NoAnswer(f"{self._server} does not say what it knows of the group ({answer['error']})")
         return answer
@@ -97,13 +97,13 @@ class Coordinator:
                 await child.end()
             child = self._child = Child(self._command, Path(os.devnull))
             await child.start()
-            # Not as arguments: those can be read by every user.
+            # Every user can read the arguments of a process, so the settings go to its stdin.
             child.say(json.dumps([self._server, self._group]))
         return child
 
 
 def main() -> int:
-    """Answer the questions that come on stdin, a line each; returns an exit status when there are no more."""
+    """Answer each line of stdin, and return an exit status at the end of stdin."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -131,7 +131,7 @@ def _describe(admin: Any, group: str) -> dict[str, Any]:
 
 
 def _delete(admin: Any, group: str) -> dict[str, Any]:
-    # A group that never committed anything is none, and one that is left behind ends by itself.
+    # A group without commits does not exist, and a forgotten group expires.
     admin.delete_consumer_groups([group], request_timeout=_WITHIN)[group].exception()
     return {}
 

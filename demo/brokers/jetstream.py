@@ -1,4 +1,4 @@
-"""The demo's streams on a NATS server: publishing, what the consumer has left, the dead letters."""
+"""The demo's streams on a NATS server: publishing, the consumer's backlog, and the dead letters."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _NO_LEADER: Final = 10008
 _SUBJECTS_OVERLAP: Final = 10065
 
 _DUPLICATE_WINDOW: Final = 3_600
-"""Seconds: a publisher that waited for a server may repeat what is already stored."""
+"""Seconds in which the server recognises events that a publisher sends again after an outage."""
 
 _WINDOW: Final = 2_000
-"""Events published and not yet confirmed, at most."""
+"""Most events that are published and not yet confirmed."""
 
 _CONFIRMED_WITHIN: Final = 5.0
-"""Seconds without any confirmation after which the unconfirmed events are sent again."""
+"""Seconds without a confirmation after which the publisher sends the unconfirmed events again."""
 
 _PAUSE: Final = 0.2
-"""Seconds before something that the server did not take is tried again."""
+"""Seconds before a refused event is sent again."""
 
 
 class JetStreamBroker:
@@ -66,7 +66,7 @@ class JetStreamBroker:
         self.dead_subject = f"dead.declarations.{name}"
 
     async def open(self) -> None:
-        """Connect and make the streams. Raises ``SourceError`` or ``DemoError`` when that cannot be."""
+        """Connect, and create the streams. Raises ``SourceError`` or ``DemoError`` if that fails."""
         await self._connection.open()
         try:
             more: dict[str, Any] = {"retention": self._retention}
@@ -80,11 +80,11 @@ class JetStreamBroker:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to the server now."""
+        """Whether the client is connected to the server."""
         return bool(self._connection.client.is_connected)
 
     async def close(self) -> list[str]:
-        """Delete the streams that ``open`` made and close the connection; the names of those that stayed."""
+        """Delete the streams of ``open``, and close the connection. Return the names of streams that stay."""
         stayed = []
         for stream in self._made:
             if not self.connected:
@@ -121,7 +121,7 @@ class JetStreamBroker:
         history.flush()
 
     def _place(self, case: str) -> PartitionId:
-        """The partition of what is published for a case."""
+        """Return the partition of a case's events."""
         del case
         return PartitionId(self.stream, 0)
 
@@ -144,10 +144,10 @@ class JetStreamBroker:
         return int((await self._state(self.dead_stream))["messages"])
 
     async def dead_letters(self) -> list[Step]:
-        """See ``Broker.dead_letters``; in their order."""
+        """Return the events of the dead letters in order, see ``Broker.dead_letters``."""
         state = await self._state(self.dead_stream)
         letters = []
-        # A stream that never held anything begins at 0, which is no sequence.
+        # A stream that was never used begins at 0, which is no sequence.
         for sequence in range(max(1, int(state["first_seq"])), int(state["last_seq"]) + 1):
             try:
                 answer = await self._ask(f"STREAM.MSG.GET.{self.dead_stream}", {"seq": sequence})
@@ -208,7 +208,7 @@ class JetStreamBroker:
 
 
 class _Publisher:
-    """Publishes a log with many events unconfirmed at once, and still in order through any loss.
+    """A publisher with many unconfirmed events at once, which keeps the order of the log through any loss.
 
     Each event names the one that must be the last in the stream (``Nats-Expected-Last-Msg-Id``), so when one
     is lost on the way the server refuses everything behind it. Then all unconfirmed events are sent again; those
@@ -240,7 +240,7 @@ class _Publisher:
             await self._subscription.unsubscribe()
 
     async def step(self) -> None:
-        """Send what may be sent, and wait until something is confirmed or it is time to look again."""
+        """Send all events that may be sent, and wait for a confirmation or for the next check."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -255,7 +255,7 @@ class _Publisher:
         except TimeoutError:
             silent = monotonic() - self._last_sign > _CONFIRMED_WITHIN
             if self._client.is_connected and (self._again or silent):
-                # The pause has let stragglers of the last round pass: begin a new one.
+                # Late confirmations of the last round have arrived during the pause. A new round begins.
                 self._again = False
                 self._round += 1
                 self._next = self.confirmed
@@ -283,7 +283,7 @@ class _Publisher:
     async def _confirm(self, message: Msg) -> None:
         number, _, index = message.subject[len(self._inbox) + 1 :].partition(".")
         if not message.data:
-            # No stream answers: the server is starting.
+            # No stream answers while the server is starting.
             self._again = True
             return
         answer = json.loads(message.data)

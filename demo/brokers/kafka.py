@@ -1,4 +1,4 @@
-"""The demo's topics on a Kafka broker: publishing, what the group has left, its members, the dead letters."""
+"""The demo's topics on a Kafka broker: publishing, the group's backlog and members, and the dead letters."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from lanes.core.types import PartitionId
 from lanes.history.recorder import Recorder
 
 _BATCH: Final = 2_000
-"""Events published and not yet confirmed, at most."""
+"""Most events that are published and not yet confirmed."""
 
 _WITHIN: Final = 5.0
-"""Seconds an answer may take."""
+"""Most seconds for an answer."""
 
 _POLL: Final = 0.2
-"""Seconds that a call of a client waits at most before it is seen whether it is still wanted."""
+"""Most seconds that a call of a client waits before it checks whether its caller has given up."""
 
 _QUIET: Final = {"log_level": 0}
 
@@ -48,7 +48,7 @@ class KafkaBroker:
         self._server = server
         self.partitions = partitions
         self._made: list[str] = []
-        # The client is asked from threads, one question at a time.
+        # Threads ask the client, one question at a time.
         self._offsets = threading.Lock()
         self._closing = False
         self._admin: AdminClient
@@ -65,7 +65,7 @@ class KafkaBroker:
         connect: dict[str, Any] = {**_QUIET, "bootstrap.servers": self._server}
         self._admin = AdminClient(connect)
         self._reader = Consumer({**connect, "group.id": self.durable, "enable.auto.commit": False})
-        # Idempotent: in the order of the log, and once, through whatever happens to the broker.
+        # An idempotent producer writes each event once, in the order of the log, through any failure of the broker.
         self._producer = Producer({**connect, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"})
         try:
             await asyncio.to_thread(self._make)
@@ -132,7 +132,7 @@ class KafkaBroker:
         history.flush()
 
     def _produce(self, events: Sequence[Event]) -> list[tuple[int, int]]:
-        """Where the broker put them. Blocks until all are confirmed."""
+        """Publish the events, and return their places. Blocks until all events are confirmed."""
         places: list[tuple[int, int]] = [(-1, -1)] * len(events)
         failures: list[tuple[Event, KafkaError]] = []
 
@@ -160,7 +160,7 @@ class KafkaBroker:
     # --- questions
 
     async def left(self) -> Left | None:
-        """See ``Broker.left``: what is published above the committed positions."""
+        """Return the number of messages above the committed positions, see ``Broker.left``."""
         return await self._ask(self._left)
 
     def _left(self) -> Left:
@@ -182,7 +182,7 @@ class KafkaBroker:
         return end - begin
 
     async def dead_letters(self) -> list[Step]:
-        """See ``Broker.dead_letters``; one that was written twice is there twice."""
+        """Return the events of the dead letters, with repeats, see ``Broker.dead_letters``."""
         return await self._ask(self._letters)
 
     def _letters(self) -> list[Step]:
@@ -204,7 +204,7 @@ class KafkaBroker:
         return letters
 
     async def group(self) -> Snapshot:
-        """Return the group as the broker knows it now. Raises ``NoAnswer``."""
+        """Return the group's state at the broker. Raises ``NoAnswer``."""
         return await self._coordinator.group()
 
     async def _ask(self, question: Callable[[], _Answer]) -> _Answer:

@@ -1,4 +1,4 @@
-"""Several members at once: what is done to them, and what is found of it.
+"""Several members at once: their faults, and the findings about the faults.
 
 Reading order: ``members``, ``scenario``, ``feed``, ``findings``.
 """

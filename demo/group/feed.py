@@ -1,4 +1,4 @@
-"""The log on its way to the broker, and the history of that."""
+"""The publishing of the log, and the publisher's history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lanes.history.recorder import Recorder
 
 
 class Feed:
-    """Publishes the log, in one go or in parts. asyncio only; ``publish`` is called by one task at a time."""
+    """A publisher of the log, in one or several parts. Runs on asyncio. One task at a time may call ``publish``."""
 
     def __init__(
         self, config: DemoConfig, events: Sequence[Event], broker: Broker, where: Places, progress: Progress
@@ -26,7 +26,7 @@ class Feed:
         self._history = Recorder(where.history, member="publisher")
         self._hooked = 0.0
         self.published = 0
-        """Events published so far."""
+        """Number of published events."""
 
     def open(self) -> None:
         """Begin the history."""
@@ -58,5 +58,5 @@ class Feed:
         return self.published
 
     def close(self, reason: str) -> None:
-        """End the history; ``reason``: stopped, or failed."""
+        """End the history. ``reason`` is stopped or failed."""
         self._history.close(reason, monotonic())

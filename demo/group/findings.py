@@ -1,7 +1,7 @@
 """Figures from the histories of a group: overlaps, repeated runs by cause, the time that a fault cost.
 
-A fault in a process may make two processes run one message; no library can help that. These figures keep what may be
-so from what may not.
+A fault in a process may make two processes run one message; no library can prevent that. The figures tell the repeats
+by faults from those that a library must prevent.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from memsource import Row, Segment
 
 FaultKind = Literal["kill", "freeze", "pause", "stop", "join", "broker", "cut"]
-"""``pause`` is a freeze that ends within the session; ``cut``: a member's connections were."""
+"""Kind of a fault. ``pause`` is a freeze that ends within the session, and ``cut`` cuts a member's connections."""
 
 _AFTERMATH: Final = 15.0
-"""Seconds after a broker has come back in which members may still lose what they held."""
+"""Seconds after a broker's return in which members may still lose their partitions."""
 
 _COMES_BACK: Final = 5.0
-"""Seconds after a broker has come back in which what is handed over may still not be committed."""
+"""Seconds after a broker's return in which a handover may still lack its commit."""
 
 _WITNESSES: Final = 3
 
 EXCUSED: Final = ("kill", "freeze", "cut", "broker")
-"""What may make a message run again that had been run."""
+"""Causes that excuse a repeated run of a message."""
 
 
 _CAUSES: Final = ((("freeze", "pause"), "freeze"), (("cut",), "cut"))
 
 
 class Fault(NamedTuple):
-    """Something done to the group: when it was begun and when it was over, in seconds of the engine's clock."""
+    """A fault of the group, with its begin and end in seconds of the engine's clock."""
 
     kind: FaultKind
     member: str
@@ -86,7 +86,7 @@ class GroupFindings:
 
 
 class Knowledge:
-    """The assignments of a run, from its members, its broker and its faults. Pure."""
+    """The assignments of a run, as its members, its broker and its faults show them."""
 
     def __init__(self, segments: Sequence[Segment], snapshots: Sequence[Snapshot], faults: Sequence[Fault]) -> None:
         self.segments = segments
@@ -101,7 +101,7 @@ class Knowledge:
 
     @property
     def taken(self) -> frozenset[Assignment]:
-        """The assignments that the broker took from their members, for the checkers."""
+        """Assignments that the broker took from their members, for the checkers."""
         return frozenset(self.removals)
 
     @property
@@ -119,7 +119,7 @@ class Knowledge:
 
     @property
     def frozen(self) -> float:
-        """The longest time in seconds that a process or the broker was kept from going on."""
+        """The longest time in seconds that a process or the broker was frozen."""
         return max((one.ended - one.begun for one in self.faults), default=0.0)
 
     def cause(self, assignment: Assignment) -> str:
@@ -141,7 +141,7 @@ class Knowledge:
 
 
 def findings(knowledge: Knowledge) -> GroupFindings:
-    """All figures of a run. Pure; some passes over the rows."""
+    """Compute all figures of a run, by some passes over its rows."""
     from memsource.history.timeline import Timeline
 
     overlaps, runs = _Overlaps(knowledge), _Runs(knowledge)
@@ -203,7 +203,7 @@ def recovery(knowledge: Knowledge) -> dict[str, float]:
 
 
 class _Overlaps:
-    """Runs of a key at the same time, and results that counted after their partition was lost."""
+    """A finder of overlapping runs of a key, and of results that counted after the loss of their partition."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
@@ -265,7 +265,7 @@ class _Overlaps:
         running.append((segment, row))
 
     def _excused(self, row: Row, assignment: Assignment, earlier: Assignment) -> bool:
-        """Whether one of the two had been removed by the broker before the later one started."""
+        """Return whether the broker had removed one of the two members before the later run started."""
         deadline = self._knowledge.deadlines.get(earlier)
         if deadline is not None:
             return deadline <= row.mono
@@ -284,7 +284,7 @@ class _Overlaps:
 
 
 class _Run:
-    """A message in an assignment: when it was first started, whether it finished there, or was abandoned before."""
+    """A message in an assignment: its first start, and whether it was finished or abandoned in the assignment."""
 
     __slots__ = ("abandoned", "begun", "finished")
 
@@ -295,7 +295,7 @@ class _Run:
 
 
 class _Runs:
-    """Who has run each message, in order, and finished it."""
+    """The assignments that have run and finished each message, in order."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge

@@ -1,4 +1,4 @@
-"""The main part with a group: member processes, what is done to them, and what the broker says meanwhile."""
+"""The main part with a group: member processes, their faults, and the broker's view of the group."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from lanes.clock import monotonic
 from lanes.process import EXIT_DRAINED, EXIT_FAILED
 
 _POLL: Final = 0.25
-"""Seconds between two questions for what is left."""
+"""Seconds between two questions for the backlog."""
 
 _LOOK: Final = 0.1
-"""Seconds between two looks at the group."""
+"""Seconds between two questions for the state of the group."""
 
 _STOP_WITHIN: Final = 30.0
-"""Seconds a member has to end after SIGTERM."""
+"""Most seconds that a member may take to end after SIGTERM."""
 
 _WORDS: Final = ("in_flight", "max_in_flight", "running", "ready", "held", "retries", "dead_lettered", "settled")
 
 
 class Stopped(Exception):
-    """The run has failed: nothing more is to be done to it."""
+    """The run has failed, and its script must end."""
 
 
 class Process:
-    """One member. ``name`` is its in the history and in the group; ``begun``: it has taken a message."""
+    """One member. ``name`` is its name in history and group. ``begun`` tells whether it has received a message."""
 
     def __init__(self, name: str, child: Child) -> None:
         self.name = name
@@ -117,27 +117,27 @@ class Members:
 
     @property
     def seconds(self) -> float:
-        """From the start of the first member to the last event that was done."""
+        """Seconds from the start of the first member to the last finished event."""
         return self._pace.seconds
 
     @property
     def running(self) -> list[Process]:
-        """The members that are there to stay, frozen ones excepted, in the order of their starts."""
+        """Members that run and are not frozen or stopping, in the order of their starts."""
         return [one for one in self._processes.values() if not (one.leaving or one.frozen)]
 
     def busiest(self) -> Process:
-        """The running member that has the most messages in flight, as they said last."""
+        """The running member with the most messages in flight, by the latest reports."""
         return max(self.running, key=lambda one: int(one.status.get("in_flight", 0)))
 
     @property
     def left(self) -> int:
-        """Events published and not yet settled, as far as is known."""
+        """Number of events that are published and not yet settled, by the latest knowledge."""
         return self._left.pending + self._left.unacknowledged if self._left is not None else 0
 
     # --- the whole
 
     async def run(self) -> None:
-        """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
+        """Run to the end, and stop every member. Raises ``LanesError`` if the parent cannot continue."""
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self.progress.phase = "starting the members"
@@ -153,7 +153,7 @@ class Members:
                 self.progress.phase = "draining"
                 await asyncio.gather(*(self._end(one) for one in list(self._processes.values())))
         finally:
-            # A cancellation alone is not enough: one that meets an answer is swallowed by asyncio.wait_for.
+            # asyncio.wait_for swallows a cancellation that meets an answer, so a cancellation alone is not enough.
             self._over = True
             tasks = [*lookers, *([script] if script is not None else [])]
             for task in tasks:
@@ -193,26 +193,26 @@ class Members:
         return count
 
     async def handled(self, count: int) -> None:
-        """Wait until so many events are stored or dead-lettered."""
+        """Wait until ``count`` events are stored or dead-lettered."""
         progress = self.progress
         while self._ledger.stored + progress.dead_letters < count:
             if self.failure is not None or self._over:
                 raise Stopped
             self._committed.clear()
-            # Dead letters are only asked for now and then.
+            # The count of dead letters is asked for only sometimes.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL):
                     await self._committed.wait()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; raises ``Stopped`` when the run has failed, as one that stands still does."""
+        """Wait for a condition. Raises ``Stopped`` if the run has failed, for example without progress."""
         while not condition():
             if self.failure is not None or self._over:
                 raise Stopped
             await asyncio.sleep(HOOK_EVERY / 2)
 
     def settled(self) -> bool:
-        """Whether the broker says that the running members alone own all partitions."""
+        """Whether the running members own all partitions, by the broker's report."""
         snapshot = self.snapshot
         return (
             snapshot.stable
@@ -250,7 +250,7 @@ class Members:
         process.child.kill()
 
     def freeze(self, process: Process) -> Callable[[], None]:
-        """Freeze a member; what is returned has it go on."""
+        """Freeze a member. Return the function that resumes the member."""
         begun = monotonic()
         process.frozen = True
         process.child.freeze()
@@ -264,12 +264,12 @@ class Members:
         return thaw
 
     async def stop(self, process: Process) -> None:
-        """Have a member leave in order, and wait for that."""
+        """Stop a member in order, and wait for its end."""
         self.note("stop", process.name)
         await self._end(process)
 
     def note(self, kind: FaultKind, member: str = "", begun: float | None = None) -> None:
-        """Something was done, from ``begun`` (now, without it) until now."""
+        """Record a fault that lasted from ``begun`` until now. Default of ``begun``: now."""
         now = monotonic()
         self.faults.append(Fault(kind, member, now if begun is None else begun, now))
 
@@ -285,13 +285,13 @@ class Members:
         if status is None:
             self._fail(f"{process.name} did not end within {_STOP_WITHIN:g} s of SIGTERM: {words}")
         elif status != EXIT_DRAINED and (process.begun or status != -signal.SIGTERM):
-            # One that had only begun did not know yet what to do about the signal.
+            # A member that had just begun does not handle the signal yet.
             self._fail(f"{process.name} ended with status {status} after SIGTERM: {words}")
 
     async def _ended(self, process: Process) -> None:
         status = await process.child.wait()
         process.leaving = True
-        # One that had only begun and found no broker is no failure of anything the demo is about.
+        # A member that ended at its start without a broker is no failure of a promise.
         if status == EXIT_FAILED and not process.begun and process.met_outage:
             await process.child.end()
             joined = [one for one in self.faults if one.kind == "join" and one.member == process.name]
@@ -310,7 +310,7 @@ class Members:
         process = self._processes.get(status["member"])
         if process is None:
             return
-        # What has opened its source may still fail for want of a broker, before it takes anything.
+        # A member with an open source may still fail without a broker, before its first message.
         process.begun = process.begun or bool(status["in_flight"] or status["settled"])
         process.status = status
         self.peak_in_flight = max(self.peak_in_flight, status["peak_in_flight"])
@@ -324,7 +324,7 @@ class Members:
         }
 
     def _on_commit(self) -> None:
-        """Behind every commit of the ledger."""
+        """Count finished events after every commit of the ledger."""
         ledger, progress = self._ledger, self.progress
         if ledger.stored != progress.stored:
             self._pace.done()
@@ -332,7 +332,7 @@ class Members:
         self._committed.set()
 
     async def _poll(self) -> None:
-        """Ask again and again what is left."""
+        """Ask the broker for the backlog, at an interval."""
         progress = self.progress
         while not self._over:
             with contextlib.suppress(NoAnswer):
@@ -349,7 +349,7 @@ class Members:
             await asyncio.sleep(_POLL)
 
     async def _look(self) -> None:
-        """Ask again and again who is in the group, and what is whose."""
+        """Ask the broker for the members and their partitions, at an interval."""
         while not self._over:
             with contextlib.suppress(NoAnswer):
                 self.snapshot = await self._broker.group()

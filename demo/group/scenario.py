@@ -7,11 +7,11 @@ from typing import Final
 from demo.group.members import Members
 
 _INTO: Final = 0.1
-"""How much of an act's part is done when the act begins: the members then have hundreds of messages in flight."""
+"""Share of an act's events that is done when the act begins. Members then have hundreds of messages in flight."""
 
 
 async def scenario(group: Members) -> None:
-    """Nothing; kill one; add one; freeze one until it has lost what it had; stop one in order."""
+    """Kill a member, add a member, freeze a member until it has lost its partitions, and stop a member in order."""
     await _begin(group, "settling", 0.0)
     await group.until(group.settled)
     await group.handled(await _begin(group, "undisturbed", 0.2, into=1.0))
@@ -38,7 +38,7 @@ async def _added(group: Members) -> None:
 async def _frozen(group: Members) -> None:
     await _begin(group, "one frozen until it has lost all", 0.75)
     thaw = group.freeze(group.busiest())
-    # The others own all it had: it does not know.
+    # The other members own its partitions, but the frozen member does not know that.
     await group.until(group.settled)
     # And have work of the same keys while it goes on with what it holds.
     count = await group.feed(0.85)
@@ -56,7 +56,7 @@ async def _stopped(group: Members) -> None:
 
 
 async def _begin(group: Members, phase: str, share: float, *, into: float = _INTO) -> int:
-    """Publish up to this share, and wait until the group is some way into it; how many events are published."""
+    """Publish up to this share, and wait until the group handles it. Return the number of published events."""
     group.progress.phase = phase
     before = group.progress.published
     count = await group.feed(share)

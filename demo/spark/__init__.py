@@ -1,4 +1,4 @@
-"""The demo on Spark: the log through Kafka, replayed with fenced effects in PostgreSQL, killed twice on the way.
+"""The demo on Spark: a replay of a Kafka topic with fenced effects in PostgreSQL, which is killed twice.
 
 A parent process owns what must survive: the tables, the approval service, the topics. A driver is the process that
 Spark runs in, with its JVM; its workers run the handler of the demo. A worker and a driver are killed with -9, and the

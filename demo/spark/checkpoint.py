@@ -1,4 +1,4 @@
-"""The batches in a checkpoint of Spark: which were started, and which are done."""
+"""The started and the finished batches of a checkpoint of Spark."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 def begun(checkpoint: Path) -> set[int]:
-    """The numbers of the batches that Spark has written down before it began them."""
+    """Return the numbers of the batches that Spark has logged as started."""
     return _numbers(checkpoint / "offsets")
 
 
 def done(checkpoint: Path) -> set[int]:
-    """Those it has written down as done."""
+    """Return the numbers of the batches that Spark has logged as finished."""
     return _numbers(checkpoint / "commits")
 
 
 def _numbers(folder: Path) -> set[int]:
-    # What is being written, and the checksums, have other names.
+    # Incomplete files and checksums have other names.
     return {int(path.name) for path in folder.glob("*") if path.name.isdecimal()}

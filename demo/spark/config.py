@@ -17,15 +17,15 @@ from demo.errors import DemoError
 from demo.faults import Faults
 
 VARIABLE: Final = "LANES_DEMO_REPLAY"
-"""The environment variable that tells driver and workers their configuration."""
+"""Environment variable with the configuration of driver and workers."""
 
 ATTEMPTS: Final = 4
-"""How often Spark tries a task, as a cluster does by default."""
+"""Most attempts of a task, which is the default of a cluster."""
 
 _PARTITIONS_LIMIT: Final = 100
 _CORES_LIMIT: Final = 64
 _CONNECTIONS_LIMIT: Final = 200
-# The client's words about a URL that it cannot read, or reads otherwise than it was meant, may hold the password.
+# The client's error about an unreadable or misread URL may contain the password.
 _TOLD: Final = r"(?:[^\s@/%]|%(?!00)[0-9A-Fa-f]{2})"
 _POSTGRES: Final = re.compile(rf"postgres(?:ql)?://(?:{_TOLD}*@)?(?:{_TOLD}|/)+")
 
@@ -125,16 +125,16 @@ class ReplayConfig:
 
     @property
     def faults(self) -> Faults:
-        """Which events fail."""
+        """The failures of events."""
         return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
 
     def environment(self) -> dict[str, str]:
-        """This process's environment with the configuration added. All that Spark makes goes to ``scratch``."""
-        # The workers' Python would be any python3 of the path else.
+        """Return the environment of this process with the configuration added. Spark's files go to ``scratch``."""
+        # Without this variable, the workers would run the first python3 of PATH.
         mine = {VARIABLE: json.dumps(asdict(self)), "PYSPARK_PYTHON": sys.executable, "TMPDIR": self.scratch}
         return {**os.environ, **mine}
 
     @staticmethod
     def load() -> ReplayConfig:
-        """Back from the environment. Raises ``DemoError`` when it is not there."""
+        """Read the configuration from the environment. Raises ``DemoError`` if the configuration is missing."""
         return told(ReplayConfig, VARIABLE, "driver", "python -m demo spark")

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SAID_LIMIT: Final = 3
-"""Witnesses and reasons of a verdict that are passed on."""
+"""Most witnesses and reasons of a verdict that the driver prints."""
 
 
 def main() -> int:
-    """Run the replay and the audit; returns an exit status. Blocks."""
+    """Run the replay and the audit, and return an exit status. Blocks."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     end_with_parent()
     try:
@@ -47,12 +47,12 @@ def main() -> int:
 
 
 def say(what: dict[str, Any]) -> None:
-    """One line for the parent."""
+    """Print one line of JSON for the parent."""
     print(json.dumps(what), flush=True)
 
 
 def told(found: Audit) -> dict[str, Any]:
-    """Describe the audit for the parent."""
+    """Return the facts of the audit for the parent."""
     return {
         "status": found.status,
         "rows": found.rows,

@@ -1,4 +1,4 @@
-"""The main part on Spark: drivers, one after the other, until the replay is through; and the kills on the way."""
+"""The main part on Spark: drivers, one after another, until the replay has ended, and the kills."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from demo.workers.service import Service
 from lanes.clock import monotonic
 
 _SETTLE: Final = 0.2
-"""Seconds after which all that a process said before it was frozen has been heard."""
+"""Seconds after a freeze in which the earlier output of the process arrives."""
 
 _STARTS: Final = 5
-"""Drivers at most, whatever ends them."""
+"""Most starts of a driver."""
 
 
 @dataclass
 class _Seen:
-    """A task as it described itself, and its driver."""
+    """A task's last report, and its driver."""
 
     pid: int
     attempt: int
@@ -44,7 +44,7 @@ class _Seen:
 
 @dataclass
 class _Kill:
-    """A kill that is to be made when so many effects are stored."""
+    """A planned kill, and the number of stored effects at which it happens."""
 
     what: str
     at: int
@@ -52,7 +52,7 @@ class _Kill:
 
 
 class Drivers:
-    """Runs drivers on one checkpoint until one of them has come to the end. asyncio only.
+    """The runner of drivers on one checkpoint, until a driver ends the replay. Runs on asyncio only.
 
     Args:
         config: Configuration of the run.
@@ -113,30 +113,30 @@ class Drivers:
 
     @property
     def seconds(self) -> float:
-        """From the start of the first driver to the end of the replay."""
+        """Seconds from the start of the first driver to the end of the replay."""
         return self._ended - self._begun
 
     @property
     def tried_again(self) -> int:
-        """Attempts of tasks after the first."""
+        """Number of task attempts after a failed attempt."""
         return sum(task.attempt > 0 for task in self._tasks.values())
 
     @property
     def missed(self) -> list[str]:
-        """The kills that were not made."""
+        """Planned kills that did not happen."""
         return [f"{kill.what} was not killed: the replay was through before" for kill in self._kills]
 
     @property
     def done(self) -> set[int]:
-        """The batches that are done."""
+        """Numbers of the finished batches."""
         return checkpoint.done(self._checkpoint)
 
     async def run(self) -> None:
-        """Run to the end; nothing of it is left running. Raises ``LanesError`` when the parent cannot go on."""
+        """Run to the end, and stop every driver. Raises ``LanesError`` if the parent cannot continue."""
         await self._service.start(self._where.sockets)
         told = self._describe(self._service)
         self._checkpoint = Path(told.checkpoint)
-        # Not the environment of this process: the folder of a driver's temporary files is another.
+        # The driver gets its own environment, with another folder for temporary files.
         environment = told.environment()
         connection = await self._tables.connect()
         self._begun = self._changed = monotonic()
@@ -167,7 +167,7 @@ class Drivers:
     async def _hear(self, driver: Child) -> None:
         """Read the output of a driver until it ends."""
         while line := await driver.line():
-            # Other output on that stream is no JSON object.
+            # Other programs print lines to this stream that are no JSON objects.
             with contextlib.suppress(ValueError, TypeError):
                 self.told |= json.loads(line)
                 self._changed = monotonic()
@@ -210,7 +210,7 @@ class Drivers:
     # --- kills
 
     async def _kill_worker(self) -> bool:
-        """Kill a worker in the middle of a task; False = not now. Spark tries the task again, in another worker."""
+        """Kill a worker during a task, and return whether that was possible. Another worker repeats the task."""
         for task in list(self._tasks.values()):
             if task.ended or task.driver != self._progress.starts:
                 continue
@@ -226,7 +226,7 @@ class Drivers:
         try:
             await asyncio.sleep(_SETTLE)
         except BaseException:
-            # Who stands still hears of no end.
+            # A frozen process cannot react to the end of its peers.
             os.kill(task.pid, signal.SIGCONT)
             raise
         if task.ended:
@@ -237,7 +237,7 @@ class Drivers:
         return True
 
     async def _kill_driver(self) -> bool:
-        """Kill driver and JVM in the middle of a batch; False = not now."""
+        """Kill driver and JVM during a batch, and return whether that was possible."""
         self._driver.freeze()
         await asyncio.sleep(_SETTLE)
         under_way = checkpoint.begun(self._checkpoint) - checkpoint.done(self._checkpoint)

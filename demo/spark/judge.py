@@ -1,4 +1,4 @@
-"""The judge: what the tables of a run hold, against what the log says they should. All of it is SQL."""
+"""The judge: a comparison of the tables of a run with the log, by SQL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOREIGN: Final[LiteralString] = _DONE + " EXCEPT SELECT case_id, step FROM {sch
 _DOUBLED: Final[LiteralString] = (
     "SELECT case_id, step, count(*) - 1 FROM {schema}.effects GROUP BY case_id, step HAVING count(*) > 1"
 )
-# The rows of a case have the order of their transactions: each waits for the position of the one before.
+# The rows of a case are in the order of their transactions, because each waits for the position before.
 _DISORDERED: Final[LiteralString] = (
     "SELECT case_id, step FROM (SELECT case_id, step, "
     "row_number() OVER (PARTITION BY case_id, step ORDER BY id) AS nth, "
@@ -56,12 +56,12 @@ class Judgement:
 
     @property
     def double_effects(self) -> int:
-        """How many effects there are too many."""
+        """Number of surplus effects."""
         return sum(times for _, _, times in self.doubled)
 
 
 def judge(tables: Tables) -> Judgement:
-    """Compare effects, states and dead letters with the log. Blocks: reads everything."""
+    """Compare effects, states and dead letters with the log. Blocks."""
     with tables.connected() as connection:
 
         def found(text: LiteralString) -> list[Any]:

@@ -13,10 +13,10 @@ from demo.report import named
 from demo.spark.judge import Judgement
 
 AUDIT: Final = {0: "pass", 1: "violated", 2: "unproven"}
-"""The word for the status of an audit."""
+"""Word in the report for each exit status of an audit."""
 
 NO_AUDIT: Final = "none"
-"""The word where there was none."""
+"""Word in the report for a missing audit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class SparkReport:
 
     @property
     def done(self) -> int:
-        """Events that are stored or dead-lettered."""
+        """Number of events that are stored or dead-lettered."""
         return self.events - len(self.judged.lost)
 
     @property
@@ -83,7 +83,7 @@ class SparkReport:
 
     @property
     def broken(self) -> list[str]:
-        """The promises that broke, one line each."""
+        """Broken promises, one line each."""
         judged, letters = self.judged, set(self.judged.dead_letters)
         doubled = [(case, step) for case, step, _ in judged.doubled]
         lines = []
@@ -115,7 +115,7 @@ class SparkReport:
         return lines
 
     def json(self) -> str:
-        """The one line for machines."""
+        """Return the report as one line of JSON."""
         return json.dumps(
             {
                 "rows": self.done,
@@ -130,7 +130,7 @@ class SparkReport:
         )
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        """The table: what, its value, and whether that is as promised."""
+        """Return the rows of the table: name, value, and whether the value is as promised."""
         judged = self.judged
         repeated = ", ".join(f"{count} {cause}" for cause, count in self.duplicates.items() if count) or "none"
         held = sum(verdict.status == "held" for verdict in self.verdicts)

@@ -30,20 +30,20 @@ from lanes.clock import monotonic
 from lanes.history.journal import Journal, close_journal, recorder
 
 _ANSWER_WITHIN: Final = 30.0
-"""Seconds the broker has at the end to show the dead letters."""
+"""Most seconds to wait at the end until the broker returns the dead letters."""
 
 _JOURNAL_WITHIN: Final = 30.0
-"""Seconds the publisher's journal may take."""
+"""Most seconds to wait for the publisher's journal."""
 
 
 async def run(config: SparkConfig, view: View | None = None) -> SparkReport:
-    """Run it once; nothing of it is left running, on the servers or on disk, however it ends.
+    """Run the demo once. The run always removes its processes, its topics, its schema and its temporary files.
 
     asyncio only; takes a minute or more. To stop it, cancel an ``anyio.CancelScope`` around it. Raises ``DemoError`` or
     another ``LanesError`` for bad input and for what keeps the parent itself from going on; everything that goes wrong
     on Spark is in the report.
     """
-    # The log first: what is wrong with it shows before anything is touched.
+    # The log is checked before the run touches a server.
     events = await asyncio.to_thread(load, config.data, config.events, config.seed)
     progress = Progress(events=len(events), cases=len({event.case for event in events}))
     showing = view.showing(progress) if view is not None else contextlib.nullcontext()
@@ -113,7 +113,7 @@ async def _run(
 
 
 async def _publish(events: list[Event], broker: KafkaBroker, where: Places, progress: Progress) -> None:
-    """The log to the topic, and to the journal what was published: what the audit compares with."""
+    """Publish the log to the topic, and record the published events in the journal for the audit."""
     journal = Journal(_journal(where), member="publisher")
     history = recorder(None, journal)
     assert history is not None, "there is a journal"

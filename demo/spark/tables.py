@@ -1,4 +1,4 @@
-"""The tables of a run: the effects of the handler, and the log to judge them by. In a schema of the run's own.
+"""The tables of a run, in a schema of its own: the effects of the handler, and the log.
 
 ``effects`` has a row for each effect, without a unique key, so it shows a fence that let one through twice. ``cases``
 has the state of each case. ``refused`` has the refusals of the fence: a *repeat* when that step has had its effect
@@ -44,7 +44,7 @@ _DROP: Final[LiteralString] = "DROP SCHEMA {schema} CASCADE"
 
 _CONNECT_SECONDS: Final = 10
 _DROP_SECONDS: Final = 10
-"""How long a transaction of a worker that was killed may keep the tables."""
+"""Most seconds to wait for the transaction of a killed worker before the tables are dropped."""
 
 
 class Tables:
@@ -63,11 +63,11 @@ class Tables:
         return f"<Tables in {self.schema!r}>"
 
     def query(self, text: LiteralString) -> sql.Composed:
-        """The text with the schema's name."""
+        """Return the SQL text with the schema's name filled in."""
         return sql.SQL(text).format(schema=sql.Identifier(self.schema))
 
     def make(self, published: Iterable[Step]) -> None:
-        """Make the schema and its tables, with the log in them."""
+        """Create the schema and its tables, and store the log."""
         with self.connected() as connection:
             migrate(connection, schema=self.schema)
             connection.execute(self.query(_TABLES))
@@ -79,7 +79,7 @@ class Tables:
             self._copy(connection, "dead_letters", letters)
 
     def drop(self) -> bool:
-        """Remove it all; whether that was possible. Idempotent."""
+        """Remove the schema, and return whether that was possible. Idempotent."""
         try:
             with psycopg.connect(self._url, connect_timeout=_CONNECT_SECONDS) as connection:
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{_DROP_SECONDS}s",))
@@ -92,12 +92,12 @@ class Tables:
 
     @contextmanager
     def connected(self) -> Iterator[Connection[tuple[Any, ...]]]:
-        """A connection, whose block's end commits."""
+        """Yield a connection, which commits at the end of the block."""
         with _mapped(), psycopg.connect(self._url, connect_timeout=_CONNECT_SECONDS) as connection:
             yield connection
 
     async def connect(self) -> AsyncConnection[tuple[Any, ...]]:
-        """One for ``stored``, to be closed by the caller."""
+        """Open a connection for ``stored``. The caller closes the connection."""
         with _mapped():
             return await AsyncConnection.connect(self._url, autocommit=True, connect_timeout=_CONNECT_SECONDS)
 
@@ -108,13 +108,13 @@ class Tables:
                 rows.write_row(step)
 
     async def stored(self, connection: AsyncConnection[Any]) -> int:
-        """How many effects there are, or some more: transactions that were rolled back have had their number too."""
+        """Return the number of effects, or slightly more, because a rolled-back transaction takes a number too."""
         with _mapped():
             found = await (await connection.execute(self.query(_STORED))).fetchone()
         return int(found[0]) if found is not None else 0
 
     async def put(self, connection: AsyncConnection[Any], message: Message, step: Step) -> bool:
-        """The effect of a message, in one transaction with its position; False when it has had it."""
+        """Store the effect of a message with its position in one transaction. Return False if it is stored already."""
         async with self._positions.once(connection, message) as fresh:
             if fresh:
                 place = (message.partition.id.number, message.position)
@@ -129,6 +129,6 @@ def _mapped() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        # The first line of it: the client's own words, which name host and port and no password.
+        # The first line of the client's error names host and port, but no password.
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise DemoError(f"PostgreSQL: {first}: start a server there, see its log, or correct --postgres") from None

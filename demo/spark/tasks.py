@@ -45,11 +45,11 @@ class _Task:
 
 
 _tasks: list[_Task] = []
-"""The one task that this process has now: a worker has one after the other."""
+"""The current task of this process. A worker runs one task after another."""
 
 
 async def begin() -> None:
-    """Before the first message of a task."""
+    """Open the resources of a task, before its first message."""
     config = ReplayConfig.load()
     client = Client(config.service, config.token)
     await client.connect()
@@ -63,7 +63,7 @@ async def begin() -> None:
 
 
 async def end() -> None:
-    """Behind the last one."""
+    """Close the resources of a task, after its last message."""
     while _tasks:
         task = _tasks.pop()
         await task.pool.close()
@@ -72,13 +72,13 @@ async def end() -> None:
 
 
 async def handle(message: Message) -> None:
-    """The handler of the demo, as its other runs have it."""
+    """Handle a message by the handler of the demo."""
     task = _tasks[0]
     await Approve(_Effect(task, message), task.faults)(message)
 
 
 def letters() -> DeadLetters:
-    """The dead-letter target for events whose attempts are used up."""
+    """Return the dead-letter store for events whose attempts are used up."""
     from lanes_kafka import KafkaDeadLetters
 
     config = ReplayConfig.load()

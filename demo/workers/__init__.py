@@ -1,4 +1,4 @@
-"""The processes of the demo: workers under ``lanes``, the loop without it, and what both call.
+"""The processes of the demo: workers under ``lanes``, a serial loop without ``lanes``, and their services.
 
 Reading order: ``handler``, ``client``, ``service``, ``worker``, ``serial``, ``sample``, ``pace``.
 """

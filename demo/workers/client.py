@@ -1,4 +1,4 @@
-"""The worker's side of the approval service: one connection, any number of requests open on it."""
+"""The client of the approval service: one connection for any number of concurrent requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 from demo.errors import DemoError
 
 _RECONNECT: Final = 0.02
-"""Seconds between two attempts to connect again."""
+"""Seconds between two attempts to reconnect."""
 
 _CONNECT_TIMEOUT: Final = 5.0
-"""Seconds a request waits for a connection before it fails."""
+"""Seconds after which a request without a connection fails."""
 
 
 class ServiceGone(ConnectionError):
-    """The connection broke, or none could be had: the request may or may not have been served."""
+    """The connection broke or could not be made. The service may have served the request."""
 
 
 class Client:
@@ -41,7 +41,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
 
     async def connect(self) -> None:
-        """Connect. Raises ``DemoError`` when the service is not there."""
+        """Connect to the service. Raises ``DemoError`` if no service answers."""
         try:
             await self._connect()
         except OSError as error:
@@ -52,16 +52,16 @@ class Client:
         await self._request("a", f"{case} {step}")
 
     async def apply(self, case: str, step: int, epoch: int) -> str:
-        """Apply a step; the ledger's verdict, once it is committed. Raises ``ServiceGone``."""
+        """Apply a step, and return the ledger's verdict after the commit. Raises ``ServiceGone``."""
         return await self._request("w", f"{case} {step} {epoch}")
 
     def say(self, status: Mapping[str, object]) -> None:
-        """Send a status. Does not block; dropped while there is no connection."""
+        """Send a status. Does not block. Drops the status without a connection."""
         if self._connected.is_set():
             self._write(f"s {json.dumps(status)}\n".encode())
 
     async def close(self) -> None:
-        """Close the connection, after what was said has left. Idempotent."""
+        """Close the connection after all statuses are sent. Idempotent."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -82,7 +82,7 @@ class Client:
         try:
             return await answer
         finally:
-            # Also of a handler that was cancelled: its answer is nobody's.
+            # A cancelled handler's answer is ignored.
             self._open.pop(number, None)
 
     def _write(self, line: bytes) -> None:

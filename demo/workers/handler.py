@@ -1,4 +1,4 @@
-"""The handler of the demo: an approval, then an apply. The same one under ``lanes`` and one at a time."""
+"""The handler of the demo: an approval, then a write to the ledger. Workers and the serial loop share it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Declined(Exception):
 
 
 class Approvals(Protocol):
-    """Who approves a step, and where its effect goes: ``Client``, for one."""
+    """A service that approves steps and stores their effects, such as ``Client``."""
 
     async def approve(self, case: str, step: int) -> None:
         """Wait for the approval of a step."""
 
     async def apply(self, case: str, step: int, epoch: int) -> object:
-        """Have the effect of a step; again is harmless."""
+        """Store the effect of a step. A repeated call is harmless."""
 
 
 class Approve:
-    """Awaits the approval of an event and applies it to the ledger; some events fail as ``faults`` says."""
+    """A handler that awaits the approval of an event and applies the event to the ledger. Some fail by ``faults``."""
 
     def __init__(self, client: Approvals, faults: Faults) -> None:
         self._client = client
@@ -35,7 +35,7 @@ class Approve:
         await self.handle(message.value, message.attempt, message.epoch)
 
     async def handle(self, payload: bytes, attempt: int, epoch: int) -> None:
-        """Handle one event. Raises ``Declined`` or ``ServiceGone``; doing it again is harmless."""
+        """Handle one event. Raises ``Declined`` or ``ServiceGone``. A repeated call is harmless."""
         event = json.loads(payload)
         case, step = event["case"], event["step"]
         await self._client.approve(case, step)

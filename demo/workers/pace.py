@@ -1,4 +1,4 @@
-"""How long a run of the demo takes, and whether it still moves."""
+"""The duration of a run of the demo, and the time since its last progress."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 from lanes.clock import monotonic
 
 _QUIET: Final = 2.0
-"""Seconds without a change after which nothing more comes from workers that have nothing left."""
+"""Seconds without a change after which idle workers will finish no further event."""
 
 
 class Pace:
-    """From ``begin`` on, by the process's own clock. All times are in seconds."""
+    """Times since ``begin``, in seconds of the process's own clock."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, ...] = ()
@@ -20,34 +20,34 @@ class Pace:
         self._done_at = 0.0
 
     def begin(self) -> None:
-        """The main part begins now."""
+        """Record the begin of the main part."""
         self._begun = self._changed = self._done_at = monotonic()
 
     def moved(self) -> None:
-        """Something that counts as a change has just happened."""
+        """Record a change."""
         self._changed = monotonic()
 
     def done(self) -> None:
-        """An event was done just now."""
+        """Record the end of an event."""
         self._done_at = monotonic()
 
     @property
     def elapsed(self) -> float:
-        """From the beginning until now."""
+        """Seconds since the begin."""
         return monotonic() - self._begun
 
     @property
     def seconds(self) -> float:
-        """From the beginning to the last event that was done."""
+        """Seconds from the begin to the last finished event."""
         return self._done_at - self._begun
 
     @property
     def quiet(self) -> float:
-        """Since the last change."""
+        """Seconds since the last change."""
         return monotonic() - self._changed
 
     def look(self, seen: tuple[int, ...], *, answering: bool) -> None:
-        """Compare the figures with the last ones; a server that does not answer counts as a change."""
+        """Record a change if the figures differ from the last figures, or if the server does not answer."""
         if seen != self._seen or not answering:
             self._seen = seen
             self.moved()

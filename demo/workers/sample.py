@@ -1,4 +1,4 @@
-"""One at a time, measured: the ordinary loop over the first events, in a process and a ledger of its own."""
+"""The measurement of a serial loop over the first events, with a process and a ledger of its own."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from demo.workers.service import Service
 COMMAND: Final = (sys.executable, "-m", "demo.workers.serial")
 
 _MARGIN: Final = 30.0
-"""Seconds beyond its own that the loop may take before it counts as stuck."""
+"""Seconds beyond the length of the sample after which the loop counts as stuck."""
 
 
 async def measure(config: DemoConfig, broker: Broker, places: Places) -> float:
-    """Events per second of the ordinary loop. Raises ``DemoError`` when the loop fails."""
+    """Return the events per second of the serial loop. Raises ``DemoError`` if the loop fails."""
     ledger = Ledger(places.folder / "ledger-one-at-a-time.sqlite")
     token = secrets.token_hex(16)
     service = Service(ledger, latency=config.latency, token=token, on_status=_ignore, on_commit=_nothing)

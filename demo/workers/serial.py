@@ -1,4 +1,4 @@
-"""One at a time: the ordinary loop over a plain consumer, with the same handler, to compare with.
+"""The serial loop: a plain consumer with the same handler, as a baseline for the demo.
 
 ``python -m demo.workers.serial``, told by ``WorkerConfig`` in its environment. Prints one JSON object: how many
 events it handled in how many seconds.
@@ -23,11 +23,11 @@ _BATCH: Final = 50
 _FETCH_TIMEOUT: Final = 2.0
 
 _JOIN_TIMEOUT: Final = 20.0
-"""Seconds that the first message may take: a new broker's first group takes some."""
+"""Most seconds until the first message. The first group of a new broker needs some seconds."""
 
 
 def main() -> int:
-    """Run the loop; returns an exit status. Blocks for the seconds configured."""
+    """Run the loop for the configured seconds, and return an exit status. Blocks."""
     end_with_parent()
     try:
         config = WorkerConfig.load()
@@ -49,7 +49,7 @@ async def _loop(config: WorkerConfig) -> tuple[int, float]:
     payloads = _from_kafka(config) if config.broker == "kafka" else _from_jetstream(config)
     async with aclosing(payloads):
         async for payload in payloads:
-            # From the first one on: to join a group takes longer than to connect, and is no work.
+            # The time begins with the first message, because joining a group takes long and is no work.
             begun = begun or time.monotonic()
             await _handle(handler, payload)
             events += 1
@@ -82,7 +82,7 @@ async def _from_jetstream(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
 
 
 async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
-    """The same; committed behind every batch, in a group of its own."""
+    """Yield the messages of a topic, and commit after every batch, in a group of its own."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(

@@ -1,4 +1,4 @@
-"""The approval service and the ledger's door: a local socket in the parent process.
+"""The service for approvals and for writes to the ledger: a local socket in the parent process.
 
 A request is one line, its answer one line, matched by a number; any number of them may be open at once:
 
@@ -28,10 +28,10 @@ from demo.faults import draw
 from demo.ledger import Apply, Ledger
 
 _TICK: Final = 0.001
-"""Seconds: answers due within one tick leave together."""
+"""Length of a tick in seconds. Answers that are due within one tick leave together."""
 
 _LINE_LIMIT: Final = 1 << 16
-"""Bytes a line may have at most; more is no client of ours."""
+"""Most bytes of a line. The service closes a connection with a longer line."""
 
 
 class Service:
@@ -73,7 +73,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         path = folder / "approvals.sock"
         if hasattr(socket, "AF_UNIX"):
-            # A path may be too long for a socket; a port is as good, since a connection needs the token.
+            # A path may be too long for a socket. A port is as safe, because a connection needs the token.
             with contextlib.suppress(OSError):
                 self._server = await self._loop.create_unix_server(lambda: _Connection(self), str(path))
                 self.address = f"unix:{path}"
@@ -83,7 +83,7 @@ class Service:
         self.address = f"tcp:{host}:{port}"
 
     def break_connections(self) -> None:
-        """Cut every connection, as a service that crashes does. Does not block."""
+        """Cut every connection, like a crashing service. Does not block."""
         for connection in list(self._connections):
             connection.transport.abort()
 
@@ -127,7 +127,7 @@ class Service:
 
     def _apply(self, connection: _Connection, number: bytes, apply: Apply) -> None:
         if not self._applies:
-            # Behind everything that is ready in this turn: those applies join the batch.
+            # The commit waits for the end of this turn of the loop, so that further writes join the batch.
             self._loop.call_soon(self._commit)
         self._applies.append((connection, number, apply))
 
@@ -137,7 +137,7 @@ class Service:
         try:
             verdicts = self._ledger.apply(apply for _, _, apply in batch)
         except DemoError as error:
-            # No answer for what is not stored: the worker's handlers wait until the run ends with this error.
+            # A write that is not stored gets no answer. The worker's handlers wait until the run ends with this error.
             self.failure = self.failure or error
             return
         self._on_commit()
@@ -146,7 +146,7 @@ class Service:
 
 
 class _Connection(asyncio.Protocol):
-    """One client."""
+    """The connection of one client."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

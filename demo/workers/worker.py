@@ -23,11 +23,11 @@ from demo.workers.handler import Approve
 from lanes.process import EXIT_FAILED
 
 REPORT_EVERY: Final = 0.2
-"""Seconds between two statuses."""
+"""Seconds between two reports of the status."""
 
 
 def main() -> int:
-    """Run the worker; returns its exit status. Blocks until it is stopped."""
+    """Run the worker until it is stopped, and return its exit status. Blocks."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     end_with_parent()
     try:
@@ -52,7 +52,7 @@ async def _work(config: WorkerConfig) -> int:
         return await lanes.serve(consumer)
     finally:
         reporter.cancel()
-        # The last word: the peaks of the whole run.
+        # The last report has the peaks of the whole run.
         _say(consumer, client, config.member)
         await client.close()
 
@@ -91,7 +91,7 @@ def numbers(status: lanes.Status) -> dict[str, Any]:
 
 
 def key_hash(key: bytes | None) -> str:
-    """8 hex digits for a key, as in the history: the key itself is the user's."""
+    """Return 8 hex digits of a key's hash, as in the history. The key itself is user data."""
     return "-" if key is None else blake3(key).hexdigest(length=4)
 
 
