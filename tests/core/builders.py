@@ -1,4 +1,4 @@
-"""Short ways to build engines, partitions and messages. A value that a test does not name does not matter to it."""
+"""Builders of engines, partitions and messages. The default values do not affect the result of a test."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class NaiveModes:
         self.state: dict[Message, str] = {}
         self.attempt: dict[Message, int] = {}
         self.until: dict[Message, float] = {}
-        self.failed: dict[Message, str] = {}  # what became of those of one batch, for a moment at least
+        self.failed: dict[Message, str] = {}  # the outcomes of one batch, at least for a moment
         self.draining: set[Partition] = set()
         self.fenced: set[Partition] = set()
 

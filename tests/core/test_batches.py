@@ -21,7 +21,7 @@ def states(messages: list[Message]) -> list[str]:
     return [STATE_NAMES[message.state] for message in messages]
 
 
-# --- what is in a batch
+# --- the messages of a batch
 
 
 def test_a_batch_has_heads_of_lanes_with_their_successors() -> None:
@@ -78,7 +78,7 @@ def test_a_batch_may_be_empty() -> None:
     assert engine.running_handlers == 0
 
 
-# --- how it ends
+# --- the end of a batch
 
 
 def test_a_handled_batch_is_settled_and_each_lane_goes_on() -> None:
@@ -255,7 +255,7 @@ def test_a_returned_message_goes_back_to_its_lane() -> None:
     assert states(run) == ["queued", "queued", "finished", "queued"]
     assert (effects(engine), engine.running_handlers, engine.retries) == ([], 0, 0)
     assert started(engine) == [0, 1, 3]
-    # That was no attempt.
+    # A returned message has made no attempt.
     assert [m.attempt for m in run] == [1] * 4
 
 
@@ -282,7 +282,7 @@ def test_a_batch_of_a_source_that_commits_is_committed() -> None:
     assert run[1].state == HELD
 
 
-# --- what is refused
+# --- refused calls
 
 
 def test_a_message_that_does_not_run_cannot_end() -> None:

@@ -216,7 +216,7 @@ def test_messages_completed_by_a_former_owner_do_not_run() -> None:
         (run[i], fx.ALREADY_SETTLED) for i in (1, 2, 4)
     ]
     assert (engine.flow.in_flight, engine.flow.bytes) == (2, 20)
-    # The chain of the key skips them.
+    # The chain of the key skips completed messages.
     assert take_all(engine) == [2]
     ack(engine, run[0])
     assert take_all(engine) == [5]

@@ -103,7 +103,7 @@ def test_a_drain_shows_its_phase() -> None:
     assert repr(begun(engine, assigned(engine))) == "<PartitionDrain of S/0, ending>"
 
 
-# --- what the engine does on the way
+# --- the steps of the engine
 
 
 def test_running_handlers_may_end_before_the_handover() -> None:
@@ -248,7 +248,7 @@ def test_a_cancellation_leaves_no_time_of_the_handlers() -> None:
     assert drain.until == 105.5
 
 
-# --- every way through
+# --- every path
 
 
 @given(st.data())

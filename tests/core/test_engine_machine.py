@@ -346,7 +346,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(found) == len(expected)
         assert set(found) == set(expected)
 
-    # --- what holds after every step
+    # --- invariants after every step
 
     @invariant()
     def everything_holds(self) -> None:

@@ -59,7 +59,7 @@ class ModesMachine(RuleBasedStateMachine):
         self.partitions: list[Partition] = []  # every assignment there ever was
         self.unread: dict[Partition, list[Entry]] = {}
         self.confirmed: dict[Partition, int] = {}
-        self.finished: dict[Partition, set[int]] = {}  # entered into the ledger of one that commits
+        self.finished: dict[Partition, set[int]] = {}  # entered into the ledger of a partition that commits
         self.delivered: list[Message] = []
         self.admitted: list[Message] = []
         self.batches: list[list[Message]] = []
@@ -337,7 +337,7 @@ class ModesMachine(RuleBasedStateMachine):
         if how != "fence":
             self.ahead.discard(partition)
 
-    # --- what holds after every step
+    # --- invariants after every step
 
     @invariant()
     def everything_holds(self) -> None:

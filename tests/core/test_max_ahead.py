@@ -69,7 +69,7 @@ def test_a_floor_that_messages_wait_for_is_committed_at_once() -> None:
     first, second, _ = start(engine, partition, 0, 1, 2)
     ack(engine, second)
     assert engine.collect(7.0) == []
-    # Only the completed set changed, and no message waits for that.
+    # Only the completed set changed, and no message waits for the completed set.
     assert engine.commit_at() == 7.0 + COMMIT_INTERVAL
     ack(engine, first)
     assert commits_of(engine.collect(7.5)) == [(2, [])]

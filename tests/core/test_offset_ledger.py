@@ -182,7 +182,7 @@ def test_dropping_no_message_keeps_the_position_of_the_source() -> None:
     assert ledger.floor() == 12
 
 
-# --- what a predecessor completed
+# --- the completed set of a former owner
 
 
 def test_offsets_completed_by_a_former_owner_are_finished_on_arrival() -> None:

@@ -82,7 +82,7 @@ def test_a_poison_policy_applies_after_the_last_attempt(poison: Poison) -> None:
 @pytest.mark.parametrize("dead_lettered", [False, True])
 @pytest.mark.parametrize("poison", ENDS)
 def test_a_failure_in_a_drain_names_the_next_step_of_the_next_owner(poison: Poison, dead_lettered: bool) -> None:
-    """It is the step that would have followed here, for a message with attempts left and for one without."""
+    """The next owner takes the step that would have followed, for messages with and without an attempt left."""
     for terminal in (False, True):
         failure = Failure(ValueError(), terminal=terminal, dead_lettered=dead_lettered and terminal)
         engine = new_engine(poison=poison)

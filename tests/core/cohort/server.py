@@ -30,7 +30,7 @@ MESSAGES = frozenset(range(1, 9))
 
 @dataclass
 class Durable:
-    """A durable. ``acks`` are on their way to it. ``missed``: one of its deliveries was lost, as the numbers show."""
+    """A durable. ``acks`` are on their way to the durable. ``missed``: the delivery numbers show a lost delivery."""
 
     nonce: str
     start: int
@@ -53,7 +53,7 @@ class Durable:
 class Server:
     """The server. ``gone``: messages that left the stream. ``air``: requests given up that may still arrive.
 
-    ``written``: the sequences that an applied state has as done.
+    ``written``: the done sequences of an applied state.
     """
 
     def __init__(self, retention: str) -> None:
@@ -115,7 +115,7 @@ class Server:
         return None
 
     def forget(self) -> None:
-        """Remove messages acknowledged once (workqueue) or by every consumer (interest)."""
+        """Remove messages acknowledged once (work queue) or by every consumer (interest)."""
         if self.retention == "workqueue":
             self.gone.update(*(durable.acked for durable in self.durables.values()))
         elif self.retention == "interest":
@@ -131,6 +131,6 @@ class Server:
         self.revision += 1000
 
     def land(self, number: int) -> None:
-        """Let a request arrive that was given up."""
+        """Let an abandoned request arrive."""
         if self.air:
             self.perform(self.air.pop(number % len(self.air)))

@@ -106,7 +106,7 @@ def test_a_missing_state_waits_for_the_longest_lease_of_a_consumer() -> None:
 
 @pytest.mark.parametrize("ends", ["unplanned", "fenced"])
 def test_a_second_acquisition_after_a_lost_bucket_waits_again(ends: str) -> None:
-    """The bucket may be lost again meanwhile, after an owner in between that does not know of it."""
+    """The bucket may be lost twice, with an owner in between that has not heard of the loss."""
     world = World("limits")
     (member, _) = world.up()
     world.lose_bucket()
@@ -158,7 +158,7 @@ def test_the_highest_possible_epoch_is_refused_with_the_remedy() -> None:
         ValueError, match=r"partition 0: epoch 9007199254740992 is the last possible one.*delete the durable"
     ):
         member.machine.apply(action, Found((Consumer(2**53, 0, "x", 0),), 1), now, now)
-    # The acquisition was given up, and the driver may go on.
+    # The acquisition is abandoned, and the driver may continue.
     assert member.machine.phase == phases.LOOKING
     assert member.machine.events == []
 
@@ -179,7 +179,7 @@ def test_a_takeover_that_outlives_the_lease_is_lost(phase: str) -> None:
     while member.machine.phase != phase:
         world.act(member)
     world.elapse(TTL)
-    assert isinstance(world.ask(member), Read)  # for a new lease: nothing ran
+    assert isinstance(world.ask(member), Read)  # for a new lease: no handler ran
     assert [type(event) for event in world.seen] == [LeaseOwned, LeaseLost]
     assert world.pulled == ((0, -1), "")
 

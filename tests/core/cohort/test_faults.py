@@ -1,4 +1,4 @@
-"""Lease machines under every fault at every call and in random orders, and the planted bugs that these must find."""
+"""Lease machines under every fault at every call and in random orders, which find every planted bug."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WALKS = 200
 @pytest.mark.long
 @pytest.mark.parametrize("retention", RETENTIONS)
 def test_every_fault_at_every_call_keeps_every_promise(retention: str) -> None:
-    # A stream with interest retention has no step of its own.
+    # A stream with interest retention has no separate step.
     worlds = list(scenarios(retention, step=3 if retention == "interest" else 1))
     assert all(world.settled() for world in worlds)
     # The faults had effects: only orders with a fault handle a message twice.

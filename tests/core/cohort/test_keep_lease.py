@@ -144,7 +144,7 @@ def test_a_forced_handover_with_running_handlers_writes_the_ledger_and_lets_the_
     assert [action.__name__ for action in actions(world, member)] == ["Write"]
     state = decode(State, "s.0", world.server.entries["s.0"][0] or b"")
     assert (state.done.highest, state.done.outstanding) == (2, (sequence,))
-    # It is neither renewed nor released, so no member has it before it expires.
+    # The lease is neither renewed nor released, so no member acquires the lease before its expiry.
     assert world.ask(member) == Wait(expires)
     _, other = world.up()
     actions(world, other)

@@ -44,7 +44,7 @@ def test_no_plan_that_is_as_even_takes_fewer_moves(
     active = min(len(before), len(weights), target or len(weights))
     share, rest = divmod(len(before), active)
     loads = Counter(before)
-    # Every choice of active members and of those with one more; partitions above a share must move.
+    # Every choice of active members and of members with one more partition; partitions above a share must move.
     fewest = min(
         sum(max(0, loads[name] - (name in chosen) * share - (name in more)) for name in weights)
         for chosen in combinations(sorted(weights), active)

@@ -95,7 +95,7 @@ class Walk:
             self.world.answer(member)
 
     def freeze(self, number: int, *, asleep: bool) -> None:
-        """Freeze one member during an action, longer than its lease, while the others go on."""
+        """Freeze one member during an action, longer than its lease, while the others continue."""
         world, random = self.world, self.random
         if len(self.awake) == 1:
             return
@@ -248,13 +248,13 @@ def slow(scenario: Scenario, number: int) -> None:
 
 
 def hasty(scenario: Scenario, number: int) -> None:
-    """Let a message and the acks arrive during an action, which is no fault, only unlikely."""
+    """Let a message and the acks arrive during an action, which is unlikely and no fault."""
     ask(scenario.world, number, 1)
     scenario.work(number, 1)
 
 
 def frozen(parts: int, *, asleep: bool = False, bucket: bool = False, back: bool = False) -> Fault:
-    """Freeze a member for longer than its lease. ``back``: the plan names it when it wakes up."""
+    """Freeze a member for longer than its lease. ``back``: the plan names the member when it wakes up."""
 
     def fault(scenario: Scenario, number: int) -> None:
         world = scenario.world
@@ -271,7 +271,7 @@ def frozen(parts: int, *, asleep: bool = False, bucket: bool = False, back: bool
             member.lag = world.server.now - before
         if back:
             world.target = number
-        # First the action it was about to do when it froze.
+        # First the action that the member chose before the freeze.
         for _ in range(9):
             if world.act(member) is None:
                 break
@@ -304,7 +304,7 @@ def leaving(scenario: Scenario, number: int) -> None:
     world.react(member)
     while world.act(member) is not None or world.finish(member):
         pass
-    assert member.machine.idle, f"(g) it was stopped, and is still {member.machine.phase}"
+    assert member.machine.idle, f"(g) the stopped member is still {member.machine.phase}"
     world.revive(number)
 
 

@@ -28,7 +28,7 @@ TTL = 10.0
 MARGIN = 2.0
 KEYS = 2
 CALLS = 3000
-"""A walk needs some hundreds of actions; more means that it never comes to rest."""
+"""A walk needs some hundreds of actions; a longer walk never comes to rest."""
 
 NewMachine = Callable[..., LeaseMachine]
 
@@ -106,7 +106,7 @@ class World:
             self.clean = False
             self.lagged = True
         late = (one for one in self.up() if one.machine.token is not None and one.machine.deadline <= self.clock(one))
-        self.clean = self.clean and not any(late)  # it was frozen
+        self.clean = self.clean and not any(late)  # the member was frozen
 
     def tell(self, member: Member) -> None:
         """Let the member read the plan."""
@@ -118,11 +118,11 @@ class World:
         self.bucket_lost = True
         self.server.lose_bucket()
 
-    # --- an action in three parts: it is chosen, the server has it, the answer comes
+    # --- an action in three parts: the choice, the request at the server, the answer
 
     def count(self) -> None:
         self.calls += 1
-        assert self.calls < CALLS, f"(g) it goes round and round: {self!r}"
+        assert self.calls < CALLS, f"(g) the walk never comes to rest: {self!r}"
 
     def ask(self, member: Member) -> Action:
         self.count()
@@ -189,7 +189,7 @@ class World:
             durable.missed = True
             durable.delivered.add(sequence)
         elif durable.missed:
-            # From the gap on no delivery is taken in.
+            # The member accepts no delivery after the gap.
             member.machine.takeover(member.ledger.snapshot(), self.clock(member))
             self.react(member)
         else:
@@ -233,7 +233,7 @@ class World:
     def check_repeat(self, sequence: int) -> None:
         if sequence in self.finished:
             self.repeats += 1
-            assert not self.clean, f"(d) {sequence} runs again, and nothing had gone wrong"
+            assert not self.clean, f"(d) {sequence} runs again without a fault"
             if not self.bucket_lost and not self.lagged:
                 assert sequence > self.confirmed, f"(h) {sequence} runs again, and the floor was {self.confirmed}"
                 assert sequence not in self.server.written, f"(i) {sequence} runs again, and was written as done"
@@ -265,30 +265,30 @@ class World:
             self.seen.append(event)
             match event:
                 case LeaseOwned(again=False):
-                    assert not member.running, "(b) it is owned again while its handlers run"
-                    assert not member.zombies, "(b) it is owned again while its handlers run"
+                    assert not member.running, "(b) the partition is owned again while its handlers run"
+                    assert not member.zombies, "(b) the partition is owned again while its handlers run"
                     member.ledger = DeliveryLedger(event.done)
                 case LeaseRevoked():
                     member.queue.clear()
                 case LeaseLost(reason):
-                    assert not self.clean, f"(d) lost, and nothing had gone wrong: {reason}"
+                    assert not self.clean, f"(d) the partition is lost without a fault: {reason}"
                     member.zombies += member.running
                     member.queue.clear()
                     member.running.clear()
                 case LeaseReleased():
-                    assert not member.running, "(b) it is handed over, and its handlers run"
+                    assert not member.running, "(b) the partition is handed over while its handlers run"
         if machine.phase == "draining" and not member.running:
             machine.drained(member.ledger.snapshot(), self.clock(member))
         if machine.phase == "fenced" and not member.zombies:
             machine.ended(self.clock(member))
         owners = [one.name for one in self.up() if self.clock(one) < one.machine.deadline]
-        assert self.lagged or len(owners) < 2, f"(a) {owners} own it at once"
+        assert self.lagged or len(owners) < 2, f"(a) {owners} own the partition at once"
         assert self.server.retention != "interest" or self.server.gone <= self.finished, "(c) a message is lost"
 
-    # --- to the end
+    # --- the end of a walk
 
     def settle(self) -> None:
-        """Go on without faults until the plan is in effect."""
+        """Continue without faults until the plan is in effect."""
         for number, member in enumerate(self.members):
             if member is None:
                 self.revive(number)
@@ -306,7 +306,7 @@ class World:
         raise AssertionError(f"(g) it does not come about: {self!r}")
 
     def round(self) -> bool:
-        """Do everything once that needs no time; False if there is nothing."""
+        """Do every action once that needs no time; False if there is none."""
         moved = False
         for member in self.up():
             while self.act(member) is not None:
@@ -344,7 +344,7 @@ def actions(world: World, member: Member) -> list[type]:
 
 
 def until(world: World, member: Member, kind: type[Action], key: str = "") -> Action:
-    """Act up to an action of that kind, which is asked for and not served."""
+    """Act until an action of this kind is requested and not served."""
     while True:
         action = world.ask(member)
         if isinstance(action, kind) and (not key or getattr(action, "key", key) == key):
