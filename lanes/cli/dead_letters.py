@@ -175,7 +175,7 @@ def drop(
 ) -> None:
     """Drop dead letters for good. Dropping one again does nothing."""
     where = Where(topic, config, settings, subject, server)
-    _run(where, functools.partial(_drop, ids=checked(ids), as_json=as_json))
+    _run(where, functools.partial(_each, ids=checked(ids), one=_drop_one, as_json=as_json))
 
 
 def _run(where: Where, work: Work) -> None:
@@ -282,10 +282,6 @@ async def _replay(box: DeadLetterBox, ids: Sequence[str], act: Act, as_json: boo
     wanted = ids or await box.ids()
     _note(_ORDER)
     return await _each(box, wanted, functools.partial(_replay_one, act=act), as_json=as_json)
-
-
-async def _drop(box: DeadLetterBox, ids: Sequence[str], as_json: bool) -> int:
-    return await _each(box, ids, _drop_one, as_json=as_json)
 
 
 async def _each(

@@ -7,21 +7,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
-from lanes.process import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE
+from lanes.process import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+from lanes.process import EXIT_UNUSABLE as EXIT_UNUSABLE
+from lanes.process import EXIT_USAGE as EXIT_USAGE
 
 if TYPE_CHECKING:
     import typer
-
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_UNUSABLE",
-    "EXIT_USAGE",
-    "choice",
-    "command_group",
-    "require",
-    "run_commands",
-    "stop",
-]
 
 MODULES: Final = {
     "cli": ("typer", "rich"),

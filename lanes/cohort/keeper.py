@@ -44,8 +44,6 @@ _LOOKS: Final = (0.0, 0.01, 0.05)
 class Alarm:
     """Wakes a task: at once by ``wake``, several times by ``hint``, or at a time."""
 
-    __slots__ = ("_clock", "_event", "_looks")
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._event = anyio.Event()
@@ -96,29 +94,6 @@ class LeaseKeeper:
 
     All methods but ``serve`` return at once and wake ``serve``.
     """
-
-    __slots__ = (
-        "_changed",
-        "_clock",
-        "_consumers",
-        "_drain_by",
-        "_drain_within",
-        "_drained",
-        "_happened",
-        "_in_the_way",
-        "_named",
-        "_nonce",
-        "_overdue",
-        "_partition",
-        "_patience",
-        "_revoked",
-        "_seen",
-        "_store",
-        "_waits",
-        "_warned",
-        "alarm",
-        "machine",
-    )
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class Roster:
         self._start = start
         self._clock = clock
         self._revision = 0
-        self._beat_at = -math.inf
+        self.beat_at = -math.inf
         self._seen: dict[str, _Seen] = {}
         self._beaten = -math.inf
         self._believe_from = -math.inf  # before that time, a missing heartbeat proves nothing
@@ -222,11 +222,6 @@ class Roster:
         self._revision = entry.revision
         await self.beat()
 
-    @property
-    def beat_at(self) -> float:
-        """The time of the next heartbeat."""
-        return self._beat_at
-
     async def beat(self) -> None:
         """Write the heartbeat, or read back the last write. Raises ``ConfigError`` like ``join``."""
         began = self._clock()
@@ -243,7 +238,7 @@ class Roster:
             # Expired, lost with its bucket, or an own write whose answer was: the next one begins with what is there.
             self._revision = entry.revision
             raise
-        self._beat_at = began + self._ttl / 3
+        self.beat_at = began + self._ttl / 3
         self._beaten = began
 
     def _missed(self) -> None:
@@ -293,7 +288,7 @@ class Roster:
             heartbeats.pop(self._member, None)
         elif self._member not in heartbeats:
             self._missed()
-            self._beat_at = -math.inf
+            self.beat_at = -math.inf
         wishes = await self._store.entries(DRAIN_PREFIX)
         if entry.value is None:
             # The first plan of all, or the bucket was lost.
@@ -373,7 +368,7 @@ class Roster:
         missed = [seen.since + 2 / 3 * self._ttl + LOOK_AGAIN for seen in self._seen.values()]
         now = self._clock()
         again = self._believe_from if self._believe_from > now else math.inf
-        return min(self._beat_at, again, max(min(missed, default=math.inf), now + LOOK_AGAIN))
+        return min(self.beat_at, again, max(min(missed, default=math.inf), now + LOOK_AGAIN))
 
     # --- inside
 

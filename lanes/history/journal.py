@@ -23,7 +23,7 @@ from lanes.history.buffer import DROPPED, END, RowBuffer, number_of
 from lanes.history.columns import row_tables
 from lanes.history.parquet import JournalWriter
 from lanes.history.recorder import History, Recorder, recorder_of
-from lanes.history.writer import BUFFER_BYTES, HEAD_END, GivenUp, SegmentFile, member_name
+from lanes.history.writer import BUFFER_BYTES, HEAD_END, NOTHING_LOST, GivenUp, SegmentFile, made_directory, member_name
 
 log = logging.getLogger("lanes.journal")
 
@@ -33,8 +33,6 @@ BUFFER_LIMIT: Final = 1 << 17
 """Maximum number of rows that wait to be written. A row that does not fit is dropped, and counted in its place."""
 BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
 """Maximum number of their bytes, plus one MiB."""
-
-_KEPT: Final = GivenUp(0, False)
 
 
 class Journal:
@@ -73,13 +71,7 @@ class Journal:
         if rotate_after is not None:
             check_positive("Journal.rotate_after", rotate_after)
         check_whole("Journal.rotate_bytes", rotate_bytes, 1)
-        self._directory = Path(directory)
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"journal directory {str(self._directory)!r}: {error.strerror}; choose one that can be created"
-            ) from error
+        self._directory = made_directory(directory, "journal")
         self._rotate_after = rotate_after
         self._rotate_bytes = rotate_bytes
         self._run = uuid.uuid4().hex
@@ -196,8 +188,6 @@ def recorder(history: History | None, journal: Journal | None) -> Recorder | Non
 class _NoFile(SegmentFile):
     """The file of a history that exists only as a journal."""
 
-    __slots__ = ("_journal",)
-
     def __init__(self, path: Path, journal: Journal) -> None:
         self.path = path
         self._journal = journal
@@ -207,7 +197,7 @@ class _NoFile(SegmentFile):
         return True
 
     def append(self, rows: Sequence[str], marker: str = "") -> GivenUp:
-        return _KEPT
+        return NOTHING_LOST
 
     def close(self) -> None:
         self._journal._finish()
@@ -215,8 +205,6 @@ class _NoFile(SegmentFile):
 
 class _JournalRecorder(Recorder):
     """A recorder whose rows go only into a journal. No handler waits for its ``flush``."""
-
-    __slots__ = ("_ending", "_into", "_kept")
 
     group_commit = False
 
@@ -255,8 +243,6 @@ class _JournalRecorder(Recorder):
 
 class _CopiedFile(SegmentFile):
     """The file of a history whose rows go into a journal too, even those that the file gives up."""
-
-    __slots__ = ("_file", "_into", "_marker")
 
     def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
         self.path = file.path

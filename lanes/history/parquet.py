@@ -147,7 +147,8 @@ class JournalWriter:
             self._open()
         except OSError as error:
             raise ConfigError(
-                f"journal directory {str(self._directory)!r}: {_reason(error)}; choose a directory that can be written"
+                f"journal directory {str(self._directory)!r}: {reason_of(error)}; choose a directory that can be "
+                "written"
             ) from error
         self._thread.start()
 
@@ -251,9 +252,10 @@ class JournalWriter:
                 "disk takes them again",
                 self._name,
                 self._directory,
-                _reason(error),
+                reason_of(error),
             )
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the fault of an error: of the operating system, without the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -59,7 +59,7 @@ class GivenUp(NamedTuple):
     marker: bool
 
 
-_NOTHING: Final = GivenUp(0, False)
+NOTHING_LOST: Final = GivenUp(0, False)
 
 
 class SegmentFile:
@@ -72,8 +72,6 @@ class SegmentFile:
     Raises ``OSError`` when the file exists or cannot be created. No other method raises or waits for more than one
     ``write(2)``.
     """
-
-    __slots__ = ("_failing", "_fd", "_flag_at", "_size", "_torn", "path")
 
     def __init__(self, path: Path, head: str) -> None:
         # Only the owner may read it: the hash of a guessable key can be matched against guesses.
@@ -107,7 +105,7 @@ class SegmentFile:
                 self._failing = False
                 self._flag("0")
                 _log.warning("history %s: writing works again; a row counts the dropped rows", self.path)
-            return _NOTHING
+            return NOTHING_LOST
         first_lost = self._tear(lines, count)
         if not self._failing:
             self._failing = True
@@ -172,38 +170,9 @@ class RowWriter:
     group_commit: ClassVar[bool] = True
     """Whether a handler has to wait until ``written`` reaches the number of its row."""
 
-    __slots__ = (
-        "_after",
-        "_before",
-        "_directory",
-        "_file",
-        "_hashes",
-        "_latest",
-        "_marker",
-        "_member",
-        "_n",
-        "_origins",
-        "_rows",
-        "_size",
-        "_step_from",
-        "_step_until",
-        "_unreported",
-        "_wrapper",
-        "dropped",
-        "member",
-        "path",
-        "written",
-    )
-
     def __init__(self, directory: str | os.PathLike[str], *, member: str | None = None) -> None:
         member = f"m-{os.urandom(4).hex()}" if member is None else member_name(member)
-        self._directory = Path(directory)
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"history directory {str(self._directory)!r}: {error.strerror}; choose one that can be created"
-            ) from error
+        self._directory = made_directory(directory, "history")
         self.member = member
         self.path: Path | None = None
         self.written = 0
@@ -388,6 +357,18 @@ class RowWriter:
     def _dropped_row(self) -> str:
         stamp = self._stamp(self._latest)
         return f'{{"n":{self._marker},"event":"dropped"{stamp},"count":{self._unreported}}}\n'
+
+
+def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
+    """Create a directory for files of this kind, unless it exists. Raises ``ConfigError`` when it cannot."""
+    path = Path(directory)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{kind} directory {str(path)!r}: {error.strerror}; choose a directory that can be created"
+        ) from error
+    return path
 
 
 def member_name(member: str) -> str:

@@ -86,7 +86,9 @@ def examine(
     for state, what in ((BLOCKED, "blocked"), (DEAD_LETTERING, "parking"), (DEAD_LETTERING_BLOCKED, "parking")):
         heads = [lane.head for lane in engine.stopped_lanes() if lane.head.state == state]
         if heads:
-            reasons.append(f"{len(heads)} lanes {what}, the first: {_named(min(heads, key=_received), now)}")
+            reasons.append(
+                f"{len(heads)} lanes {what}, the first: {_named(min(heads, key=lambda head: head.received), now)}"
+            )
     if stuck and len(stuck) >= engine.concurrency:
         reasons.append(f"all {len(stuck)} threads are stuck, the first: {_named(stuck[0], now)}")
     for partition in engine.committer.ahead:
@@ -96,21 +98,16 @@ def examine(
     return Health(reasons=tuple(reasons))
 
 
+@dataclass(slots=True)
 class FailingSettlements:
     """The settlements of one partition that fail ``since`` a time, with their last ``error``.
 
     ``warn_at`` is the time of the next log line.
     """
 
-    __slots__ = ("error", "since", "warn_at")
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.warn_at = since
-        self.error = ""
-
-    def __repr__(self) -> str:
-        return f"<FailingSettlements since {self.since:.1f}: {self.error}>"
+    since: float
+    warn_at: float
+    error: str = ""
 
 
 class Unsettled:
@@ -130,7 +127,7 @@ class Unsettled:
         """A settlement of these partitions has failed and will be tried again."""
         due: list[Partition] = []
         for partition in partitions:
-            failing = self.partitions.setdefault(partition, FailingSettlements(now))
+            failing = self.partitions.setdefault(partition, FailingSettlements(now, now))
             failing.error = error_text(error)
             if now >= failing.warn_at:
                 due.append(partition)
@@ -301,7 +298,3 @@ def _named(message: Message, now: float) -> str:
         f"{message.partition.id} position {message.position}, key {key_hash(message.key)}, attempt {message.attempt}, "
         f"{now - message.received:.1f} s old"
     )
-
-
-def _received(message: Message) -> float:
-    return message.received

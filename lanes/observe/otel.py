@@ -108,15 +108,14 @@ class Telemetry:
         ``system`` is the value of ``messaging.system``. ``status`` makes a snapshot on the thread that collects
         metrics. Consumers that share a name share their series. An SDK that is configured later is not noticed.
         """
-        release = _VERSION
         tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
-        tracer = None if _idle(tracers) else tracers.get_tracer("lanes", release)
+        tracer = None if _idle(tracers) else tracers.get_tracer("lanes", _VERSION)
         if tracer is not None and _idle(tracer):
             tracer = None
-        metered = not _idle(meters) and not _idle(meters.get_meter("lanes", release))
+        metered = not _idle(meters) and not _idle(meters.get_meter("lanes", _VERSION))
         if tracer is None and not metered:
             return None
-        instruments = instruments_of(meters, release) if metered else Instruments(NoOpMeter("lanes"))
+        instruments = instruments_of(meters, _VERSION) if metered else Instruments(NoOpMeter("lanes"))
         return cls(name, system, status, tracer, instruments, clock)
 
     def __repr__(self) -> str:

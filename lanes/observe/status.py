@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lanes.core.engine import Engine
 from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD
 from lanes.core.ledgers import OffsetLedger
-from lanes.core.types import Message, Partition
+from lanes.core.types import Partition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +171,8 @@ def _partition(engine: Engine, partition: Partition, now: float, lag: Lag) -> Pa
 
 def _oldest(partition: Partition, now: float) -> Oldest | None:
     message = partition.ledger.oldest()
-    return None if message is None else _described(message, now)
-
-
-def _described(message: Message, now: float) -> Oldest:
+    if message is None:
+        return None
     return Oldest(
         partition=str(message.partition.id),
         position=message.position,

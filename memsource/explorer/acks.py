@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import FINISHED, RUNNING, SETTLED
 from lanes.core.ledgers import AckLedger
 from lanes.core.snapshot import EngineState, MessageId, message_id, restore, snapshot
-from lanes.core.types import ACK, NEVER, Failure, Message, Partition, PartitionId, Settlement
+from lanes.core.types import ACK, NEVER, Message, Partition, PartitionId, Settlement
 from memsource.explorer import invariants
-from memsource.explorer.member import SOURCE
+from memsource.explorer.member import FAILED, READER, SOURCE
 from memsource.explorer.scope import Scope
 from memsource.explorer.search import Broken
-from memsource.memory.topic import RecordReader
-
-_READER: Final = RecordReader()
-_FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
 
 
 class Sent(NamedTuple):
@@ -71,7 +67,7 @@ class AckWorld:
     def start(self) -> AckState:
         """The first state: the partition is assigned, and nothing is delivered."""
         engine = Engine(self._scope.policy())
-        engine.assign(Partition(PartitionId(SOURCE, 0), _READER))
+        engine.assign(Partition(PartitionId(SOURCE, 0), READER))
         return AckState(snapshot(engine), (0,) * len(self._keys), frozenset())
 
     def steps(self, state: AckState) -> Iterator[tuple[Callable[[], str], AckState]]:
@@ -185,7 +181,7 @@ class AckWorld:
 
     def _fails(self, state: AckState, name: MessageId) -> AckState:
         engine = restore(state.engine)
-        engine.finish(next(m for m in _running(engine) if message_id(m) == name), _FAILED, 0.0)
+        engine.finish(next(m for m in _running(engine) if message_id(m) == name), FAILED, 0.0)
         return self._after(state._replace(failures=state.failures + 1), engine)
 
     def _due(self, state: AckState) -> AckState:
@@ -219,7 +215,7 @@ class AckWorld:
     def _lose(self, state: AckState) -> AckState:
         engine = restore(state.engine)
         engine.lose(_owned(engine))
-        engine.assign(Partition(PartitionId(SOURCE, 0), _READER))
+        engine.assign(Partition(PartitionId(SOURCE, 0), READER))
         # Their tokens are void until they come again.
         first = tuple(p for p, token in enumerate(state.tokens) if token and p not in state.acked)
         return self._after(state._replace(losses=state.losses + 1, done=frozenset(), first=first), engine)
@@ -249,7 +245,7 @@ def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
     partition = _owned(engine)
     if any(one.message.assignment != partition.assignment for one in sent):
         # Their assignment was lost meanwhile.
-        partition = Partition(partition.id, _READER)
+        partition = Partition(partition.id, READER)
         partition.ledger = AckLedger()
     held = {} if partition.assignment == 0 else {m.position: m for m in partition.ledger.in_flight()}
     messages = []

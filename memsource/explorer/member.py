@@ -6,8 +6,8 @@ waiting: it performs the steps that the real drains ask for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, ParamSpec, TypeAlias
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from lanes.core import effects as fx
 from lanes.core.drain import (
@@ -27,19 +27,17 @@ from lanes.core.snapshot import EngineState, MessageId, restore, snapshot
 from lanes.core.types import ABANDON, ACK, NEVER, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from memsource.explorer import invariants
 from memsource.explorer.invariants import Commit, covered, running_of
-from memsource.explorer.scope import Scope
+from memsource.explorer.scope import Scope, check
 from memsource.memory.topic import RecordReader
 
-P = ParamSpec("P")
-
-_READER: Final = RecordReader()
+READER: Final = RecordReader()
 _LIMITS: Final = Limits(grace=1.0, settle=1.0, last=1.0)
 _TOLD: Final = {"deadline": "late", "fences": "late", "releases": "released", "is refused": "refused"}
-_FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
+FAILED: Final = Failure(ValueError("the handler failed"), delay=1.0)
 _GIVEN_UP: Final = Failure(ValueError("the handler gave up"), terminal=True)
 _OUTCOMES: Final[dict[object, Outcome]] = {
     "ends well": ACK,
-    "fails": _FAILED,
+    "fails": FAILED,
     "gives up": _GIVEN_UP,
     "is cancelled": ABANDON,
 }
@@ -185,12 +183,12 @@ class _Actor:
 
     def state(self) -> Member:
         """The member now. Raises ``Broken`` when an invariant of every event does not hold."""
-        self._check(invariants.given_up_is_forgotten, self.engine)
+        check(self._scope, invariants.given_up_is_forgotten, self.engine)
         engine = snapshot(self.engine)
-        self._check(invariants.in_flight_bounded, engine)
-        self._check(invariants.only_its_lane_waits, engine)
+        check(self._scope, invariants.in_flight_bounded, engine)
+        check(self._scope, invariants.only_its_lane_waits, engine)
         running = [(a.id, m.lane) for a in engine.assignments for m in a.in_flight + a.fenced if m.state == RUNNING]
-        self._check(invariants.one_handler_a_key, running)
+        check(self._scope, invariants.one_handler_a_key, running)
         if len({one[0] for one in running}) < len(running):
             self._note("two lanes of a partition ran at once")
         return Member(engine, tuple(sorted(self._known.items())), self._stopping)
@@ -206,7 +204,7 @@ class _Actor:
         now = snapshot(self.engine)
         kept = {(a.assignment, m.position) for a in now.assignments for m in a.in_flight if m.state != RUNNING}
         gone = {one for one in self._before.ready if one not in kept}
-        self._check(invariants.keeps_its_turn, self._before.ready, now.ready, gone)
+        check(self._scope, invariants.keeps_its_turn, self._before.ready, now.ready, gone)
 
     def _happen(self, event: Event) -> None:
         match event.word:
@@ -239,11 +237,6 @@ class _Actor:
             case word:
                 raise AssertionError(f"nothing is known about {word!r}")
 
-    def _check(self, invariant: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        wanted = self._scope.invariants
-        if wanted is None or invariant in wanted:
-            invariant(*args, **kwargs)
-
     def _note(self, note: str) -> None:
         self.notes.append(note)
 
@@ -258,7 +251,7 @@ class _Actor:
 
     def _drained(self, partition: Partition) -> None:
         running = [m.position for m in partition.ledger.in_flight() if m.state == RUNNING]
-        self._check(invariants.drained_when_nothing_runs, running)
+        check(self._scope, invariants.drained_when_nothing_runs, running)
         self.outputs.append(Output("drained", partition.id.number))
         self._tell(partition.assignment, "ended")
 
@@ -276,20 +269,30 @@ class _Actor:
         assert message is not None, "it was ready"
         partition, position = message.partition, message.position
         shell = self._known[partition.assignment]
-        self._check(invariants.first_come_first_taken, MessageId(partition.assignment, position), self._before.ready)
+        check(
+            self._scope,
+            invariants.first_come_first_taken,
+            MessageId(partition.assignment, position),
+            self._before.ready,
+        )
         started = dict(shell.started)
-        self._check(invariants.starts_in_order, message, started.get(message.key))
+        check(self._scope, invariants.starts_in_order, message, started.get(message.key))
         unfinished = self._unfinished(shell)
         before = [p for p in unfinished if p < position and self._topic[shell.number][p].encode() == message.key]
-        self._check(invariants.former_ended_first, position, before)
+        check(self._scope, invariants.former_ended_first, position, before)
         highest = max(started.values(), default=-1)
         closing = self._scope.close_prefix and shell.drain == ENDING
-        self._check(
-            invariants.drain_starts_nothing_above, position, highest, draining=partition.draining, closing=closing
+        check(
+            self._scope,
+            invariants.drain_starts_nothing_above,
+            position,
+            highest,
+            draining=partition.draining,
+            closing=closing,
         )
-        self._check(invariants.replay_from_the_committed, message)
+        check(self._scope, invariants.replay_from_the_committed, message)
         positions, bound = list(self._topic[shell.number]), self._scope.max_ahead
-        self._check(invariants.ahead_bounded, position, shell.confirmed, positions, bound)
+        check(self._scope, invariants.ahead_bounded, position, shell.confirmed, positions, bound)
         started[message.key] = position
         self._know(partition.assignment, started=tuple(sorted(started.items(), key=str)))
         self.outputs.append(Output("started", shell.number, position))
@@ -303,7 +306,7 @@ class _Actor:
         draining = partition.draining
         self.engine.finish(message, _OUTCOMES[way], 0.0)
         if fenced:
-            self._check(invariants.zombie_changes_nothing, self._before, self._now())
+            check(self._scope, invariants.zombie_changes_nothing, self._before, self._now())
             follower = any(m.assignment != assignment for m in self._now().ready)
             if follower:
                 self._note("waited behind a fenced handler")
@@ -341,13 +344,13 @@ class _Actor:
             owned = shell is not None and not shell.over and shell.drain != RELEASING
             assert settlement.floor is not None, "this source commits"
             commit = (settlement.floor, tuple(settlement.completed))
-            self._check(invariants.commit_names_what_is_assigned, commit, owned=owned)
+            check(self._scope, invariants.commit_names_what_is_assigned, commit, owned=owned)
             if shell is None:
                 continue
-            self._check(invariants.one_commit_under_way, commit, shell.on_way and shell.on_way.commit)
-            self._check(invariants.commits_rise, commit, shell.sent, list(self._topic[shell.number]))
+            check(self._scope, invariants.one_commit_under_way, commit, shell.on_way and shell.on_way.commit)
+            check(self._scope, invariants.commits_rise, commit, shell.sent, list(self._topic[shell.number]))
             self._know(partition.assignment, sent=commit, on_way=OnWay(commit))
-            self._check(invariants.commit_only_what_is_done, commit, self._unfinished(shell))
+            check(self._scope, invariants.commit_only_what_is_done, commit, self._unfinished(shell))
 
     def _made(self, assignment: int) -> None:
         on_way = self._known[assignment].on_way
@@ -384,7 +387,7 @@ class _Actor:
             assert partition.commits is not None and partition.commits.sending is not None, "a commit is under way"
             return partition.commits.sending
         floor, completed = shell.on_way.commit
-        gone = Partition(PartitionId(SOURCE, shell.number), _READER, floor=floor)
+        gone = Partition(PartitionId(SOURCE, shell.number), READER, floor=floor)
         return Settlement(gone, [], floor, completed)
 
     # --- ownership
@@ -393,7 +396,7 @@ class _Actor:
         for kind, number, (floor, completed) in notices:
             owned = self.engine.partitions.get(PartitionId(SOURCE, number))
             if kind == "assigned" and not self._stopping:
-                partition = Partition(PartitionId(SOURCE, number), _READER, floor=floor, completed=completed)
+                partition = Partition(PartitionId(SOURCE, number), READER, floor=floor, completed=completed)
                 self.engine.assign(partition)
                 self._known[partition.assignment] = Assignment(number, (floor, completed), floor)
             elif kind == "revoking" and owned is not None:
@@ -404,7 +407,7 @@ class _Actor:
             elif kind == "lost" and owned is not None:
                 self._lose(owned)
             self._perform()
-        self._check(invariants.other_partitions_untouched, self._before, self._now(), {n for _, n, _ in notices})
+        check(self._scope, invariants.other_partitions_untouched, self._before, self._now(), {n for _, n, _ in notices})
 
     def _session_expires(self) -> None:
         for partition in list(self.engine.partitions.values()):
@@ -456,7 +459,7 @@ class _Actor:
         elif drain.phase == UNRELEASED:
             self._lose(partition)
         if not self.engine.owns(partition):
-            self._check(invariants.other_partitions_untouched, self._before, self._now(), {number})
+            check(self._scope, invariants.other_partitions_untouched, self._before, self._now(), {number})
 
     def _settled(self) -> None:
         """Go on with the drains of which everything is settled."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, ParamSpec
 
 from lanes.core.policy import Policy, RetryPolicy
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,12 @@ class Scope:
             "a bound was reached, below the low mark again": self.max_in_flight < len(self.messages),
         }
         return frozenset(word for words, wanted in applies.items() if wanted for word in words.split(", "))
+
+
+def check(scope: Scope, invariant: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Check an invariant with these arguments if the scope has it. Raises ``Broken``."""
+    if scope.invariants is None or invariant in scope.invariants:
+        invariant(*args, **kwargs)
 
 
 _ALWAYS: Final = "hears, fetches, takes, ends well, commits, confirmed, came to rest"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple, ParamSpec
+from typing import Final, NamedTuple
 
 from lanes.core.engine import Engine
 from lanes.core.lane import RUNNING
@@ -21,11 +21,9 @@ from lanes.core.snapshot import restore, snapshot
 from memsource.explorer import invariants
 from memsource.explorer.invariants import Commit, covered
 from memsource.explorer.member import HANDLER, SOURCE, Event, Member, Output, Published, act, events
-from memsource.explorer.scope import Scope
+from memsource.explorer.scope import Scope, check
 from memsource.explorer.search import Broken
 from memsource.memory.group import Group, GroupState
-
-P = ParamSpec("P")
 
 _DOWN: Final = -1
 _NOBODY: Final = -1
@@ -392,22 +390,24 @@ class GroupWorld:
             case "started":
                 if not (state.faults or state.excused):
                     again = bool(state.done & self._bits[number, position])
-                    self._check(invariants.clean_rebalance_repeats_nothing, position, done=again)
+                    check(self._scope, invariants.clean_rebalance_repeats_nothing, position, done=again)
             case "done":
                 if not state.faults:
                     state = state._replace(done=state.done | self._bits[number, position])
             case "made":
                 before = self._groups.committed(state.group, number)
                 if not state.split:
-                    self._check(invariants.committed_never_falls, output.commit, before, list(self._topic[number]))
+                    check(
+                        self._scope, invariants.committed_never_falls, output.commit, before, list(self._topic[number])
+                    )
                 state = state._replace(group=self._call(state, "commit", name, number, *output.commit))
             case "drained":
                 if not (self._scope.hands_over or state.excused or state.faults):
-                    self._check(invariants.prefix_closed, self._done(state, number), list(self._topic[number]))
+                    check(self._scope, invariants.prefix_closed, self._done(state, number), list(self._topic[number]))
             case "released":
                 committed = self._groups.committed(state.group, number)
                 if not (state.excused or state.faults):
-                    self._check(invariants.stop_keeps_what_is_done, committed, self._done(state, number))
+                    check(self._scope, invariants.stop_keeps_what_is_done, committed, self._done(state, number))
                 if self._groups.knows(state.group, name):
                     state = state._replace(group=self._call(state, "release", name, number))
             case "excused":
@@ -419,9 +419,9 @@ class GroupWorld:
         if state.members in self._sound:
             return
         views = {name: self._members.view(m) for name, m in zip(self._names, state.members, strict=True) if m != _DOWN}
-        self._check(invariants.one_handler_a_key, [one for view in views.values() for one in view.running])
+        check(self._scope, invariants.one_handler_a_key, [one for view in views.values() for one in view.running])
         owners = {n: [name for name, view in views.items() if n in view.live] for n in self._topic}
-        self._check(invariants.one_owner, owners)
+        check(self._scope, invariants.one_owner, owners)
         self._sound.add(state.members)
 
     def _stands_still(self, state: State) -> None:
@@ -438,12 +438,7 @@ class GroupWorld:
             kept = (
                 finished if state.split else finished & covered(self._groups.committed(state.group, number), positions)
             )
-            self._check(invariants.nothing_stands_still, positions - kept)
-
-    def _check(self, invariant: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        wanted = self._scope.invariants
-        if wanted is None or invariant in wanted:
-            invariant(*args, **kwargs)
+            check(self._scope, invariants.nothing_stands_still, positions - kept)
 
     def _call(self, state: State, method: str, *args: object) -> int:
         return self._groups.call(state.group, method, *args)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ from blake3 import blake3
 
 from lanes.errors import ConfigError, LanesError
 from lanes.history.columns import RUN, SCHEMA_VERSION, UNREADABLE, VERSION, RowTables, row_tables
-from lanes.history.parquet import ParquetFile
+from lanes.history.parquet import ParquetFile, reason_of
 
 BEGIN: Final = '{"n":1,"event":"begin"'
 """Start of the first row of a segment."""
@@ -62,7 +63,7 @@ def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
     tables = _tables()
     for file in files:
         number = 0
-        with _Opened(file.path) as opened:
+        with closing(_Opened(file.path)) as opened:
             for batch in opened.batches():
                 for text in _guarded(file.path, tables.lines(batch)):
                     number += 1
@@ -110,10 +111,8 @@ class _Opened:
         self.metadata: dict[bytes, bytes] = self.schema.metadata or {}
         self._wanted = tables.schema("")
 
-    def __enter__(self) -> _Opened:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def check(self) -> str:
@@ -148,7 +147,7 @@ class _Opened:
 
 
 def _looked_at(path: Path) -> JournalFile:
-    with _Opened(path) as opened:
+    with closing(_Opened(path)) as opened:
         run, first = opened.check(), None
         for batch in opened.batches():
             numbers = [number for number in batch.column("n").to_pylist() if number is not None]
@@ -168,10 +167,9 @@ def _guarded(path: Path, items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _unreadable(path: Path, error: Exception) -> JournalError:
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return JournalError(
-        f"{path}: cannot be read as Parquet: {reason}; lanes gives a file its name when it is whole, so this one was "
-        "damaged, or copied in part: copy it again, or leave it out"
+        f"{path}: cannot be read as Parquet: {reason_of(error)}; lanes gives a file its name when it is whole, so "
+        "this one was damaged, or copied in part: copy it again, or leave it out"
     )
 
 
@@ -179,25 +177,28 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
     file: ParquetFile | None = None
     run = ""
     lines: list[str] = []
+
+    def flush(file: ParquetFile) -> None:
+        if lines:
+            file.add(tables.table(lines, run, checked=True))
+            lines.clear()
+
     try:
         for line in _whole_lines(stream):
             begins = line.startswith(BEGIN)
             if file is None or begins:
-                if file is not None and lines:
-                    file.add(tables.table(lines, run, checked=True))
-                    lines.clear()
+                if file is not None:
+                    flush(file)
                 # The same for the same segment, whenever it is converted.
                 run = blake3(line.encode("utf-8", "surrogateescape")).hexdigest(length=16)
             if file is None:
                 file = ParquetFile(directory / f"{stem}-{run}-000001.parquet", tables.schema(run), overwrite=True)
             lines.append(line)
             if len(lines) >= _CONVERTED_ROWS:
-                file.add(tables.table(lines, run, checked=True))
-                lines.clear()
+                flush(file)
         if file is None:
             raise JournalError(f"{stream.name}: no history in it; pass files written by lanes.History")
-        if lines:
-            file.add(tables.table(lines, run, checked=True))
+        flush(file)
         file.publish()
     except BaseException:
         if file is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from lanes.errors import LanesError
+from lanes.history.parquet import reason_of
 from lanes.history.rules import Rules
 from lanes.history.writer import FORMAT
 from memsource.history.rows import Fields, Row, RowParser, rules_of, whole_number
@@ -134,12 +135,12 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
         try:
             stream = file.open("rb")
         except (OSError, ValueError) as error:
-            raise HistoryError(f"{file}: cannot be opened: {_reason(error)}") from error
+            raise HistoryError(f"{file}: cannot be opened: {reason_of(error)}") from error
         with stream:
             try:
                 segments += _segments(str(file), stream)
             except OSError as error:
-                raise HistoryError(f"{file}: cannot be read: {_reason(error)}") from error
+                raise HistoryError(f"{file}: cannot be read: {reason_of(error)}") from error
     segments += _journals(journals)
     if not segments:
         names = ", ".join(map(str, files)) or "no file"
@@ -172,7 +173,7 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
         try:
             found = sorted([*path.glob("*.jsonl"), *path.glob(f"*{JOURNAL_SUFFIX}")]) if path.is_dir() else [path]
         except OSError as error:
-            raise HistoryError(f"{path}: cannot be listed: {_reason(error)}") from error
+            raise HistoryError(f"{path}: cannot be listed: {reason_of(error)}") from error
         if not found:
             raise HistoryError(f"{path}: no *.jsonl file in this directory, nor a *.parquet one")
         for file in found:
@@ -192,17 +193,13 @@ def _journals(files: list[Path]) -> list[Segment]:
         for run in open_journals(files):
             reader = _Reader(str(run[0].path))
             for file, number, line in lines_of(run):
-                reader.turn(file)
+                reader.file = file
                 reader.line(number, line.encode(errors="surrogatepass")[:LINE_LIMIT])
             reader.end()
             segments += reader.segments
     except JournalError as error:
         raise HistoryError(str(error)) from error
     return segments
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _once(segments: list[Segment]) -> list[Segment]:
@@ -246,11 +243,11 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _Reader:
-    """Makes segments of the lines of one file."""
+    """Makes segments of the lines of ``file``, which may change between two lines."""
 
     def __init__(self, file: str) -> None:
         self.segments: list[Segment] = []
-        self._file = file
+        self.file = file
         self._parser = RowParser()
         self._segment: Segment | None = None
         self._n = 0  # of the last row of the segment
@@ -260,10 +257,6 @@ class _Reader:
         self._torn = False  # one malformed line is all that is bad since the last row
         self._torn_with_newline = False
         self._number = 0  # of the last line
-
-    def turn(self, file: str) -> None:
-        """The next lines are of this file."""
-        self._file = file
 
     def line(self, number: int, line: bytes) -> None:
         """Take the next line. Raises ``HistoryError`` only for a ``begin`` row of another format."""
@@ -306,7 +299,7 @@ class _Reader:
         self._bad_count += 1
         self._torn = False
         if self._bad is None:
-            self._bad = Gap(self._file, number, "no row")
+            self._bad = Gap(self.file, number, "no row")
 
     def _usual(self, line: str) -> bool:
         """Take a line of the usual form that directly follows the last row."""
@@ -342,7 +335,7 @@ class _Reader:
         segment = self._segment
         if segment is None:
             member = self._parser.member(fields)
-            segment = Segment(file=self._file, member=member, mono_first=mono, wall_first=wall, wall_last=wall)
+            segment = Segment(file=self.file, member=member, mono_first=mono, wall_first=wall, wall_last=wall)
             self._segment, self._n = segment, n
             self._no_row(number)
             self._gap(f"no begin row before row {n}")
@@ -368,17 +361,17 @@ class _Reader:
         version = whole_number(fields["format"])
         if version > FORMAT:
             raise HistoryError(
-                f"{self._file}: its format is {version}, this version of lanes reads up to {FORMAT}: "
+                f"{self.file}: its format is {version}, this version of lanes reads up to {FORMAT}: "
                 "upgrade lanes-runtime"
             )
         if version < FORMAT:
             raise HistoryError(
-                f"{self._file}: its format is {version}: written by an earlier lanes, which cannot be judged; judge it "
+                f"{self.file}: its format is {version}: written by an earlier lanes, which cannot be judged; judge it "
                 "with the version that wrote it, or leave it out"
             )
         parser = self._parser
         segment = Segment(
-            file=self._file,
+            file=self.file,
             member=parser.member(fields),
             pid=whole_number(fields["pid"]),
             boot=parser.text(fields["boot"]),

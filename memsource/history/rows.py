@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args, get_type_hints
 
 from lanes.history.rules import Rules
 from lanes.history.writer import KEY_DIGITS, MEMBER
@@ -23,18 +23,13 @@ _KEY: Final = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}")
 
 # event -> the field that becomes a row's ``text``, and the one that becomes its ``number``; "" = neither
 _MESSAGE: Final[dict[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("started", "dlq_sent", "dlq_confirmed", "archived", "blocked", "ack", "abandoned", "zombie"), ("", "")
+    ),
     "delivered": ("", "size"),
     "redelivered": ("cause", ""),
-    "started": ("", ""),
     "ended": ("result", ""),
     "retry": ("", "delay"),
-    "dlq_sent": ("", ""),
-    "dlq_confirmed": ("", ""),
-    "archived": ("", ""),
-    "blocked": ("", ""),
-    "ack": ("", ""),
-    "abandoned": ("", ""),
-    "zombie": ("", ""),
 }
 _COUNT: Final = r"(0|[1-9][0-9]{0,14})"
 _SECONDS: Final = r"((?:0|[1-9][0-9]{0,13})\.[0-9]+)"
@@ -64,24 +59,8 @@ EVENTS: Final = frozenset(
 """The events that this version reads."""
 
 _RULES: Final[dict[str, tuple[type, ...]]] = {
-    "order": (str,),
-    "keyless": (str,),
-    "poison": (str,),
-    "settles": (str,),
-    "hands_over": (bool,),
-    "exclusive": (bool,),
-    "attempts_kept": (bool,),
-    "lanes": (int,),
-    "batch": (int,),
-    "attempts": (int,),
-    "max_ahead": (int,),
-    "timeout": (int, float),
-    "backoff": (int, float),
-    "max_backoff": (int, float),
-    "commit_interval": (int, float),
-    "drain_timeout": (int, float),
-    "grace": (int, float),
-    "extend_interval": (int, float),
+    name: (int, float) if float in get_args(hint) else get_args(hint)[:1]
+    for name, hint in get_type_hints(Rules).items()
 }
 
 
@@ -193,32 +172,23 @@ class RowParser:
             assignment, floor = whole_number(fields["assignment"]), whole_number(fields["floor"])
             number = whole_number(fields["completed"]) if event == "commit_sent" else 0
             return Row(n, event, mono, self._partition(fields), assignment, number=number, floor=floor)
-        rare = self._rare(n, event, mono, fields)
-        if rare is not None:
-            return rare
-        if event == "produced":
+        if event == "unblocked":
+            return Row(n, event, mono, key=self._key(fields), number=whole_number(fields["count"]))
+        if event == "extended":
+            assignment = whole_number(fields["assignment"])
+            return Row(n, event, mono, self._partition(fields), assignment, runs=_runs(fields["runs"]))
+        if event == "ahead_reached" and "position" not in fields:
+            return Row(n, event, mono, self._partition(fields), whole_number(fields["assignment"]))
+        if event in ("ahead_reached", "produced"):
+            assignment = 0 if event == "produced" else whole_number(fields["assignment"])
             position = whole_number(fields["position"])
-            return Row(n, event, mono, self._partition(fields), 0, position, self._key(fields))
+            return Row(n, event, mono, self._partition(fields), assignment, position, self._key(fields))
         details = _OTHER.get(event)
         if details is None:
             return None
         text = self.text(fields[details[0]]) if details[0] else ""
         size = _quantity(fields.get("bytes", 0))
         return Row(n, event, mono, text=text, number=_quantity(fields[details[1]]) if details[1] else 0, bytes=size)
-
-    def _rare(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
-        if event == "unblocked":
-            return Row(n, event, mono, key=self._key(fields), number=whole_number(fields["count"]))
-        if event == "extended":
-            assignment = whole_number(fields["assignment"])
-            return Row(n, event, mono, self._partition(fields), assignment, runs=_runs(fields["runs"]))
-        if event == "ahead_reached":
-            assignment = whole_number(fields["assignment"])
-            if "position" not in fields:
-                return Row(n, event, mono, self._partition(fields), assignment)
-            position = whole_number(fields["position"])
-            return Row(n, event, mono, self._partition(fields), assignment, position, self._key(fields))
-        return None
 
     def times(self, fields: Fields) -> tuple[float, float]:
         """``mono`` and ``wall`` in seconds. Raises ``ValueError`` or ``LookupError``."""

@@ -59,8 +59,12 @@ class Timeline:
             for segment in segments
             if segment.member == member
         }
-        self.deadlines: dict[Assignment, float] = {}
-        self._find_leases()
+        self.deadlines: dict[Assignment, float] = {
+            (segment, row.partition, row.assignment): row.number
+            for segment in segments
+            for row in segment.rows
+            if row.event in ("leased", "lost") and row.number
+        }
         self.incomparable: dict[str, str] = {}
         self.recreated: set[str] = set()
         self.committing: set[Assignment] = {
@@ -106,12 +110,6 @@ class Timeline:
 
     def _end(self, segment: Segment) -> float:
         return max(row.mono for row in segment.rows) + self._shift[segment]
-
-    def _find_leases(self) -> None:
-        for segment in self.segments:
-            for row in segment.rows:
-                if row.event in ("leased", "lost") and row.number:
-                    self.deadlines[segment, row.partition, row.assignment] = row.number
 
     def _find_incomparable(self) -> None:
         incarnations: dict[str, set[str]] = defaultdict(set)
