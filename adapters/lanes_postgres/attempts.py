@@ -1,4 +1,4 @@
-"""Attempts that outlive their process: how often a message has failed, and whether it blocks its key."""
+"""Attempts that outlive their process: the number of failures of each message, and the state of its lane."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ _DROP: Final[LiteralString] = (
 class PostgresAttempts:
     """The failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
 
-    Each failure is written in a separate transaction beside the handler's. Settled messages are deleted many at a time.
+    Each failure is written in a transaction of its own, beside the transaction of the handler. The attempts of many
+    settled messages are deleted together.
 
-    The fencing token of the partition, if it has one, fences every write: a former owner changes nothing. Every call is
-    idempotent. A cancelled call has happened completely or not at all. The methods raise the errors of ``Positions``.
+    If the partition has a fencing token, the token fences every write, so a former owner changes nothing. Every call is
+    idempotent. A cancelled call took effect completely or not at all. The methods raise the errors of ``Positions``.
 
     Args:
         connect: Returns a context manager with a connection, such as ``pool.connection`` of an ``AsyncConnectionPool``.
@@ -75,7 +76,7 @@ class PostgresAttempts:
         return f"<PostgresAttempts of {self._subscription!r} in the schema {self._schema!r}>"
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
-        """Return the kept attempts of a partition, for the moment of its assignment.
+        """Return the stored attempts of a partition at its assignment.
 
         Args:
             partition: The assigned partition.
@@ -90,7 +91,7 @@ class PostgresAttempts:
         return await self._perform(self._loading(partition))
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Keep the failures of a message, unless a newer owner or a newer attempt is kept.
+        """Store the failures of a message, unless the store has a newer attempt or an attempt of a newer owner.
 
         Args:
             message: The failed message.
@@ -106,7 +107,7 @@ class PostgresAttempts:
         await self._perform(self._keeping(message, attempt))
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Delete the attempts of messages that are handled or dead-lettered.
+        """Delete the attempts of messages that were handled or whose dead letter was confirmed.
 
         Args:
             partition: The partition of the messages.

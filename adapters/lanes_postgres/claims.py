@@ -1,8 +1,8 @@
-"""Claims: one statement decides whether a message may have its effect, and records that it had it.
+"""Claims: one statement decides whether a message may have its effect, and records the effect.
 
-The statement is a compare-and-set: it writes the message's position into the row of its key if the stored one is lower,
-and returns the row then. It locks the row until the end of the transaction, so a concurrent claim of the same key waits
-and sees the outcome. The other code here handles the rare case that no row is returned.
+The statement is a compare-and-set. If the stored position of the key is lower, the statement writes the position of the
+message and returns the row. The statement locks the row until the end of the transaction. A concurrent claim of the
+same key therefore waits, and then sees the outcome. The other code of this module handles an answer without a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.topics import TRIES, Topics, being_changed
 
 _IDENTITY: Final = 5
-"""Number of ``Row`` fields that identify the row; the others do not compare."""
+"""Number of ``Row`` fields that identify the row; the other fields are not compared."""
 
 _OF_TOPIC: Final[LiteralString] = (
     "FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s AND (%s = '' OR incarnation = %s)"
@@ -52,7 +52,7 @@ _DEAD_LETTER: Final[LiteralString] = (
 
 
 class StoredRow(NamedTuple):
-    """The stored values of a row. ``position`` is None if there is none yet."""
+    """The stored values of a row; ``position`` None = the key has no row yet."""
 
     incarnation: str
     position: int | None
@@ -71,7 +71,7 @@ class Claims:
         self._dead_letter = compose(_DEAD_LETTER, schema)
 
     def one(self, message: Message, row: Row) -> Steps[bool]:
-        """Whether a message may have its effect now; False = it had its effect."""
+        """Return whether a message may have its effect now; False = the message had its effect before."""
         if row.dead_letter and not (yield from self._first_time(row)):
             return False
         if (yield self._advancing(row)) is not None:
@@ -79,7 +79,7 @@ class Claims:
         return (yield from self._explain(message, row))
 
     def all(self, messages: Sequence[Message], rows: Sequence[Row]) -> Steps[list[Message]]:
-        """The messages that may have their effect now, in the given order."""
+        """Return the messages that may have their effect now, in the given order."""
         # One claim order for all transactions prevents deadlocks; within a key it is the order of the positions.
         order = sorted(range(len(rows)), key=lambda index: rows[index][:_IDENTITY])
         fresh = set()
@@ -104,7 +104,7 @@ class Claims:
         return Statement(self._advance, (*place, *self._topic_of(row)))
 
     def _advance_rows(self, rows: Sequence[Row]) -> Steps[set[tuple[int, bytes]]]:
-        """Advance different rows of one topic; returns the rows that advanced."""
+        """Advance different rows of one topic, and return the partition and key of each row that advanced."""
         columns = tuple([getattr(row, name) for row in rows] for name in ("partition", "key", "position", "epoch"))
         found = yield Statement(self._advance_all, (*self._topic_of(rows[0]), *columns))
         return set() if found is None or found[0] is None else set(zip(*found, strict=True))
@@ -113,7 +113,7 @@ class Claims:
         return self._subscription, row.topic, row.incarnation, row.incarnation
 
     def _explain(self, message: Message, row: Row) -> Steps[bool]:
-        """Why no row was returned: the message had its effect, is fenced, or its topic is new."""
+        """Decide about a message whose claim returned no row: effect done, owner fenced, or topic new."""
         for _ in range(TRIES):
             kept = yield from self._stored_row(row)
             if kept.position is not None:
@@ -127,13 +127,13 @@ class Claims:
         raise being_changed(self._subscription, row.place)
 
     def _first_time(self, row: Row) -> Steps[bool]:
-        """Whether a dead letter has not been handled before."""
+        """Return whether a dead letter was never handled before."""
         yield from self._stored_row(row)
         found = yield Statement(self._dead_letter, (Int8(row.partition), Int8(row.position), *self._topic_of(row)))
         return found is not None
 
     def _stored_row(self, row: Row) -> Steps[StoredRow]:
-        """The stored values of a row. Registers a new topic, and raises for a different incarnation."""
+        """Return the stored values of a row. Register a new topic, and raise for a different incarnation."""
         looking = (Int8(row.partition), row.key, self._subscription, row.topic)
         for _ in range(TRIES):
             found = yield Statement(self._select, looking)
@@ -165,7 +165,7 @@ def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
 
 
 def _rounds(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """The first message of each row, then the second of each, because one statement may change a row only once."""
+    """Group the first messages of all rows, then the second messages. One statement may change a row only once."""
     rounds: list[list[int]] = []
     times: Counter[tuple[int, bytes]] = Counter()
     for index in order:

@@ -1,4 +1,4 @@
-"""Maps errors of the client to those of ``lanes``: temporary faults, and faults that a person must correct."""
+"""Errors of ``lanes`` for the errors of the client: temporary faults, and faults that a person must correct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 from lanes.errors import ConfigError, LanesError, SourceError
 
 _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
-"""SQLSTATE classes: connection, transaction (serialization, deadlock), resources, locks, operator or timeout."""
+"""SQLSTATE classes of temporary faults: connection, transaction (deadlock), resources, locks, operator."""
 
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
@@ -27,11 +27,11 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def lanes_error(where: str, error: psycopg.Error) -> LanesError:
-    """The error to raise in place of a client's error.
+    """Return the error to raise in place of a client's error.
 
     ``SourceError(retryable=True)``: the same transaction may succeed later (no connection, serialization failure,
-    deadlock, timeout). ``ConfigError``: a person must change the setup. The text has the server's primary message,
-    never its details, which may hold values of a row.
+    deadlock, timeout). ``ConfigError``: a person must change the setup. The text contains the server's primary message.
+    The text never contains the details of the server, because details may show values of a row.
     """
     state = error.sqlstate
     text = f"{where}: {_primary_message(error)}"
@@ -46,8 +46,8 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
 def _primary_message(error: psycopg.Error) -> str:
     primary = error.diag.message_primary
     if primary is None:
-        # The client's own errors name host and user, but no password. For an unreadable URL they may quote any part,
-        # and with an extra @ they take the end of the password for the beginning of the host.
+        # The client's own errors name host and user, but no password. An error about an unreadable URL may quote any
+        # part of the URL. With an extra @ in the URL, the client takes the end of the password for the host.
         words = " ".join(str(error).split())
         if isinstance(error, psycopg.ProgrammingError):
             words = _QUOTED.sub('"…"', words)

@@ -1,4 +1,4 @@
-"""The tables: created and updated by the numbered SQL files beside this module."""
+"""The tables, which the numbered SQL files beside this module create and update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lanes_postgres.names import SCHEMA, check_schema_name
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.transactions import alone
 
-# A snapshot of the whole transaction would miss tables that were created while it waited for the lock.
+# A snapshot of the whole transaction would miss tables that were created while the transaction waited for the lock.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(%s::bigint)"
 _IS_THERE: Final[LiteralString] = (
@@ -32,7 +32,7 @@ _APPLIED: Final[LiteralString] = "INSERT INTO {schema}.lanes_migrations (version
 
 
 class Migration(NamedTuple):
-    """One file: ``0001_positions.sql`` is version 1 with the name positions."""
+    """One SQL file; ``0001_positions.sql`` is version 1 with the name ``positions``."""
 
     version: int
     name: str
@@ -52,8 +52,9 @@ def migrate(
 ) -> Awaitable[list[str]] | list[str]:
     """Create the tables, or update them to this version of ``lanes``.
 
-    Runs in one transaction, completely or not at all. Concurrent calls wait and find nothing left to do. Idempotent.
-    Needs the right to create in the database, which users of ``Positions`` do not need.
+    The call runs in one transaction, completely or not at all. Of concurrent calls, the first one migrates and the
+    others wait. Idempotent. The user of the connection needs the right to create tables; ``Positions`` does not need
+    that right.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -81,7 +82,7 @@ def check_schema(connection: Connection[Any], *, schema: str = SCHEMA) -> None: 
 def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: str = SCHEMA) -> Awaitable[None] | None:
     """Raise ``ConfigError`` unless the tables exist and have the version of this ``lanes``. Changes nothing.
 
-    Meant for the start of a service whose user may not ``migrate``.
+    Call it at the start of a service whose database user may not ``migrate``.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -99,7 +100,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
 
 
 def migrations() -> Sequence[Migration]:
-    """All migrations by version, from 1 without gaps."""
+    """Return all migrations by version, from 1 without gaps."""
     found = []
     for file in files("lanes_postgres").joinpath("migrations").iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")

@@ -1,4 +1,4 @@
-"""Checks of the names that users choose: of a subscription and of a schema."""
+"""Checks of the names that users choose, which are the subscription and the schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA: Final = "lanes"
 """The default schema of the tables."""
 
 _SUBSCRIPTION_LIMIT: Final = 200
-_SCHEMA_LIMIT: Final = 63  # bytes: PostgreSQL cuts longer names, and two of them could become equal
+_SCHEMA_LIMIT: Final = 63  # bytes: PostgreSQL cuts longer names, so two long names could become equal
 
 
 def check_subscription(name: object) -> None:

@@ -1,4 +1,4 @@
-"""Positions: each message has its effect once, because effect and position are one transaction."""
+"""Positions: each message has its effect once, because one transaction holds both effect and position."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ class Positions:
     """Records which messages of one subscription have had their effect, in tables beside the effects.
 
     Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
-    in its transaction. An instance keeps nothing between calls, so threads and tasks may share it, and it can be
-    pickled. A cancelled asynchronous call rolls its transaction back.
+    in the transaction of that connection. An instance keeps nothing between calls, so threads and tasks may share it,
+    and it can be pickled. A cancelled asynchronous call rolls its transaction back.
 
-    Every method raises ``ConfigError`` for a fault that a person must correct, which stops a consumer in order. Such
-    faults are missing tables or permissions, a replica, and a transaction that cannot hold both. For other faults it
-    raises ``SourceError``, with ``retryable=True`` if the same transaction may succeed later: no connection, a
-    serialization failure, a deadlock, a timeout. Errors of the user's own statements pass unchanged.
+    Every method raises ``ConfigError`` for a fault that a person must correct; that error stops a consumer in order.
+    Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and effect.
+    For other faults every method raises ``SourceError``. Its attribute ``retryable`` is True if the same transaction
+    may succeed later: no connection, a serialization failure, a deadlock, a timeout. Errors of the user's own
+    statements pass unchanged.
 
     Args:
         subscription: Purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are independent. All
-            processes, and every way to run one handler, share one.
+            processes that run one handler use the same subscription.
         schema: Schema in which ``migrate`` created the tables.
         by: ``"key"`` keeps one row for each key, with the position of its last message. ``"message"`` keeps one row for
             each message, for ``order="none"``. A message without a key always has its own row.
@@ -88,8 +89,9 @@ class Positions:
         """Return a transaction around the effect of one message.
 
         ``async with positions.once(connection, message) as fresh:`` sets ``fresh`` to True if the message must have its
-        effect in this block, and to False if it had it. The end of the block commits position and effect; an exception
-        rolls both back and passes on. If the result of the COMMIT is unknown, the next attempt finds out.
+        effect in this block, and to False if the effect happened before. The end of the block commits position and
+        effect. An exception rolls both back and passes on. If the result of the COMMIT is unknown, the next attempt
+        reads the stored position.
 
         Args:
             connection: A connection that is in no transaction.
@@ -114,7 +116,7 @@ class Positions:
     def once_all(
         self, connection: AsyncConnection[Any] | Connection[Any], messages: Sequence[Message]
     ) -> AbstractAsyncContextManager[list[Message]] | AbstractContextManager[list[Message]]:
-        """Return a transaction around the effects of a batch: all of them or none.
+        """Return a transaction around the effects of a batch, which commits all effects or none.
 
         Args:
             connection: A connection that is in no transaction.
@@ -135,7 +137,7 @@ class Positions:
     def claim(self, connection: Connection[Any], message: Message) -> bool: ...
 
     def claim(self, connection: AsyncConnection[Any] | Connection[Any], message: Message) -> Awaitable[bool] | bool:
-        """Return whether a message must have its effect in the open transaction; False = it had it.
+        """Return whether a message must have its effect in the open transaction; False = the effect happened before.
 
         Claim a message once in a transaction, and commit before the handler returns. A connection with autocommit must
         be inside ``connection.transaction()``.
@@ -198,8 +200,8 @@ class Positions:
     ) -> Awaitable[int] | int:
         """Delete the rows of a topic, also those of dead letters and attempts.
 
-        Safe for messages that never come again: below the position that every consumer of the subscription has
-        committed. A message whose row is deleted has its effect again. Idempotent.
+        A message whose row is deleted has its effect again when the message is redelivered. Therefore delete only
+        positions below the position that every consumer of the subscription has committed. Idempotent.
 
         Args:
             connection: A connection in the user's transaction.
@@ -221,7 +223,7 @@ class Positions:
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
         """Delete the epochs of a topic, also those of attempts, but no position.
 
-        Needed if epochs restart. Effects still happen once, because positions alone ensure that. Idempotent.
+        Call it after epochs have restarted. Effects still happen once, because the positions stay. Idempotent.
 
         Args:
             connection: A connection in the user's transaction.

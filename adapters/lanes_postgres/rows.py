@@ -1,4 +1,4 @@
-"""Maps a message to its row in the tables. Pure."""
+"""The row of a message in the tables. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ By = Literal["key", "message"]
 LEAST: Final = -(1 << 63)
 MOST: Final = (1 << 63) - 1
 
-# A separate domain (BLAKE3 specification, "Modes"). With 32 bytes, even chosen keys share a row only after about 2^128
-# tries.
+# A hash domain of its own (BLAKE3 specification, "Modes"). With 32 bytes, an attacker needs about 2^128 tries to find
+# two keys that share a row.
 _KEY: Final = blake3(derive_key_context="lanes-runtime postgres v1: position of a key")
 
 
 class Row(NamedTuple):
     """A row of the tables.
 
-    ``key`` is a digest of 32 bytes, or the 8 bytes of the position of a message without a key. ``epoch`` is the fencing
-    token of the partition; None = no token that rises across processes. ``incarnation`` is that of the topic; "" =
-    unknown. ``dead_letter``: the message is a dead letter that is handled again.
+    Attributes:
+        topic: Name of the topic.
+        incarnation: Incarnation of the topic; "" = unknown.
+        partition: Number of the partition.
+        key: Digest of the key, 32 bytes; for a message without a key, its position in 8 bytes.
+        position: Position of the message.
+        epoch: Fencing token of the partition; None = the partition has no token that rises across processes.
+        dead_letter: Whether the message is a dead letter that is replayed.
     """
 
     topic: str
@@ -38,19 +43,19 @@ class Row(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Topic, partition and position for people, without the key."""
+        """Topic, partition and position as text, without the key."""
         return f"{self.topic}/{self.partition} position {self.position}"
 
 
 def row_of(message: Message, by: By) -> Row:
-    """The row of a message.
+    """Return the row of a message.
 
     Raises ``ConfigError`` for messages of a key without an order, and ``MessageError`` for a number beyond 64 bits.
     """
     partition, key, position = message.partition, message.key, message.position
     where = partition.id
     dead_letter = isinstance(message.raw, DeadLetter)
-    # A dead letter holds the epoch of the assignment that gave it up, which is over.
+    # The epoch of a dead letter is the epoch of a former assignment.
     epoch = None if dead_letter else partition.fencing_token
     for name, number in (("position", position), ("fencing token", epoch or 0), ("partition", where.number)):
         if not LEAST <= number <= MOST:

@@ -21,7 +21,7 @@ Found = tuple[Any, ...] | None
 
 
 class Statement(NamedTuple):
-    """A query and its parameters. Without parameters it may be several statements."""
+    """A query and its parameters. A query without parameters may contain several statements."""
 
     query: bytes
     parameters: Sequence[object] | None = None
@@ -31,15 +31,15 @@ Steps = Generator[Statement, Found, Result]
 
 
 def compose(text: LiteralString, schema: str) -> bytes:
-    """The query with the quoted schema name in place of ``{schema}``, to be run with parameters."""
-    # A doubled % is a literal % of the name, not a placeholder.
+    """Return the query with the quoted schema name in place of ``{schema}``, for an execution with parameters."""
+    # A doubled % stands for a literal % in the name, not for a placeholder.
     return sql.SQL(text).format(schema=sql.Identifier(schema.replace("%", "%%"))).as_bytes(None)
 
 
 def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Result:
     """Perform the steps in the open transaction. Blocks. Raises errors of ``lanes`` in place of the client's."""
     try:
-        # A separate cursor: the user's cursor class may return other rows or need other placeholders.
+        # Use a plain cursor, because the user's cursor class may return other rows or need other placeholders.
         cursor = Cursor(connection, row_factory=tuple_row)
         statement = next(steps)
         while True:
@@ -53,7 +53,7 @@ def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Re
 
 
 async def perform_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """Like ``perform``, without blocking. A cancelled call leaves the transaction to be rolled back."""
+    """Perform the steps like ``perform``, without blocking. The caller of a cancelled call must roll back."""
     try:
         cursor = AsyncCursor(connection, row_factory=tuple_row)
         statement = next(steps)
@@ -68,5 +68,5 @@ async def perform_async(connection: AsyncConnection[Any], steps: Steps[Result], 
 
 
 def _has_rows(cursor: Cursor[tuple[Any, ...]] | AsyncCursor[tuple[Any, ...]]) -> bool:
-    # `cursor.description` would create an object for every column.
+    # The attribute `cursor.description` would create an object for every column.
     return cursor.pgresult is not None and cursor.pgresult.nfields > 0

@@ -1,4 +1,4 @@
-"""Topics: the number of each topic of a subscription, and the incarnation that its rows belong to."""
+"""Topics: the number of each topic of a subscription, and the incarnation of its rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes_postgres.steps import Statement, Steps, compose
 
 TRIES: Final = 5
-"""Attempts to read a row that other transactions change, before the transaction is reported as retryable."""
+"""Maximum number of reads of a row that other transactions change; after them the caller gets a retryable error."""
 
 _FIND: Final[LiteralString] = "SELECT id, incarnation FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s"
 _ADD: Final[LiteralString] = (
@@ -30,9 +30,10 @@ class Topics:
         self._adopt = compose(_ADOPT, schema)
 
     def of(self, topic: str, incarnation: str) -> Steps[int]:
-        """The number of a topic; registers a new one.
+        """Return the number of a topic, and register a new topic.
 
-        An ``incarnation`` of "" is unknown and matches any. Raises ``ConfigError`` if the rows have a different one.
+        The ``incarnation`` "" is unknown and matches every incarnation. Raises ``ConfigError`` if the rows belong to
+        another incarnation.
         """
         for _ in range(TRIES):
             found = yield Statement(self._find, (self._subscription, topic))
@@ -53,7 +54,7 @@ class Topics:
 
 
 def being_changed(subscription: str, what: str) -> SourceError:
-    """The error for a row that other transactions keep changing, or that the user may not see."""
+    """Return the error for a row that other transactions keep changing, or that the user may not see."""
     return SourceError(
         f"subscription {subscription!r}: other transactions change {what}, or this user may not see it; repeat the "
         "transaction",

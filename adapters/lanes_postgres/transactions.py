@@ -38,9 +38,9 @@ async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], 
 
 
 def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
-    """A separate transaction that begins with the steps and is committed at the end of the block.
+    """Return a separate transaction that begins with the steps and commits at the end of the block.
 
-    Raises ``ConfigError`` for a connection that is in a transaction, and for a block that left none to commit.
+    Raises ``ConfigError`` for a connection that is in a transaction, and for a block that ended the transaction.
     """
     if isinstance(connection, AsyncConnection):
         return _block_async(connection, steps, where)
@@ -56,7 +56,7 @@ def alone(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Res
 
 
 async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """Like ``alone``, without blocking. A cancelled call has happened completely or not at all."""
+    """Perform the steps like ``alone``, without blocking. A cancelled call took effect completely or not at all."""
     async with _block_async(connection, steps, where) as result:
         return result
 
@@ -104,7 +104,7 @@ async def _block_async(connection: AsyncConnection[Any], steps: Steps[Result], w
 
 
 def _check_idle(connection: Either, where: str) -> None:
-    # An existing transaction is committed by other code, later or never.
+    # Other code would commit an existing transaction, later or never.
     status = TransactionStatus(connection.pgconn.transaction_status)
     if status not in (_IDLE, TransactionStatus.UNKNOWN) or _pipelined(connection):
         raise ConfigError(
@@ -124,7 +124,7 @@ def _check_open(connection: Either, where: str) -> None:
 
 
 def _check_whole(connection: Either, where: str) -> None:
-    # The server answers the COMMIT of a failed transaction with a ROLLBACK and no error, which would lose the effect.
+    # For a COMMIT of a failed transaction the server sends a ROLLBACK and no error, so the effect would be lost.
     status = TransactionStatus(connection.pgconn.transaction_status)
     if status == TransactionStatus.INERROR:
         raise ConfigError(
@@ -136,14 +136,14 @@ def _check_whole(connection: Either, where: str) -> None:
 
 
 def _pipelined(connection: Either) -> bool:
-    # Compare by value: the client returns a plain number.
+    # Compare by value, because the client returns a plain number.
     return connection.pgconn.pipeline_status != PipelineStatus.OFF
 
 
 def _blocking(connection: object) -> Connection[Any]:
     if isinstance(connection, Connection):
         return connection
-    # The value is not shown, because it may hold a password.
+    # Do not show the value, because the value may contain a password.
     raise ConfigError(
         f"a {type(connection).__name__} is no connection; pass a psycopg.Connection or AsyncConnection, for example "
         "from `with pool.connection() as connection:`"

@@ -38,11 +38,11 @@ from lanes.errors import SourceError
 log = logging.getLogger("lanes")
 
 _LOOKS: Final = (0.0, 0.01, 0.05)
-"""Seconds after a hint at which to look again: a hint may arrive before the write that it announces is applied."""
+"""Seconds between a hint and each look, because a hint may arrive before its write is applied."""
 
 
 class Alarm:
-    """Wakes a task: at once by ``wake``, several times by ``hint``, or at a time."""
+    """The alarm of one task. ``wake`` ends a wait at once, and ``hint`` ends several waits."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class Alarm:
         return f"<Alarm: {'woken' if self._event.is_set() else 'waiting'}, {len(self._looks)} looks due>"
 
     def arm(self) -> None:
-        """Let every ``wake`` from now on end the next ``wait``, even one that comes before that wait."""
+        """Let every ``wake`` from now on end the next ``wait``, even a ``wake`` that comes before the ``wait``."""
         self._event = anyio.Event()
 
     def wake(self) -> None:
@@ -61,7 +61,7 @@ class Alarm:
         self._event.set()
 
     def hint(self) -> None:
-        """End the wait now, and the next ones a little later. Does not block."""
+        """End the wait now, and the following waits a little later. Does not block."""
         now = self._clock()
         self._looks = deque(now + delay for delay in _LOOKS)
         self._event.set()
@@ -89,8 +89,8 @@ class LeaseKeeper:
 
     ``happened`` is called with each event of the machine, then ``changed`` once, which is also called when the deadline
     moves. A request for consumers without an answer has an unknown result after ``patience`` seconds. ``overdue`` is
-    called once when a revoked partition is not drained after ``drain_within`` seconds. The keeper does not give it up
-    then, because only the consumer knows what is finished; it answers by ``drained``.
+    called once when a revoked partition is not drained after ``drain_within`` seconds. The keeper still keeps the
+    partition, because only the consumer can report the finished messages by ``drained``.
 
     All methods but ``serve`` return at once and wake ``serve``.
     """
@@ -147,7 +147,7 @@ class LeaseKeeper:
         self._tell()
 
     def drained(self, done: Done, *, ended: bool = True) -> None:
-        """See ``LeaseMachine.drained``. It may come before the ``LeaseRevoked`` it answers; the first one counts."""
+        """See ``LeaseMachine.drained``. The call may precede the ``LeaseRevoked`` event; the first call counts."""
         if self._revoked == "no":
             self._drained = done, ended
         elif self._revoked == "asked":
@@ -180,7 +180,7 @@ class LeaseKeeper:
         self._tell()
 
     def hint(self) -> None:
-        """The lease was written, or will be in a moment."""
+        """Read the lease soon, because it was written or will be written in a moment."""
         if self.machine.deadline == -math.inf:
             self.alarm.hint()
 
@@ -275,14 +275,14 @@ class LeaseKeeper:
                 if drained is not None:
                     self._answer(*drained)
             elif isinstance(event, LeaseLost) or (isinstance(event, LeaseOwned) and not event.again):
-                # The answer belongs to the ownership before, also when it came after the loss.
+                # The answer belongs to the former ownership, even when the answer came after the loss.
                 self._drained = None
         if changed or machine.deadline != self._seen:
             self._seen = machine.deadline
             self._changed()
 
     def _warn(self) -> None:
-        """Log once for each acquisition which consumer is in its way, or which lease it waits for."""
+        """Log once for each acquisition the overlapping consumer or the awaited lease."""
         outlasting = self.machine.outlasting
         if outlasting and outlasting != self._waits:
             log.warning(

@@ -1,8 +1,8 @@
 """The contract between the membership of a cohort and the store of its leases: two small Protocols.
 
 A ``LeaseStore`` keeps a few keys under compare-and-set, with a time to live and a fence. ``EpochConsumers`` creates and
-deletes the durables of the cohort partitions, one for each epoch. The membership knows a backend only through these. A
-call without an answer raises ``UnknownResult``, and the membership reads back what has happened.
+deletes the durables of the cohort partitions, one for each epoch. The membership uses a backend only through these two
+Protocols. A call without an answer raises ``UnknownResult``, and the membership then reads the result back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Entry(NamedTuple):
 
     Attributes:
         value: The value; None = the key was deleted, has expired, or was never written.
-        revision: A number that rises with every write of the store; 0 = nothing is left of the key.
+        revision: A number that rises with every write of the store; 0 = the store has no trace of the key.
     """
 
     value: bytes | None
@@ -29,18 +29,18 @@ class Conflict(Exception):
 
 
 class UnknownResult(Exception):
-    """No answer in time. The request may have been carried out, may be carried out later, or never."""
+    """A request had no answer in time. The server may have executed the request, or may execute the request later."""
 
 
 class ConsumerExists(Exception):
     """A strict create found another consumer.
 
     Args:
-        message: The server's description of it.
+        message: The server's description of the other consumer.
         nonce: Nonce of the consumer of the same name; None = a consumer of another name overlaps.
 
     Attributes:
-        nonce: As the argument.
+        nonce: Nonce of the consumer of the same name; None = a consumer of another name overlaps.
     """
 
     def __init__(self, message: str, *, nonce: str | None) -> None:
@@ -55,8 +55,8 @@ class LeaseStore(Protocol):
     after its call has ended, so a write is never buffered over a lost connection. A cancelled write has an unknown
     result.
 
-    Every method raises ``UnknownResult`` without an answer within the store's own timeout, and ``SourceError`` when
-    there will never be one, as without a bucket or a permission.
+    Every method raises ``UnknownResult`` without an answer within the store's own timeout. Every method raises
+    ``SourceError`` when no later call can succeed, for example without a bucket or a permission.
     """
 
     async def read(self, key: str) -> Entry:
@@ -87,8 +87,8 @@ class LeaseStore(Protocol):
         Args:
             key: The key.
             value: The new value.
-            revision: The revision that the key must have, 0 = no entry; None = there is a fence instead.
-            ttl: Seconds until the entry expires, whole ones, 1 or more; None = never.
+            revision: The revision that the key must have, 0 = no entry; None = ``fence`` is the condition.
+            ttl: Seconds until the entry expires, a whole number of 1 or more; None = never.
             fence: Another key, and the revision that it must have. That key must not have expired.
 
         Returns:
@@ -121,11 +121,11 @@ class EpochConsumer:
 
     Attributes:
         partition: Number of the cohort partition.
-        epoch: Epoch of the ownership it was created for.
+        epoch: Epoch of the ownership for which the durable was created.
         sub: Number of the durable within the epoch.
         nonce: Nonce of the acquisition that created it.
-        floor: Its ack floor, a sequence of the stream. Every message of the partition up to it is acknowledged, or was
-            so before the durable began.
+        floor: Ack floor of the durable, a sequence of the stream. Every message of the partition up to the floor is
+            acknowledged, or was acknowledged before the durable began.
         lease: Seconds of its creator's leases; 0 = unknown.
     """
 
@@ -140,7 +140,7 @@ class EpochConsumer:
 class EpochConsumers(Protocol):
     """The durables of a cohort, named by partition, epoch and sub-number.
 
-    Every method raises ``UnknownResult`` and ``SourceError`` as those of ``LeaseStore`` do.
+    Every method raises ``UnknownResult`` and ``SourceError`` like the methods of ``LeaseStore``.
     """
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
@@ -154,7 +154,7 @@ class EpochConsumers(Protocol):
         """
 
     async def marked(self) -> int | None:
-        """Read the mark of the cohort, which shows that it was used before, even when its bucket is gone.
+        """Read the mark of the cohort. A mark shows that the cohort was used before, even when the bucket is gone.
 
         Returns:
             Seconds of the longest lease of all callers of ``mark``, 0 = unknown; None = no member has called it.
@@ -163,12 +163,12 @@ class EpochConsumers(Protocol):
     async def mark(self) -> None:
         """Leave a mark that outlives the durables and the bucket. Idempotent.
 
-        It names the lease of this member, unless it names a longer one already. It takes and keeps no messages, and is
-        in the way of no durable.
+        The mark names the lease of this member, unless it already names a longer lease. The mark receives no messages
+        and overlaps with no durable.
         """
 
     async def names(self) -> Sequence[tuple[int, int, int]]:
-        """List the durables of all partitions by one request, which may be a little old.
+        """List the durables of all partitions by one request. The answer may be a little old.
 
         Returns:
             Partition, epoch and sub-number of each durable.

@@ -1,9 +1,9 @@
-"""A member of a cohort at work: its heartbeat, the plan, and one lease machine for each cohort partition.
+"""A member of a cohort: its heartbeat, the plan, and one lease machine for each cohort partition.
 
-``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``. It decides
+``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``, and decides
 nothing about ownership itself. Each cohort partition has a keeper, which performs one action after the other. The
-keeper gives up an action at the lease's deadline, so that a loss is reported in time. A hint about a changed key makes
-it look at once. Without hints everything happens a little later.
+keeper gives up an action at the lease's deadline, so that a loss is reported in time. After a hint about a changed key,
+the membership reads that key at once. Without hints, each reaction comes a little later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CohortSettings:
     """The settings of one member.
 
     Attributes:
-        lease: Seconds that a partition is owned without a renewal, whole ones, 3 or more.
+        lease: Seconds for which a partition is owned without a renewal, a whole number of 3 or more.
         weight: Share of the partitions in proportion to the other members' weights, 1 or more.
         target: Number of members that share the partitions, 1 or more; None = all. The newest member's value counts.
         drain_within: Seconds within which a moving partition should be drained, more than 0.
@@ -273,13 +273,14 @@ class Membership:
         Args:
             partition: Number of the cohort partition.
             done: Its whole ledger.
-            ended: Whether no handler of it runs. If one does, the ledger is written and the lease runs out; see
-                ``LeaseMachine.drained``.
+            ended: Whether no handler of the partition runs. While a handler runs, the ledger is written and the lease
+                runs
+                out; see ``LeaseMachine.drained``.
         """
         self._keepers[partition].drained(done, ended=ended)
 
     def checkpoint(self, partition: int, done: Done) -> None:
-        """Write down the ledger of an owned partition, and keep the partition.
+        """Write the ledger of an owned partition, and keep the partition.
 
         Args:
             partition: Number of the cohort partition.
@@ -288,7 +289,7 @@ class Membership:
         self._keepers[partition].checkpoint(done)
 
     def takeover(self, partition: int, done: Done) -> None:
-        """Ask for a new durable, because a delivery is missing or the connection is a new one.
+        """Ask for a new durable, because a delivery is missing or the connection is new.
 
         Queued messages may start within the deadline. The source drops every delivery before the ``LeaseOwned`` that
         follows.
@@ -304,12 +305,12 @@ class Membership:
 
         Args:
             partition: Number of the cohort partition.
-            reason: Why, for the ``LeaseLost`` event.
+            reason: Reason of the loss, for the ``LeaseLost`` event.
         """
         self._keepers[partition].gone(reason)
 
     def ended(self, partition: int) -> None:
-        """Allow a lost partition to be acquired again, because the consumer knows of the loss.
+        """Allow a lost partition to be acquired again, because the consumer has received the loss.
 
         Args:
             partition: Number of the cohort partition.
@@ -317,7 +318,7 @@ class Membership:
         self._keepers[partition].ended()
 
     def hint(self, key: str) -> None:
-        """Look at a key of the bucket that was written, or will be in a moment. Hints may be lost.
+        """Read a key of the bucket soon, because it was written or will be written in a moment. Hints may be lost.
 
         Args:
             key: The key.
@@ -335,7 +336,7 @@ class Membership:
     # --- membership
 
     async def _attend(self) -> None:
-        """Keep the heartbeat and the plan, until it is told to stop; then leave."""
+        """Keep the heartbeat and the plan until ``stop``, then leave."""
         roster = self._roster
         while not self._stopping:
             self._alarm.arm()
@@ -353,11 +354,11 @@ class Membership:
                 self._planned()
                 self._joined.set()
                 await self._alarm.wait(roster.look_at)
-        # Before the drain, so that the others plan without this member at once.
+        # Leave before the drain, so that the other members plan without this member at once.
         await self._until_heard(roster.leave)
 
     async def _sweep(self) -> None:
-        """Let durables of lower epochs be deleted that appeared after a takeover, by one listing for all partitions."""
+        """List all durables once, so that keepers delete durables of lower epochs that appeared after a takeover."""
         if any(keeper.machine.consumer is not None for keeper in self._keepers):
             found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
             for partition, epoch, sub in await self._consumers.names():

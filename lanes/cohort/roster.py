@@ -1,7 +1,7 @@
-"""The records of a cohort that a member keeps: the set-up, its own heartbeat, and the plan.
+"""The records of a cohort that a member writes: the set-up, its own heartbeat, and the plan.
 
-Every call may raise ``UnknownResult`` or ``Conflict`` of ``lanes.cohort.leases``. The caller then calls again a little
-later, and the new call reads what has happened. Nothing here decides who owns a partition: the leases do.
+Every call may raise ``UnknownResult`` or ``Conflict`` of ``lanes.cohort.leases``. The caller then repeats the call a
+little later, and the new call reads the result of the former call. The leases decide about ownership, not this module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOOK_AGAIN: Final = 0.25
 """Seconds between two reads of an awaited key: the server expires keys at about this interval."""
 
 _TRIES: Final = 3
-"""Number of tries to create a durable before the one in its way counts as foreign."""
+"""Number of tries to create a durable before the overlapping durable counts as foreign."""
 
 GONE: Final = b""
 """The value of a key that its writer has removed, because a lease store cannot delete."""
@@ -59,7 +59,7 @@ def margin_of(ttl: float) -> float:
 
 
 def patience_of(ttl: float) -> float:
-    """Return the seconds to wait for an answer, so that the next renewal or heartbeat is in time."""
+    """Return the maximum seconds to wait for an answer, so that the next renewal or heartbeat is in time."""
     return min(2.0, margin_of(ttl))
 
 
@@ -120,11 +120,11 @@ class Roster:
     # --- set-up
 
     async def set_up(self) -> None:
-        """Write the record that a cohort never changes, or compare it with the existing one. Idempotent.
+        """Write the record that a cohort never changes, or compare it with the existing record. Idempotent.
 
         Raises ``ConfigError`` for a cohort with another configuration. A missing record together with durables, or with
-        the mark of a cohort, means that the bucket was lost. Then no state is written, and a member that acquires a
-        partition waits for its lease. The same holds for a bucket that is lost during this call.
+        the mark of a cohort, means that the bucket was lost. Then the call writes no state, and a member that acquires
+        a partition waits for a lease. The same holds for a bucket that is lost during this call.
         """
         entry = await self._store.read(CONFIG_KEY)
         if entry.value is None:
@@ -146,7 +146,7 @@ class Roster:
         wanted = difference(config, self._config)
         if wanted is not None:
             raise ConfigError(wanted)
-        # An earlier version may have set the cohort up without a mark, or a user may have deleted it.
+        # An earlier version may have set the cohort up without a mark, or a user may have deleted the mark.
         await self._mark()
         self.begun = config.start
         if self.begun != self._config.start:
@@ -169,9 +169,9 @@ class Roster:
             await self._consumers.mark()
 
     async def _claim(self, key: str) -> int | None:
-        """Write an empty state, which counts as none, and return its revision; None = the state is not empty.
+        """Write an empty state, which counts as no state, and return its revision; None = the state is not empty.
 
-        No other bucket has that revision. So a later write on top of it reaches this bucket and no other one.
+        No other bucket has that revision. So a later write on top of the revision reaches this bucket only.
         """
         try:
             return await self._store.write(key, b"", revision=0)
@@ -196,8 +196,8 @@ class Roster:
             found, _ = await self._consumers.found(partition)
             if found:
                 return
-            # The obstacle may be gone by now. Another member that acquires the partition deletes the lower durable
-            # before it creates its own one. Or the durable is so new that not every server lists it.
+            # The overlapping durable may be gone by now. Another member that acquires the partition deletes the lower
+            # durable before it creates its own durable. Or the durable is so new that some server does not list it.
             await anyio.sleep(LOOK_AGAIN)
         raise ConfigError(
             f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable, because another one is in "
@@ -209,7 +209,7 @@ class Roster:
     async def join(self) -> None:
         """Become a member. Raises ``ConfigError`` when another live process has this member id.
 
-        Waits until the heartbeat of a dead process has expired: for its time to live, and a margin.
+        Waits until the heartbeat of a dead process has expired, for at most its time to live and a margin.
         """
         entry = await self._store.read(self._key)
         began, revision = self._clock(), entry.revision
@@ -235,19 +235,19 @@ class Roster:
                 raise self._used_twice() from None
             if not entry.value:
                 self._missed()
-            # Expired, lost with its bucket, or an own write whose answer was: the next one begins with what is there.
+            # The heartbeat expired, its bucket was lost, or the answer to an own write was lost. Go on from the entry.
             self._revision = entry.revision
             raise
         self.beat_at = began + self._ttl / 3
         self._beaten = began
 
     def _missed(self) -> None:
-        """The own heartbeat is missing. If it cannot have expired, the bucket was lost."""
+        """Handle a missing own heartbeat. If it cannot have expired, the bucket was lost."""
         if self._clock() < self._beaten + self._ttl - margin_of(self._ttl):
             self._doubt()
 
     def _doubt(self) -> None:
-        """Wait, after the loss of the bucket, until every member has written a heartbeat into the new one."""
+        """Wait, after the loss of the bucket, until every member has written a heartbeat into the new bucket."""
         self._believe_from = self._clock() + self._ttl / 3 + 2 * LOOK_AGAIN
 
     def _is_mine(self, value: bytes) -> bool:
@@ -274,9 +274,9 @@ class Roster:
     # --- the plan
 
     async def look(self) -> None:
-        """Read the plan and then the heartbeats, and write a better plan if there is one.
+        """Read the plan and then the heartbeats, and write a new plan if the plan has to change.
 
-        The order matters: a member that replaces a plan has seen the heartbeats of a later time than that plan.
+        The order matters: a member that replaces a plan has read heartbeats that are newer than that plan.
         """
         entry = await self._store.read(PLAN_KEY)
         heartbeats = {
@@ -291,12 +291,12 @@ class Roster:
             self.beat_at = -math.inf
         wishes = await self._store.entries(DRAIN_PREFIX)
         if entry.value is None:
-            # The first plan of all, or the bucket was lost.
+            # The cohort has no plan yet, or the bucket was lost.
             await self.set_up()
         else:
             self.plan = self._read_plan(entry.value)
         better = self.plan
-        # A member in doubt writes no plan, because another member would change it back again and again.
+        # While a heartbeat may be missing, write no plan, because another member would change the plan back.
         if heartbeats and self._clock() >= self._believe_from:
             draining = {key.removeprefix(DRAIN_PREFIX) for key, wish in wishes.items() if wish.value}
             better = self._planned(heartbeats, draining)
@@ -341,7 +341,7 @@ class Roster:
         return read
 
     def _note(self, entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
-        """Record the time since when each heartbeat is known."""
+        """Record since when each heartbeat is unchanged."""
         now = self._clock()
         self._seen = {
             key: seen
@@ -363,7 +363,7 @@ class Roster:
     def look_at(self) -> float:
         """The time of the next look: with the own heartbeat, or when another member's heartbeat is overdue.
 
-        A live member writes one every third of its time to live, and it is seen a third later at worst.
+        A live member writes a heartbeat every third of its time to live. This member reads it a third later at most.
         """
         missed = [seen.since + 2 / 3 * self._ttl + LOOK_AGAIN for seen in self._seen.values()]
         now = self._clock()

@@ -3,5 +3,5 @@
 Reading order: ``recorder`` (the rows of a history), ``writer`` (numbers and files), ``rules`` (settings in the first
 row), ``journal`` (the same rows as Parquet files), ``buffer``, ``columns``, ``parquet``.
 
-The workers wait for the file before a handler starts.
+A worker starts a handler only after the ``started`` row of that handler is in the file.
 """

@@ -1,7 +1,7 @@
 """The bounded buffer between the event loop, which makes rows, and the thread that writes them.
 
-The loop never waits. A row that does not fit is given up, and a ``dropped`` row takes its place. That row has the
-number of the last missing row, and the ``count`` of missing rows with that one.
+The loop never waits. A row that does not fit is given up, and a ``dropped`` row takes its place. The ``dropped`` row
+has the number of the last missing row. Its ``count`` is the number of missing rows, the last missing row included.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 
 DROPPED: Final = ',"event":"dropped",'
 END: Final = ',"event":"end",'
-"""The parts of a row that name these events."""
+"""The part of a row that names the event."""
 
 WAKE_ROWS: Final = 4_096
-"""Number of rows that wakes the thread; fewer rows wait until it looks by itself."""
+"""Number of rows that wakes the thread; fewer rows wait for the next regular look of the thread."""
 
 TAKE_ROWS: Final = 4_096
 TAKE_BYTES: Final = 2 << 20
-"""Maximum that the thread takes at once, plus one row."""
+"""Maximum number of bytes that the thread takes at once, plus one row."""
 
 _ROW: Final = re.compile(r'\{"n":(\d+),"event":"[^"]*"(,"member":"[^"]*","mono":[\d.]+,"wall":[\d.]+)')
 
 
 class RowBuffer:
-    """Rows as lines, added by one thread and taken by another one.
+    """Rows as lines, added by one thread and taken by another thread.
 
-    The first thread calls ``put``, or appends to ``rows`` and then calls ``added``. ``dropped`` counts the rows that
+    The adding thread calls ``put``, or appends to ``rows`` and then calls ``added``. ``dropped`` counts the rows that
     were given up.
     """
 
@@ -40,9 +40,9 @@ class RowBuffer:
         self.wake = threading.Event()
         self._bytes = size
         self._wake_at = min(WAKE_ROWS, limit)
-        # One thread alone writes each of them, so neither needs the lock.
+        # Only one thread writes each counter, so the counters need no lock.
         self._added = self._taken = 0
-        # Adding and taking need no lock by themselves; giving up reads the last row and changes it.
+        # The lock protects the last row, because giving up a row replaces the last row.
         self._lock = threading.Lock()
         self._marker = ""
         self._count = 0
@@ -51,7 +51,7 @@ class RowBuffer:
         return f"<RowBuffer: {len(self.rows)} rows, {self._added - self._taken} bytes, {self.dropped} dropped>"
 
     def added(self, size: int, *, whole: bool = False) -> bool:
-        """Count appended rows of ``size`` bytes. Without room, give up the last one and return False.
+        """Count appended rows of ``size`` bytes. Without room, give up the last row and return False.
 
         With ``whole`` no row is given up, even when the buffer is full.
         """
@@ -105,7 +105,7 @@ class RowBuffer:
         return len(self.rows) > self.limit or self._added - self._taken > self._bytes
 
     def _mark(self, last: str, count: int) -> None:
-        """Give up ``count`` rows up to ``last``. One ``dropped`` row stands for all that follow each other."""
+        """Give up ``count`` rows up to ``last``. One ``dropped`` row stands for consecutive missing rows."""
         rows = self.rows
         self.dropped += count
         if rows and rows[-1] is self._marker:

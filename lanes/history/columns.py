@@ -1,9 +1,10 @@
-"""The rows of a history as Arrow tables, and back into the same lines of JSON, byte for byte.
+"""Conversion of history rows to Arrow tables, and of tables back to the same JSON lines, byte for byte.
 
-Each field that SQL may ask for has its own column. A row with any other field, or with a value that its column cannot
-hold, is also in ``detail`` as text. The column ``slot`` is in no line, because it follows from the key's hash.
+Each field that SQL queries need has its own column. The column ``detail`` has the text of a row with any other field,
+or with a value that its column cannot hold. The column ``slot`` is in no line, because the slot follows from the key's
+hash.
 
-Arrow parses the lines in C++ without the interpreter's lock, so the event loop goes on meanwhile.
+Arrow parses the lines in C++ without the interpreter's lock, so the event loop continues meanwhile.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any, Final
 from lanes.errors import ConfigError
 
 SCHEMA_VERSION: Final = 2
-"""Number of the schema, in every file; a reader refuses any other number."""
+"""Number of the schema in every file; a reader refuses a file with another number."""
 
 VERSION: Final = b"lanes.journal"
-"""Name of the schema's number in a file's metadata."""
+"""Key of the schema's number in the metadata of a file."""
 
 RUN: Final = b"lanes.run"
-"""Name of the run in a file's metadata."""
+"""Key of the run's id in the metadata of a file."""
 
 UNREADABLE: Final = "?\n"
-"""The line of a table row without an event: the original line was no row."""
+"""Line that stands for a table row without an event, because the original line was no row."""
 
 _TEXT, _WHOLE, _REAL = "string", "int64", "double"
 
@@ -64,10 +65,10 @@ _WHOLE_LIMIT: Final = 1 << 63
 
 
 class RowTables:
-    """Converts rows to tables and tables to rows. Made by ``row_tables``. Thread-safe."""
+    """The converter between rows and tables, made by ``row_tables``. Thread-safe."""
 
     def __init__(self) -> None:
-        # Not at the top, because only a journal needs them. They have no types.
+        # Import here, because only a journal needs pyarrow. The modules have no types.
         self._pa: Any = import_module("pyarrow")
         self._compute: Any = import_module("pyarrow.compute")
         self._json: Any = import_module("pyarrow.json")
@@ -89,8 +90,8 @@ class RowTables:
     def table(self, lines: Sequence[str], run: str, *, checked: bool = False) -> Any:
         """Make the ``pyarrow.Table`` of lines that end in newlines. Raises nothing, even for broken lines.
 
-        Lines that ``lanes.history.recorder`` did not write need ``checked``. Each row is then converted back, and a
-        line that comes out differently is kept in ``detail``.
+        With ``checked`` each row is converted back, and a line that comes out differently is stored in ``detail``.
+        Lines that ``lanes.history.recorder`` did not write need ``checked``.
         """
         parts = [self._completed(part, at, run) for at, part in self._parts(lines)]
         table = self._pa.concat_tables(parts).combine_chunks() if parts else self._schema.empty_table()
@@ -106,7 +107,7 @@ class RowTables:
         return int(found.as_py() or 0)
 
     def lines(self, table: Any) -> Iterator[str]:
-        """Make the lines of a table or a record batch, each with its newline."""
+        """Yield the lines of a table or a record batch, each with its newline."""
         columns = [table.column(name).to_pylist() for name in _FIELDS]
         formats = [(f',"{name}":', form) for name, (_, form) in _FIELDS.items()]
         event_at, position_at = _at("event"), _at("position")
@@ -136,7 +137,7 @@ class RowTables:
             data = "".join(lines).encode()
             table = self._json.read_json(
                 self._pa.BufferReader(data),
-                # One block, because no line may be longer than a block.
+                # Use one block, because no line may be longer than a block.
                 read_options=self._json.ReadOptions(use_threads=False, block_size=len(data) + 1),
                 parse_options=self._json.ParseOptions(explicit_schema=self._parsed, unexpected_field_behavior="infer"),
             )
@@ -145,14 +146,14 @@ class RowTables:
         if table is not None and table.num_rows == len(lines):
             yield lines, table
         elif len(lines) > 1:
-            # Few lines are broken, so halving finds them soon.
+            # Few lines are broken, so halving finds the broken lines soon.
             yield from self._parts(lines[: len(lines) // 2])
             yield from self._parts(lines[len(lines) // 2 :])
         else:
             yield lines, None
 
     def _completed(self, parsed: Any, lines: Sequence[str], run: str) -> Any:
-        """Add the other columns of the schema. ``parsed`` is None for one line that the parser cannot read."""
+        """Add the other columns of the schema; ``parsed`` None = the parser cannot read the one line."""
         detail: list[str | None] | None = None
         if parsed is None:
             known, text = _known(lines[0])
@@ -182,7 +183,7 @@ class RowTables:
         return self._compute.add(low, self._compute.multiply(high, self._pa.scalar(256, self._pa.int32())))
 
     def _with_detail(self, table: Any, kept: dict[int, str]) -> Any:
-        """Put lines into ``detail``, or remove the event of a line that is no JSON object."""
+        """Put lines into ``detail``. For a line that is no JSON object, remove the event instead."""
         texts = table.column("detail").to_pylist()
         events = table.column("event").to_pylist()
         for at, line in kept.items():

@@ -1,8 +1,9 @@
 """The journal of a run: its history as Parquet files, for SQL and for Spark.
 
-It has the rows of ``lanes.history.recorder`` without their guarantee: no handler and no settlement waits for them. A
-thread writes whole files, so a killed process loses the rows of the last ``rotate_after`` seconds. Such a run has no
-``end`` row, which tells a reader that rows are missing. Payloads and keys are never written.
+The journal has the rows of ``lanes.history.recorder`` without their guarantee, because no handler and no settlement
+waits for a row. A thread writes whole files, so a killed process loses the rows of the last ``rotate_after`` seconds.
+The journal of a killed process has no ``end`` row, so a reader sees that rows are missing. Payloads and keys are never
+written.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ log = logging.getLogger("lanes.journal")
 ROTATE_AFTER: Final = 30.0
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 BUFFER_LIMIT: Final = 1 << 17
-"""Maximum number of rows that wait to be written. A row that does not fit is dropped, and counted in its place."""
+"""Maximum number of rows that wait for the thread. A row that does not fit is dropped and counted."""
 BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
-"""Maximum number of their bytes, plus one MiB."""
+"""Maximum number of bytes of the waiting rows, plus one MiB."""
 
 
 class Journal:
     """The journal of one run: Parquet files in ``directory``. Needs the extra ``journal``. Pass it to one consumer.
 
-    The names of the files contain ``run``, which is random, so no two runs share a name on any machines. A file that is
-    being written has a hidden name that ends in ``.tmp``; only a killed process leaves one behind.
+    The names of the files contain the random id ``run``, so no two runs on any machines share a file name. An
+    unfinished file has a hidden name that ends in ``.tmp``. Only a killed process leaves a hidden file.
 
     After the consumer has started, no fault of the disk raises, and no handler waits for the disk. Rows that cannot be
     written are dropped, and a row in their place counts them.
@@ -48,8 +49,8 @@ class Journal:
         directory: Folder of the files; created when it does not exist.
         member: Name of this process in every row and file name, as in ``History``; None = the history's name, or
             ``m-`` and 8 random hex digits without a history.
-        rotate_after: Seconds after which a row is in a file, more than 0; None = when a file is large enough, or at the
-            end.
+        rotate_after: Seconds after which a row is in a file, more than 0; None = files are closed by size only, and at
+            the end.
         rotate_bytes: Size at which a file is closed, in bytes, 1 or more.
 
     Raises:
@@ -89,7 +90,7 @@ class Journal:
 
     @property
     def member(self) -> str | None:
-        """The name of this process in the journal; None before it has one."""
+        """The name of this process in the journal; None = the journal is not open and no name was given."""
         return self._member
 
     @property
@@ -99,7 +100,7 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Rows that did not fit into the buffer, or could not be written."""
+        """Number of rows that did not fit into the buffer, or could not be written."""
         return self._buffer.dropped + (0 if self._writer is None else self._writer.lost)
 
     @property
@@ -135,7 +136,7 @@ class Journal:
             rotate_after=self._rotate_after,
             rotate_bytes=self._rotate_bytes,
         )
-        # Always incomplete: without the end row no reader can count the missing rows.
+        # A journal is always marked incomplete, because without an end row no reader can count the missing rows.
         self._writer.start(begin.removesuffix(HEAD_END) + "1" + HEAD_END[1:])
 
     def _finish(self) -> None:
@@ -150,7 +151,7 @@ def buffer_of(journal: Journal) -> RowBuffer:
 
 
 async def close_journal(journal: Journal, name: str, timeout: float) -> None:
-    """Join a journal without blocking the loop; warn for the consumer ``name`` when the time is too short."""
+    """Join a journal without blocking the loop. Warn for the consumer ``name`` when the time is too short."""
     if journal._writer is not None and not await anyio.to_thread.run_sync(journal.join, timeout):
         log.warning(
             "%s: the journal in %s was not written within %g s, so its last rows are missing; check its disk",
@@ -166,9 +167,9 @@ def journal_of(journal: Journal | str | os.PathLike[str] | None) -> Journal | No
 
 
 def recorder(history: History | None, journal: Journal | None) -> Recorder | None:
-    """Return a recorder that writes both, one or none of them.
+    """Return a recorder that writes the history, the journal or both; None = neither is given.
 
-    Raises ``ConfigError`` when they have two names for this process.
+    Raises ``ConfigError`` when history and journal have different names for this process.
     """
     rows = None if history is None else recorder_of(history)
     if journal is None:
@@ -228,7 +229,7 @@ class _JournalRecorder(Recorder):
             return
         buffer = self._into._buffer
         fits = buffer.added(self._size - self._kept, whole=self._ending)
-        # Without room each row has to be checked, not only a row now and then.
+        # Without room, make the next row flush, so that each row is checked.
         self._size = self._kept = 0 if fits else BUFFER_BYTES
         self.written = self._n
 
@@ -237,12 +238,12 @@ class _JournalRecorder(Recorder):
             return
         self._ending = True
         super().close(reason, now)
-        # The thread goes on with the buffer; later rows are given up.
+        # The thread still empties the buffer, and later rows are given up.
         self._rows = []
 
 
 class _CopiedFile(SegmentFile):
-    """The file of a history whose rows go into a journal too, even those that the file gives up."""
+    """The file of a history, which copies every row into a journal, even rows that the file gives up."""
 
     def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
         self.path = file.path
@@ -263,7 +264,7 @@ class _CopiedFile(SegmentFile):
         lost = self._file.append(rows, marker)
         lines = list(rows)
         if marker and number_of(marker) != self._marker:
-            # The journal has the rows that the file lacks, so its row of this number has another event.
+            # The journal has the rows that the file lacks, so the journal names this row ``history_dropped``.
             self._marker = number_of(marker)
             lines.insert(0, marker.replace(DROPPED, ',"event":"history_dropped",', 1))
         if lines:

@@ -25,7 +25,7 @@ from lanes.history.columns import RowTables
 
 COMPRESSION: Final = "zstd"
 GROUP_ROWS: Final = 65_536
-"""Number of rows that makes a row group; one take from the buffer may exceed it."""
+"""Number of rows that completes a row group; the last rows from the buffer may exceed this number."""
 
 _LOOK_SECONDS: Final = 0.2
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("lanes.journal")
 class ParquetFile:
     """One file, written under a hidden name and renamed when it is complete. Raises the errors of the disk.
 
-    With ``overwrite`` it replaces the hidden file of an interrupted attempt.
+    With ``overwrite`` the new file replaces the hidden file of an interrupted attempt.
     """
 
     def __init__(self, path: Path, schema: Any, *, overwrite: bool = False) -> None:
@@ -58,7 +58,7 @@ class ParquetFile:
         return int(self._sink.tell())
 
     def add(self, table: Any) -> None:
-        """Write these rows, now or with later ones."""
+        """Write these rows, now or together with later rows."""
         self.rows += table.num_rows
         self._pending.append(table)
         self._pending_rows += table.num_rows
@@ -71,7 +71,8 @@ class ParquetFile:
         self._writer.close()
         self._sink.close()
         with self._hidden.open("rb") as written:
-            # Before the rename: a machine that stops must not leave an incomplete file of that name.
+            # Force the data to the disk before the rename, so that a stopped machine leaves no incomplete file of that
+            # name.
             os.fsync(written.fileno())
         self._hidden.rename(self.path)
 
@@ -91,10 +92,10 @@ class ParquetFile:
 
 
 class JournalWriter:
-    """Writes the rows of ``buffer`` from ``start`` until ``finish``.
+    """The writer of the rows of ``buffer``, from ``start`` until ``finish``.
 
     The names of the files begin with ``name``. A file is closed ``rotate_after`` seconds after its first row (None = no
-    such limit), when it has ``rotate_bytes``, and at the end. ``files`` counts the files that have their name, ``lost``
+    limit of time), when it has ``rotate_bytes``, and at the end. ``files`` counts the complete files. ``lost`` counts
     the rows that could not be written.
     """
 
@@ -123,10 +124,10 @@ class JournalWriter:
         self._file: ParquetFile | None = None
         self._number = 0
         self._due = math.inf
-        # The last line of the file that is being written, and the rows that would be lost with it.
+        # The last line of the unfinished file, and the number of rows that would be lost with the file.
         self._last = ""
         self._rows = 0
-        # The number of the last row in a file that has its name, and the last row that a ``dropped`` row has to count.
+        # The number of the last row in a complete file, and the last row that a ``dropped`` row has to count.
         self._told = 0
         self._lost_last = ""
         self._failing = False
@@ -138,7 +139,7 @@ class JournalWriter:
         return f"<JournalWriter {self._name} {state}: {self.files} files, {self.lost} rows lost>"
 
     def start(self, begin: str) -> None:
-        """Create the first file and start the thread. The row ``begin`` comes first and is never given up.
+        """Create the first file and start the thread. The row ``begin`` is the first row and is never given up.
 
         Raises ``ConfigError`` when the file cannot be created.
         """
@@ -158,7 +159,7 @@ class JournalWriter:
         self._buffer.wake.set()
 
     def join(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds for the thread; return whether all is written. Blocks. Idempotent."""
+        """Wait at most ``timeout`` seconds, and return whether the thread has ended. Blocks. Idempotent."""
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -170,7 +171,7 @@ class JournalWriter:
         while not finishing:
             self._buffer.wake.wait(_LOOK_SECONDS)
             self._buffer.wake.clear()
-            # Read before the last take, which then sees every row that was added before ``finish``.
+            # Read the flag before the last take, so that the take sees every row that was added before ``finish``.
             finishing = self._finishing
             while lines := self._buffer.take():
                 self._write(lines)
@@ -203,7 +204,7 @@ class JournalWriter:
             self._publish()
 
     def _open(self) -> None:
-        """Open a file that begins with the rows that earlier files lack."""
+        """Open a file. Its first rows are the ``begin`` row and a ``dropped`` row, if earlier files lack them."""
         self._number += 1
         path = self._directory / f"{self._name}-{self._number:06d}.parquet"
         file = ParquetFile(path, self._schema)
@@ -239,7 +240,7 @@ class JournalWriter:
             _log.warning("journal %s: writing works again; a row counts the missing rows", file.path)
 
     def _fail(self, error: Exception, last: str, rows: int) -> None:
-        """Give up the file, if there is one, and ``rows`` more rows up to ``last``."""
+        """Give up the open file, if a file is open, and ``rows`` more rows up to ``last``."""
         self.lost += self._rows + rows
         self._lost_last = last
         file, self._file, self._rows = self._file, None, 0

@@ -12,10 +12,10 @@ from lanes.source import SourceTraits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Settings and traits in force; None = the history does not have it.
+    """Settings and traits in force; None = the history lacks the value.
 
-    Names and units are those of ``Settings``, ``Retry`` and ``SourceTraits``. A 0 stands for None there: in ``lanes``,
-    ``batch``, ``timeout`` and ``extend_interval``.
+    Names and units are those of ``Settings``, ``Retry`` and ``SourceTraits``. In ``lanes``, ``batch``,
+    ``timeout`` and ``extend_interval``, 0 stands for the None of those classes.
     """
 
     order: str | None = None
@@ -39,7 +39,7 @@ class Rules:
 
     @classmethod
     def of(cls, settings: Settings, traits: SourceTraits, poison: str, *, attempts_kept: bool = False) -> Rules:
-        """Make the rules of a consumer with this poison policy; ``attempts_kept`` = it has a store of attempts."""
+        """Make the rules of a consumer; ``attempts_kept`` = the consumer has a store of attempts."""
         return cls(
             order=settings.order,
             keyless=settings.keyless,
@@ -62,6 +62,6 @@ class Rules:
         )
 
     def fields(self) -> str:
-        """Return the fields of a JSON object, each after a comma, without those that are None."""
+        """Return the fields of a JSON object, each after a comma. Omit fields that are None."""
         values = ((field.name, getattr(self, field.name)) for field in fields_of(self))
         return "".join(f',"{name}":{json.dumps(value)}' for name, value in values if value is not None)

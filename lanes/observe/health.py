@@ -1,7 +1,8 @@
-"""Health: whether a consumer gets on with its work, and the log lines about partitions that do not.
+"""The health of a consumer, and the log lines about partitions that make no progress.
 
-``examine`` makes the ``Health`` that a user asks for. ``Unsettled`` and ``Stalls`` remember since when the settlements
-of a partition fail, and since when ``max_ahead`` stops it. All times are seconds of the engine's clock. Nothing blocks.
+``examine`` makes the ``Health`` that a user asks for. ``Unsettled`` records since when the settlements of a partition
+fail. ``Stalls`` records since when ``max_ahead`` stops a partition. All times are seconds of the engine's clock. No
+function blocks.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from lanes.history.writer import key_hash
 log = logging.getLogger("lanes")
 
 WARNED_AFTER: Final = 1.0
-"""Seconds of failing settlements before a warning: a rebalance refuses a settlement now and then."""
+"""Seconds of failing settlements before a warning, because a rebalance may refuse a single settlement."""
 
 WARNED_EVERY: Final = 30.0
 """Seconds between two warnings about the settlements of one partition."""
 
 STALLED_AFTER: Final = 1.0
-"""Seconds that ``max_ahead`` stops a partition, without a confirmation, before a warning."""
+"""Seconds for which ``max_ahead`` stops a partition, without a confirmation by the broker, before a warning."""
 
 _NAMED_LIMIT: Final = 5
-"""Partitions that one log line names at most."""
+"""Maximum number of partitions in one log line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """The health of a consumer at one time. It is true when the consumer is healthy.
+    """The health of a consumer at one time. A ``Health`` is true when the consumer is healthy.
 
     Attributes:
-        reasons: Why the consumer is not healthy, one line each; empty when it is. A reason names a key by its hash and
-            has nothing of a payload.
+        reasons: Reasons why the consumer is unhealthy, one line each; empty = the consumer is healthy. A reason names a
+            key by its hash, and contains no part of a payload.
     """
 
     reasons: Sequence[str]
@@ -65,10 +66,18 @@ def examine(
     unknown: Mapping[Partition, float],
     unsettled: Mapping[Partition, FailingSettlements],
 ) -> Health:
-    """Return the health at ``now``. O(in flight).
+    """Return the health at ``now``. Takes time in proportion to the messages in flight.
 
-    ``stuck`` has the messages whose threads ignore their timeouts. ``unknown`` has the partitions that wait for the
-    store of attempts, with the times of their requests. ``unsettled`` has the partitions whose settlements fail.
+    Args:
+        engine: The engine of the consumer.
+        now: Time of the engine's clock, in seconds.
+        unhealthy_after: Seconds after which an unfinished message, a failing settlement or a request is too old.
+        stuck: Messages whose threads ignore their timeouts.
+        unknown: Partitions that wait for the store of attempts, with the time of each request, in seconds.
+        unsettled: Partitions whose settlements fail.
+
+    Returns:
+        The health.
     """
     reasons = []
     oldest = engine.oldest()
@@ -100,9 +109,12 @@ def examine(
 
 @dataclass(slots=True)
 class FailingSettlements:
-    """The settlements of one partition that fail ``since`` a time, with their last ``error``.
+    """The failing settlements of one partition.
 
-    ``warn_at`` is the time of the next log line.
+    Attributes:
+        since: Time of the first failure, in seconds.
+        warn_at: Time of the next log line, in seconds.
+        error: Text of the last error.
     """
 
     since: float
@@ -113,7 +125,7 @@ class FailingSettlements:
 class Unsettled:
     """The ``partitions`` of the consumer ``name`` whose settlements fail.
 
-    The first failure is logged as information. A failure that lasts a second is a warning, repeated every 30 s.
+    The first failure is logged as information. When the settlements fail for a second, a warning is logged every 30 s.
     """
 
     def __init__(self, name: str) -> None:
@@ -124,7 +136,7 @@ class Unsettled:
         return f"<Unsettled {len(self.partitions)} partitions>"
 
     def failed(self, partitions: Iterable[Partition], error: Exception, now: float) -> None:
-        """A settlement of these partitions has failed and will be tried again."""
+        """Record that a settlement of these partitions failed. The runtime tries again."""
         due: list[Partition] = []
         for partition in partitions:
             failing = self.partitions.setdefault(partition, FailingSettlements(now, now))
@@ -146,19 +158,23 @@ class Unsettled:
         )
 
     def settled(self, partition: Partition) -> None:
-        """A settlement of the partition succeeded, or none is tried any more. Idempotent."""
+        """Record that a settlement of the partition succeeded, or that the runtime stopped trying. Idempotent."""
         self.partitions.pop(partition, None)
 
     def error(self, partition: Partition) -> str:
-        """The last error of the partition's settlements; "" when they do not fail."""
+        """Return the last error of the partition's settlements; "" = no settlement fails."""
         failing = self.partitions.get(partition)
         return "" if failing is None else failing.error
 
 
 class Stall(NamedTuple):
-    """A partition that ``max_ahead`` stops until ``oldest`` finishes.
+    """A partition that ``max_ahead`` stops.
 
-    ``oldest`` is None when everything below ``floor`` is finished: the partition waits for the broker to confirm it.
+    Attributes:
+        partition: The partition.
+        floor: Position below which every message is finished.
+        oldest: Message whose end lets the partition go on; None = the partition waits until the broker confirms
+            ``floor``.
     """
 
     partition: Partition
@@ -167,35 +183,35 @@ class Stall(NamedTuple):
 
 
 class _Awaited(NamedTuple):
-    """The end of a stall, given the ``confirmed`` position: an answer of the ``broker``, or a finished message."""
+    """The event that ends a stall: an answer of the ``broker``, or a finished message above ``confirmed``."""
 
     confirmed: int
     broker: bool
 
 
 class Stalls:
-    """The partitions of one ``committer`` that ``max_ahead`` stops. A stall that lasts is reported once.
+    """The partitions of one ``committer`` that ``max_ahead`` stops. A stall longer than a second is reported once.
 
-    Commits that lag behind quick handlers stop a partition many times a second, so a short stall is not reported.
+    With quick handlers, slow commits stop a partition many times a second. A short stall is therefore not reported.
     """
 
     def __init__(self, committer: Committer) -> None:
         self._committer = committer
-        # The end of each stall, and when to report it: NEVER after the report.
+        # The event that ends each stall, and the time of the report; NEVER = the stall is reported.
         self._waits: dict[Partition, tuple[_Awaited, float]] = {}
 
     def __repr__(self) -> str:
         return f"<Stalls {len(self._waits)} partitions at max_ahead>"
 
     def reached(self, partition: Partition, now: float) -> None:
-        """``max_ahead`` stops the partition from now on."""
+        """Record that ``max_ahead`` stops the partition from now on."""
         self._forget()
         self._waits[partition] = self._awaited(partition), now + STALLED_AFTER
 
     def moved(self, now: float) -> bool:
-        """A message has finished, or the broker has confirmed a position.
+        """Record that a message finished, or that the broker confirmed a position. Cheap when no partition stalls.
 
-        Return whether a stall waits for something else now, which changes ``next_at``. Cheap without a stall.
+        Return whether ``next_at`` changed, because a stall now waits for another event.
         """
         if not self._waits:
             return False
@@ -213,7 +229,7 @@ class Stalls:
             awaited, ledger = self._awaited(partition), self._committer.partitions[partition]
             oldest = None if awaited.broker else ledger.in_flight()[0]
             if oldest is not None and oldest.state == FINISHED:
-                # The ledger learns of it in a moment, and then the floor moves.
+                # The ledger learns of the finished message in a moment, and then the floor moves.
                 self._waits[partition] = awaited, now + STALLED_AFTER
                 continue
             self._waits[partition] = awaited, NEVER
@@ -221,7 +237,7 @@ class Stalls:
         return stalls
 
     def next_at(self) -> float:
-        """Return the time of the next report, ``NEVER`` when none is due."""
+        """Return the time of the next report; ``NEVER`` = no report is due."""
         return min((at for _, at in self._waits.values()), default=NEVER)
 
     def _awaited(self, partition: Partition) -> _Awaited:
@@ -230,7 +246,7 @@ class Stalls:
         return _Awaited(commits.confirmed, self._committer.partitions[partition].floor() > commits.confirmed)
 
     def _forget(self) -> None:
-        # A partition that drains takes no messages anyway.
+        # A draining partition takes no messages, so its stall does not matter.
         for partition in [each for each in self._waits if each not in self._committer.ahead or not each.steady]:
             del self._waits[partition]
 
@@ -238,7 +254,7 @@ class Stalls:
 def report_stall(stall: Stall, name: str, max_ahead: int, now: float, error: str) -> None:
     """Log why ``max_ahead`` stops a partition of the source ``name``.
 
-    ``error`` is the last error of its commits, "" when they do not fail.
+    ``error`` is the last error of the partition's commits, or "" when the commits do not fail.
     """
     oldest = stall.oldest
     if oldest is None:

@@ -3,7 +3,8 @@
 One set of instruments serves every consumer of a process. The SDK keeps only the callbacks of the first instrument of a
 name, so these callbacks iterate over the open consumers.
 
-Labels tell consumers and partitions apart. Keys, payloads and positions are never labels; a position is a value.
+Labels tell consumers and partitions apart. Keys, payloads and positions are never labels. A gauge
+may have a position as its value.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ PARTITION: Final = "messaging.destination.partition.id"
 CONSUMER: Final = "lanes.consumer"
 
 DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Buckets in seconds, as the messaging conventions ask for."""
+"""Bucket limits in seconds, as the messaging conventions of OpenTelemetry define them."""
 
 _SNAPSHOT_AGE: Final = 1.0
-"""Seconds after which a snapshot is too old for a gauge that has not read it."""
+"""Seconds after which a snapshot is too old for a gauge that has not read that snapshot."""
 
 _SNAPSHOT_TRIES: Final = 3
-"""Number of tries of a snapshot that the event loop's thread disturbs."""
+"""Maximum number of tries to make a snapshot while the event loop's thread changes the collections."""
 
 
 class Gauge(NamedTuple):
-    """One observable gauge: ``read`` takes values and their labels from a status."""
+    """One observable gauge; ``read`` returns the values of a status and the labels of each value."""
 
     name: str
     unit: str
@@ -56,7 +57,7 @@ def _one(read: Callable[[Status], float]) -> Callable[[Status], Iterable[tuple[f
 
 
 def _labels_of(partition: str) -> Labels:
-    """Return the labels of a partition named in a status; the topic or stream may contain slashes."""
+    """Return the labels of a partition that a status names as ``TOPIC/NUMBER``; the topic may contain slashes."""
     source, _, number = partition.rpartition("/")
     return {DESTINATION: source, PARTITION: number}
 
@@ -120,9 +121,9 @@ GAUGES: Final = (
 
 
 class Reading:
-    """The reading of one consumer: all gauges of one collection share a snapshot.
+    """The values of one consumer. All gauges of one collection share a snapshot.
 
-    ``status`` makes a snapshot. The collecting thread calls it, which is not the consumer's thread.
+    ``status`` makes a snapshot. The thread that collects the metrics calls ``status``, not the consumer's thread.
     """
 
     def __init__(self, labels: Labels, status: Callable[[], Status], clock: Clock) -> None:
@@ -142,7 +143,7 @@ class Reading:
                 for value, labels in gauge.read(status)
             ]
         except Exception:
-            # A consumer whose start failed has no status, and the exporter must not fail with it.
+            # A consumer whose start failed has no status, and the exporter must go on without that consumer.
             return []
 
     def _read(self, gauge: str) -> Status | None:
@@ -152,7 +153,7 @@ class Reading:
         if snapshot is not None and gauge not in snapshot[2] and now - snapshot[1] < _SNAPSHOT_AGE:
             snapshot[2].add(gauge)
             return snapshot[0]
-        # Read once, because close() may set it to None at any time.
+        # Read the attribute once, because close() may set it to None at any time.
         make = self._status
         if make is None:
             return None
@@ -163,13 +164,13 @@ class Reading:
         return status
 
     def close(self) -> None:
-        """Show no more values, and release the consumer. Idempotent."""
+        """Return no values from now on, and drop the reference to the consumer. Idempotent."""
         self._status = None
         self._snapshot = None
 
 
 def _undisturbed(make: Callable[[], Status]) -> Status:
-    """Make a snapshot, again when the consumer's thread changed a collection during the iteration."""
+    """Make a snapshot, and repeat it when the consumer's thread changes a collection meanwhile."""
     for _ in range(_SNAPSHOT_TRIES - 1):
         try:
             return make()
@@ -183,10 +184,10 @@ class Instruments:
 
     def __init__(self, meter: Meter) -> None:
         self._lock = threading.Lock()
-        # Replaced and never changed, because the collecting thread may iterate over it.
+        # Each change makes a new tuple, because the collecting thread may iterate over the old tuple.
         self._open: tuple[Reading, ...] = ()
         self.consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Messages delivered, redelivered ones included."
+            "messaging.client.consumed.messages", "{message}", "Messages delivered, redelivered messages included."
         )
         self.settled = meter.create_counter("lanes.settled", "{message}", "Messages settled.")
         self.retries = meter.create_counter("lanes.retries", "{message}", "Attempts that failed and are repeated.")
@@ -225,7 +226,7 @@ _making: Final = threading.Lock()
 
 
 def instruments_of(provider: MeterProvider, version: str) -> Instruments:
-    """Return the instruments of a provider, which the first call makes. Thread-safe."""
+    """Return the instruments of a provider; the first call makes them. Thread-safe."""
     with _making:
         found = _made.get(provider)
         if found is None:

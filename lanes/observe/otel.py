@@ -1,12 +1,13 @@
 """Spans and metrics through the OpenTelemetry API. Without an SDK in the process, nothing is sent.
 
 Names follow the messaging conventions of OpenTelemetry; all other names begin with ``lanes.``. A handler call has one
-span, a child of the context in the message's headers. A batch has one span with a link to each of these contexts.
+span, which is a child of the context in the message's headers. A batch has one span with a link to the context of
+each message.
 
 Keys, payloads, headers, subjects and texts of exceptions are in no name, label or attribute, because a subject may
 contain a key. A span has the key's hash, as the history has; metrics do not have it.
 
-An error of the SDK, an exporter or a propagator never reaches the handler. The first one is logged.
+An error of the SDK, an exporter or a propagator never reaches the handler. The first error is logged.
 """
 
 from __future__ import annotations
@@ -49,17 +50,18 @@ log = logging.getLogger("lanes")
 Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned"]
 """The end of a handler call.
 
-``ack``: it succeeded. ``retry``: it failed and is tried again. ``dead_letter``: it failed and the message is given up.
-``error``: it stops the consumer. ``cancelled``: ``lanes`` cancelled it. ``abandoned``: its result does not count.
+``ack``: the call succeeded. ``retry``: the call failed, and the message is retried. ``dead_letter``: the call failed,
+and the message becomes a dead letter. ``error``: the error of the call stops the consumer. ``cancelled``: ``lanes``
+cancelled the call. ``abandoned``: the result of the call does not count.
 """
 
 _VERSION: Final = version("lanes-runtime")
 
 HEADER_VALUE_LIMIT: Final = 8_192
-"""Maximum number of bytes of a header with a context, as W3C allows it."""
+"""Maximum number of bytes of a header with a trace context, as the W3C recommendation allows."""
 
 HEADER_REPEAT_LIMIT: Final = 32
-"""Maximum number of headers of one name that are read: a ``tracestate`` has at most 32 entries."""
+"""Maximum number of headers of one name that are read, because a ``tracestate`` has at most 32 entries."""
 
 ERROR_TYPE_LIMIT: Final = 200
 """Maximum number of characters of an exception's type name in a span or a label."""
@@ -75,8 +77,8 @@ _Headers = Sequence[tuple[str, bytes]]
 class Telemetry:
     """The spans and metrics of one consumer, made by ``create``.
 
-    No method blocks or raises, and any thread may call them. Counters add here; gauges read the consumer's status when
-    metrics are collected.
+    No method blocks or raises, and any thread may call every method. The methods add to the counters. The gauges read
+    the consumer's status when metrics are collected.
     """
 
     def __init__(
@@ -103,10 +105,18 @@ class Telemetry:
     def create(
         cls, name: str, system: str, status: Callable[[], Status], *, clock: Clock = monotonic
     ) -> Telemetry | None:
-        """Make the telemetry of the consumer ``name``; None when the process has no SDK.
+        """Make the telemetry of a consumer; None = the process has no SDK.
 
-        ``system`` is the value of ``messaging.system``. ``status`` makes a snapshot on the thread that collects
-        metrics. Consumers that share a name share their series. An SDK that is configured later is not noticed.
+        Consumers with the same name share their series. An SDK that is configured after this call is not noticed.
+
+        Args:
+            name: Name of the consumer.
+            system: Value of ``messaging.system``.
+            status: Makes a snapshot. The thread that collects the metrics calls it.
+            clock: Clock of the durations, in seconds.
+
+        Returns:
+            The telemetry, or None.
         """
         tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
         tracer = None if _idle(tracers) else tracers.get_tracer("lanes", _VERSION)
@@ -128,27 +138,27 @@ class Telemetry:
     # Counters
 
     def consumed(self, partition: Partition, count: int) -> None:
-        """``count`` messages of a partition were delivered, redelivered ones included. Call it once for each run."""
+        """Count the messages of one delivered run, redelivered messages included."""
         self._add(self._instruments.consumed, count, {**self.labels(partition), OPERATION_NAME: "receive"})
 
     def settled(self, partition: Partition, count: int) -> None:
-        """A settlement of ``count`` messages of a partition was sent. Call it once for each settlement."""
+        """Count the messages of one settlement that was sent."""
         self._add(self._instruments.settled, count, self.labels(partition))
 
     def retried(self, message: Message) -> None:
-        """A message failed and waits for a retry."""
+        """Count a message that failed and waits for a retry."""
         self._add(self._instruments.retries, 1, self.labels(message.partition))
 
     def dead_lettered(self, message: Message) -> None:
-        """A dead letter was confirmed."""
+        """Count a dead letter that the broker confirmed."""
         self._add(self._instruments.dead_letters, 1, self.labels(message.partition))
 
     def zombie(self, message: Message) -> None:
-        """A result came after its assignment was fenced, and changed nothing."""
+        """Count a result that came after the fence of its assignment and changed nothing."""
         self._add(self._instruments.zombies, 1, self.labels(message.partition))
 
     def redelivered(self, message: Message, cause: str) -> None:
-        """A position came again, for a ``cause`` of ``lanes.core.effects.Redelivered``."""
+        """Count a position that came again; ``cause`` is that of ``lanes.core.effects.Redelivered``."""
         self._add(self._instruments.redelivered, 1, {**self.labels(message.partition), "lanes.cause": cause})
 
     # Handlers
@@ -158,7 +168,7 @@ class Telemetry:
         return Handling(self, (message,), batch=False)
 
     def handling_batch(self, messages: Sequence[Message]) -> Handling:
-        """Make the context manager of a handler call with a batch: one span with a link to each message."""
+        """Make the context manager of a handler call with a batch, whose one span has a link to each message."""
         return Handling(self, messages, batch=True)
 
     # For Handling
@@ -202,7 +212,7 @@ class Telemetry:
         """Log the first error of the SDK or of its plug-ins."""
         if not self._reported:
             self._reported = True
-            # Only the type, because the text may quote an attribute.
+            # Log the type alone, because the text may quote an attribute.
             log.warning(
                 "%s: telemetry failed (%s); later errors are not logged, and messages are handled as before",
                 self._name,
@@ -223,8 +233,8 @@ class Handling:
             await handler(message)
         handling.end("ack")
 
-    The span is the current one inside the block, which one task or one thread has to enter and leave. The duration is
-    that of the block. The result may be known later, so call ``end`` after every block, also after an exception.
+    Inside the block the span is the current span. The same task or thread must enter and leave the block. The measured
+    duration is the duration of the block. Call ``end`` after every block, also after an exception.
     """
 
     __slots__ = (
@@ -254,7 +264,7 @@ class Handling:
 
     def __enter__(self) -> Handling:
         telemetry = self._telemetry
-        # Both clocks are read here: with different times a span could end before the events in it.
+        # Read both clocks at one moment. Otherwise a span could end before the events inside the span.
         self._began = telemetry.clock()
         if telemetry.tracer is not None:
             self._wall = time.time_ns()
@@ -275,8 +285,8 @@ class Handling:
     def end(self, result: Result, error: BaseException | None = None) -> None:
         """End the span with the result, and with the type of the handler's ``error``.
 
-        The result of a batch is that of its first message that was not acknowledged, ``ack`` when all were. Idempotent.
-        Does nothing when the block was never entered.
+        The result of a batch is the result of its first message that was not acknowledged; ``ack`` = all messages were
+        acknowledged. Idempotent. Does nothing when the block was never entered.
         """
         if self._ended or self._began is None:
             return
@@ -292,7 +302,7 @@ class Handling:
                 self._span.set_status(StatusCode.ERROR)
             for name, value in how.items():
                 self._span.set_attribute(name, value)
-            # Not the wall clock, which may be changed: the span and the measured duration stay equal.
+            # The wall clock may be set meanwhile, so add the measured duration to the start.
             self._span.end(self._wall + round(seconds * 1e9))
         except Exception as failure:
             telemetry.report(failure)
@@ -319,7 +329,7 @@ class Handling:
             attributes |= telemetry.place(messages[0])
         ambient = trace.get_current_span().get_span_context()
         if ambient.is_valid:
-            # A span around the whole run is not the parent of each message, but is linked.
+            # A span around the whole run gets a link, because it is not the parent of each message.
             links.append(Link(ambient))
         destination = attributes.get(DESTINATION)
         span = tracer.start_span(
@@ -337,9 +347,9 @@ class Handling:
         self._token = otel_context.attach(self._context)
 
     def _extract(self, message: Message) -> Context:
-        """Return the context in a message's headers, by the process's propagators; empty without one."""
+        """Return the context in a message's headers, read by the process's propagators; empty = no context."""
         try:
-            # Not into the current context, which belongs to the caller of run().
+            # The current context belongs to the caller of run(), so extract into an empty context.
             return propagate.extract(message.headers, Context(), _HEADERS)
         except Exception as error:
             self._telemetry.report(error)
@@ -371,16 +381,16 @@ _HEADERS: Final = _HeaderGetter()
 
 
 def _idle(part: object) -> bool:
-    """Return whether an object comes from the API itself, which has only proxies and no-ops."""
+    """Return whether an object comes from the API package, which contains only proxies and no-ops."""
     return type(part).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 
 
 def _error_type(error: BaseException) -> str:
-    """Return the exception's type with its module, bounded."""
+    """Return the type name of an exception with its module, cut to ``ERROR_TYPE_LIMIT``."""
     try:
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         return name[:ERROR_TYPE_LIMIT].encode(errors="backslashreplace").decode()
     except Exception:
-        # A metaclass may break its names.
+        # A metaclass may break the names of its classes.
         return "_OTHER"

@@ -1,4 +1,4 @@
-"""The status of a consumer: counts and positions. Its ``repr`` has neither keys nor payloads."""
+"""The status of a consumer: counts and positions. The ``repr`` of a status has neither keys nor payloads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Oldest:
     """The unfinished message that was delivered first.
 
     Attributes:
-        partition: Source and number of its partition, as in ``Status.partitions``.
-        position: Its position.
-        attempt: Number of its current attempt.
-        age: Seconds since its delivery.
-        key: The key itself, which is user data and therefore in no ``repr``.
+        partition: Source and number of the message's partition, as in ``Status.partitions``.
+        position: Position of the message.
+        attempt: Number of the current attempt, from 1.
+        age: Seconds since the delivery of the message.
+        key: Key of the message; None = no key. A key is user data, so no ``repr`` shows the key.
     """
 
     partition: str
@@ -35,15 +35,15 @@ class PartitionStatus:
     """The status of one partition.
 
     Attributes:
-        epoch: Fencing token that its handlers get.
+        epoch: Fencing token that the handlers of the partition get.
         floor: Position below which every delivered message is finished.
         holes: Number of unfinished messages at or above the floor.
         confirmed: Position that the broker has confirmed; None = the source settles each message.
         ahead: Number of messages admitted above ``confirmed``; None = the source settles each message.
         ahead_reached: Whether ``max_ahead`` stops the partition.
-        draining: Whether the partition is being given up.
-        lag: Number of messages at the broker that are not settled, as its own tools count them; None = unknown.
-        oldest: The unfinished message that was delivered first; None = every message is finished.
+        draining: Whether the partition drains.
+        lag: Number of unsettled messages at the broker, as the broker's own tools count; None = unknown.
+        oldest: Unfinished message that was delivered first; None = every message is finished.
     """
 
     epoch: int
@@ -74,12 +74,12 @@ class Status:
         held: Number of lanes that wait for a retry.
         blocked: Number of lanes that wait for ``unblock`` or ``park``.
         parking: Number of lanes whose dead letter is not confirmed.
-        taking: Whether the bounds let more messages in.
+        taking: Whether the bounds allow more messages.
         paused: Whether the user has paused the consumer.
         settled: Number of settled messages since the start.
         retries: Number of repeated attempts since the start.
         dead_lettered: Number of confirmed dead letters since the start.
-        zombies: Number of results since the start that came after their assignment was fenced.
+        zombies: Number of results since the start that came after the fence of their assignment.
         redelivered: Number of redelivered messages since the start, by cause.
         floors: Position below which every delivered message is finished, by partition.
         partitions: Status of each partition, by its source and number.
@@ -114,7 +114,7 @@ Lag = Callable[[Partition], int | None]
 
 
 def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int], lag: Lag) -> Status:
-    """Return the status of an engine at ``now``, with the lag that ``lag`` knows of a partition. O(in flight)."""
+    """Return the status of an engine at ``now``; ``lag`` returns the lag of a partition. O(in flight)."""
     flow = engine.flow
     stopped = engine.stopped
     partitions = {str(p.id): _partition(engine, p, now, lag) for p in engine.partitions.values()}
@@ -147,7 +147,7 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
 
 def _floor(partition: Partition) -> int:
     ledger = partition.ledger
-    # An exporter's thread reads metrics, so this must not change the ledger of the consumer's thread.
+    # An exporter's thread calls this function, and must not change the ledger of the consumer's thread.
     return ledger.peek() if isinstance(ledger, OffsetLedger) else ledger.floor()
 
 

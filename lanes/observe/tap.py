@@ -1,7 +1,7 @@
 """The tap on the engine's inputs and outputs, which feeds the history, OpenTelemetry and the user's events.
 
-The runtime reports each event once, here. Workers report the calls of handlers to ``history`` and ``telemetry``
-themselves, so that a consumer without both pays nothing for each message.
+The runtime reports each event once, to a ``Tap``. The workers report each call of a handler directly to ``history``
+and ``telemetry``, so a consumer without both pays nothing for a message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lanes.observe.otel import Telemetry
 class Tap:
     """The tap of one consumer. ``history`` and ``telemetry`` may be None. Nothing blocks or raises.
 
-    ``on_event`` gets the events for the user and must not raise.
+    ``on_event`` receives the events for the user and must not raise.
     """
 
     __slots__ = ("_clock", "_on_event", "history", "telemetry")
@@ -35,14 +35,14 @@ class Tap:
     # --- messages
 
     def delivered(self, partition: Partition, run: Sequence[Message], now: float) -> None:
-        """A run was received for a partition that takes messages."""
+        """Record a run of messages that a partition received."""
         if self.history is not None:
             self.history.delivered(run, now)
         if self.telemetry is not None:
             self.telemetry.consumed(partition, len(run))
 
     def redelivered(self, effect: Redelivered) -> None:
-        """A message of the run just delivered was not new."""
+        """Record that a message of the last delivered run was not new."""
         # A run that came while its partition was draining has no rows.
         if self.history is not None and not effect.message.partition.draining:
             self.history.redelivered(effect.message, effect.cause, self._clock())
@@ -50,19 +50,19 @@ class Tap:
             self.telemetry.redelivered(effect.message, effect.cause)
 
     def held(self, message: Message, delay: float, *, asked: bool) -> None:
-        """A message failed and is retried after ``delay`` seconds; ``asked``: its handler chose the delay."""
+        """Record that a failed message is retried after ``delay`` seconds; ``asked`` = its handler chose the delay."""
         if self.history is not None:
             self.history.retry(message, delay, self._clock(), asked=asked)
         if self.telemetry is not None:
             self.telemetry.retried(message)
 
     def parking(self, message: Message) -> None:
-        """A dead letter is about to be written."""
+        """Record that a dead letter is about to be written."""
         if self.history is not None:
             self.history.dlq_sent(message, self._clock())
 
     def parked(self, message: Message, *, archived: bool) -> None:
-        """A dead letter is confirmed; ``archived``: the message stays unfinished, and its lane is blocked."""
+        """Record a confirmed dead letter; ``archived`` = the message stays unfinished, and its lane is blocked."""
         if self.history is not None:
             note = self.history.archived if archived else self.history.dlq_confirmed
             note(message, self._clock())
@@ -70,27 +70,27 @@ class Tap:
             self.telemetry.dead_lettered(message)
 
     def blocked(self, message: Message) -> None:
-        """A message blocks its lane."""
+        """Record that a message blocks its lane."""
         if self.history is not None:
             self.history.blocked(message, self._clock())
 
     def unblocked(self, key: bytes | None, count: int) -> None:
-        """``count`` blocked lanes of a key go on."""
+        """Record that ``count`` blocked lanes of a key go on."""
         if self.history is not None and count:
             self.history.unblocked(key, count, self._clock())
 
     def extended(self, messages: Sequence[Message]) -> None:
-        """The broker was told that messages are still being worked on."""
+        """Record that the broker was told to keep messages that are still in work."""
         if self.history is not None:
             self.history.extended(messages, self._clock())
 
     def abandoned(self, messages: Sequence[Message]) -> None:
-        """Messages were given up without a settlement."""
+        """Record that messages were given up without a settlement."""
         if self.history is not None:
             self.history.abandoned(messages, self._clock())
 
     def zombie(self, message: Message) -> None:
-        """A result came after its assignment was fenced."""
+        """Record a result that came after the fence of its assignment."""
         if self.history is not None:
             self.history.zombie(message, self._clock())
         if self.telemetry is not None:
@@ -99,7 +99,7 @@ class Tap:
     # --- settling
 
     def settling(self, settlements: Sequence[Settlement], now: float) -> None:
-        """Settlements are about to be sent. Their rows reach the file first, so that a checker can prove it."""
+        """Record settlements that are about to be sent. Their rows reach the file before the settlements leave."""
         history = self.history
         if history is None:
             return
@@ -111,7 +111,7 @@ class Tap:
         history.flush()
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
-        """The broker has confirmed settlements."""
+        """Record that the broker confirmed settlements."""
         for settlement in settlements:
             if settlement.floor is not None:
                 if self.history is not None:
@@ -120,12 +120,12 @@ class Tap:
                 self.telemetry.settled(settlement.partition, len(settlement.messages))
 
     def completed(self, partition: Partition, count: int) -> None:
-        """``count`` messages are finished, in a partition whose source commits."""
+        """Record ``count`` finished messages of a partition whose source commits."""
         if self.telemetry is not None:
             self.telemetry.settled(partition, count)
 
     def unsettled(self, settlements: Sequence[Settlement]) -> None:
-        """Settlements failed, or have an unknown result."""
+        """Record settlements that failed or have an unknown result."""
         if self.history is not None:
             for settlement in settlements:
                 if settlement.floor is not None:
@@ -134,56 +134,56 @@ class Tap:
     # --- ownership and flow
 
     def assigned(self, partition: Partition) -> None:
-        """This process owns the partition from now on."""
+        """Record that this process owns the partition from now on."""
         if self.history is not None:
             self.history.assigned(partition, self._clock())
         if self._on_event is not None:
             self._on_event(GroupEvent.of("assigned", partition))
 
     def revoking(self, partition: Partition, timeout: float) -> None:
-        """The drain of a partition begins, and may take ``timeout`` seconds."""
+        """Record that the drain of a partition begins and may take ``timeout`` seconds."""
         if self.history is not None:
             self.history.revoking(partition, self._clock(), timeout)
 
     def hastened(self, partition: Partition, timeout: float) -> None:
-        """A drain may take ``timeout`` more seconds at most."""
+        """Record that a drain may take at most ``timeout`` more seconds."""
         if self.history is not None:
             self.history.hastened(partition, self._clock(), timeout)
 
     def drained(self, partition: Partition) -> None:
-        """No handler of a partition runs any more."""
+        """Record that no handler of a partition runs any more."""
         if self.history is not None:
             self.history.drained(partition, self._clock())
 
     def revoked(self, partition: Partition) -> None:
-        """A partition was handed over."""
+        """Record that a partition was released."""
         if self.history is not None:
             self.history.revoked(partition, self._clock())
         if self._on_event is not None:
             self._on_event(GroupEvent.of("revoked", partition))
 
     def lost(self, partition: Partition, reason: str) -> None:
-        """A partition was lost without a handover."""
+        """Record that a partition was lost without a release."""
         if self.history is not None:
             self.history.lost(partition, self._clock())
         if self._on_event is not None:
             self._on_event(GroupEvent.of("lost", partition, reason))
 
     def planned(self, generation: int, *, standby: bool) -> None:
-        """The group has a plan; with ``standby`` this process has no partition."""
+        """Record the newest plan of the group; ``standby`` = the plan gives this process no partition."""
         if self._on_event is not None:
             self._on_event(GroupEvent(name="generation", generation=generation))
             if standby:
                 self._on_event(GroupEvent(name="standby", generation=generation))
 
     def crossed(self, *, saturated: bool, in_flight: int, size: int) -> None:
-        """Intake stopped or resumed."""
+        """Record that intake stopped or resumed."""
         if self.history is not None:
             note = self.history.paused if saturated else self.history.resumed
             note(in_flight, size, self._clock())
 
     def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
-        """``max_ahead`` stops a partition with its ``oldest`` unfinished message, or stops it no more."""
+        """Record that ``max_ahead`` stops a partition, whose oldest unfinished message is ``oldest``, or frees it."""
         if self.history is None:
             return
         if reached:

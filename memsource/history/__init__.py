@@ -1,4 +1,4 @@
-"""The reader of histories and journals, and one order for all their rows.
+"""Histories and journals read back, and one order for all rows of all processes.
 
 Reading order: ``rows``, ``reader``, ``journal``, ``timeline``.
 """

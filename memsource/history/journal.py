@@ -1,6 +1,7 @@
 """Conversion between journals (Parquet files) and the JSON lines that ``memsource.history.reader`` reads.
 
-The files of one run are read in the order of their rows, from any place. A copy of a file is read once.
+The files of one run are read in the order of their rows, whatever their folders and names are. A copy of a file is
+read once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _CONVERTED_ROWS: Final = 8_192
 
 
 class JournalError(LanesError):
-    """A file is no journal, has another schema, or cannot be read or written. The text names file and remedy."""
+    """A file is not a journal, has another schema, or cannot be read or written. The text names file and remedy."""
 
 
 class Line(NamedTuple):
@@ -50,7 +51,7 @@ class JournalFile:
 
 
 def open_journals(paths: Iterable[Path]) -> list[list[JournalFile]]:
-    """The files grouped by run, in the order of their rows. Blocks. Raises ``JournalError``."""
+    """Group the files by run, in the order of their rows. Blocks. Raises ``JournalError``."""
     runs: dict[str, dict[tuple[int | None, int], JournalFile]] = {}
     for path in paths:
         found = _looked_at(path)
@@ -59,7 +60,7 @@ def open_journals(paths: Iterable[Path]) -> list[list[JournalFile]]:
 
 
 def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
-    """The rows of one run as lines. Blocks while it reads, and holds a part of a file. Raises ``JournalError``."""
+    """Read the rows of one run as lines. Blocks, and holds a part of a file in memory. Raises ``JournalError``."""
     tables = _tables()
     for file in files:
         number = 0
@@ -73,8 +74,8 @@ def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
 def convert(paths: Iterable[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> list[Path]:
     """Convert histories of JSON lines to Parquet files in ``directory``, and return the new files.
 
-    Both have the same rows and the same gaps. A repeated conversion writes the same file. Creates the directory.
-    Blocks. Raises ``JournalError`` if a file cannot be read or written, or pyarrow is missing.
+    Each new file has the rows and the gaps of its history. A repeated conversion writes the same file. Creates the
+    directory. Blocks. Raises ``JournalError`` if a file cannot be read or written, or pyarrow is missing.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
@@ -116,7 +117,7 @@ class _Opened:
         self._file.close()
 
     def check(self) -> str:
-        """Return the id of the run. Raises ``JournalError`` unless it is a journal of this schema."""
+        """Return the id of the run. Raises ``JournalError`` unless the file is a journal of this schema."""
         version = self.metadata.get(VERSION)
         if version is None or RUN not in self.metadata or not version.isdigit():
             raise JournalError(f"{self._path}: not a journal, lanes has not written it; pass unchanged files of lanes")
@@ -142,7 +143,7 @@ class _Opened:
         return int(self._file.metadata.num_rows)
 
     def batches(self) -> Iterator[Any]:
-        """All rows, in parts."""
+        """Read all rows, in parts."""
         yield from _guarded(self._path, self._file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False))
 
 
@@ -158,7 +159,7 @@ def _looked_at(path: Path) -> JournalFile:
 
 
 def _guarded(path: Path, items: Iterable[Any]) -> Iterator[Any]:
-    """The items. Errors of the file become ``JournalError``."""
+    """Yield the items. Errors of the file become ``JournalError``."""
     arrow = import_module("pyarrow")
     try:
         yield from items
@@ -189,7 +190,7 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
             if file is None or begins:
                 if file is not None:
                     flush(file)
-                # The same for the same segment, whenever it is converted.
+                # A segment gets the same id in each conversion.
                 run = blake3(line.encode("utf-8", "surrogateescape")).hexdigest(length=16)
             if file is None:
                 file = ParquetFile(directory / f"{stem}-{run}-000001.parquet", tables.schema(run), overwrite=True)
@@ -208,7 +209,7 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
 
 
 def _whole_lines(stream: BinaryIO) -> Iterator[str]:
-    """The lines without a torn last one. A line where two files were joined is split."""
+    """Yield the lines without a torn last line. Split a line at which two files were joined."""
     for data in stream:
         line = data.decode("utf-8", "surrogateescape")
         if line.isspace():

@@ -1,10 +1,10 @@
 """The reader of histories: from files of JSON lines, written by ``lanes.history.recorder``, to segments of rows.
 
-It reads journals too: ``memsource.history.journal`` turns their rows into such lines.
+The reader also reads journals, because ``memsource.history.journal`` turns the rows of a journal into lines.
 
-The reader hides nothing that it cannot read. Lines that are no rows, and missing row numbers, become a *gap*. A gap is
-a row of the event ``gap`` at their place; ``Segment.gaps`` has its file and line. A last line that a crash tore is no
-gap, because a file holds a prefix of the events.
+The reader reports every fault. Lines that are no rows, and missing row numbers, become a *gap*. A gap is a row with the
+event ``gap`` in place of the missing rows. ``Segment.gaps`` has file and line of each gap. A last line that a crash
+tore is no gap, because a file holds a prefix of the events.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lanes.history.writer import FORMAT
 from memsource.history.rows import Fields, Row, RowParser, rules_of, whole_number
 
 LINE_LIMIT: Final = 1 << 20
-"""Maximum bytes of a row; a longer line is none."""
+"""Maximum number of bytes of a row; a longer line is no row."""
 
 JOURNAL_SUFFIX: Final = ".parquet"
 
@@ -33,7 +33,7 @@ _BEGIN: Final = b'{"n":1,"event":"begin"'
 
 
 class HistoryError(LanesError):
-    """There is no history to read, or it has another format. The text names the file and the remedy."""
+    """A file has no history, or a history of another format. The text names the file and the remedy."""
 
 
 class Gap(NamedTuple):
@@ -55,7 +55,7 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Segment:
-    """The rows of one run of one process, in order. Equal only to itself.
+    """The rows of one run of one process, in order. A segment equals only itself.
 
     Attributes:
         file: Name of the file.
@@ -95,12 +95,12 @@ class Segment:
 
     @property
     def crashed(self) -> bool:
-        """Whether it has no end."""
+        """Whether the segment has no ``end`` row."""
         return self.reason is None
 
     @property
     def label(self) -> str:
-        """Its name in a witness of a verdict."""
+        """Name of the segment in a verdict."""
         return f"{self.member} pid {self.pid}"
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
     """Read the segments of histories (``*.jsonl``) and journals (``*.parquet``).
 
     Blocks while it reads, and holds all rows in memory. A copy of a segment is read once. For a run with a history and
-    a journal, the one with fewer gaps counts. Journals need pyarrow.
+    a journal, the file with fewer gaps counts. Journals need pyarrow.
 
     Args:
         paths: Files, and directories with such files.
@@ -182,7 +182,7 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _journals(files: list[Path]) -> list[Segment]:
-    """The segments of these journals."""
+    """Read the segments of these journals."""
     if not files:
         return []
     # Imported here, because only journals need pyarrow.
@@ -212,10 +212,10 @@ def _once(segments: list[Segment]) -> list[Segment]:
 
 
 def _told_once(told: list[Segment]) -> list[Segment]:
-    """The segments of one run of one process, without copies."""
+    """Return the segments of one run of one process, without copies."""
     files = {segment.file for segment in told}
     if len(files) > 1 and any(file.endswith(JOURNAL_SUFFIX) for file in files):
-        # One run, in a history and in a journal, which may end where the other goes on.
+        # The run has a history and a journal, and either file may lack the last rows.
         best = min(told, key=lambda segment: (len(segment.gaps), -len(segment.rows)))
         return [segment for segment in told if segment.file == best.file]
     kept: list[Segment] = []
@@ -234,7 +234,7 @@ def _segments(file: str, stream: BinaryIO) -> list[Segment]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines with their newlines. A line that is too long is cut and has none."""
+    """Yield lines with their newlines. A line that is too long is cut and has no newline."""
     for line in iter(partial(stream.readline, LINE_LIMIT), b""):
         yield line
         rest = line
@@ -283,16 +283,16 @@ class _Reader:
 
     def _malformed(self, number: int, line: bytes) -> None:
         self._no_row(number)
-        # It may be the last line, and is the only bad one since the last row.
+        # The line may be the last line, and is the only bad line since the last row.
         self._torn = self._bad_count == 1
         self._torn_with_newline = line.endswith(b"\n")
         begin = line.rfind(_BEGIN)
         if begin > 0:
-            # Two files were joined, and the first one ends with this torn line.
+            # Two files were joined, and the first file ends with this torn line.
             self.line(number, line[begin:])
 
     def _forgive_torn(self) -> None:
-        """Only the last line of a segment is bad: the process died while it was written."""
+        """Drop the torn last line of a segment, because the process died while it wrote that line."""
         self._bad, self._bad_count, self._torn = None, 0, False
 
     def _no_row(self, number: int) -> None:
@@ -323,7 +323,7 @@ class _Reader:
             segment.wall_first = wall
 
     def _row(self, number: int, fields: Fields) -> None:
-        """Take one row. For an invalid one it raises one of several errors, before it changes anything."""
+        """Take one row. Raises one of several errors for an invalid row, before it changes anything."""
         n, event = whole_number(fields["n"]), fields["event"]
         mono, wall = self._parser.times(fields)
         if type(event) is not str:
@@ -347,7 +347,7 @@ class _Reader:
         elif self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
         elif event == "dropped" and self._incomplete:
-            # In a journal this row has the number of a missing one, and may be the only sign of it.
+            # In a journal this row has the number of a missing row, and may be the only sign of the missing row.
             self._no_row(number)
             self._gap("rows are missing")
         self._n = n
@@ -387,7 +387,7 @@ class _Reader:
         )
         if self._torn and self._segment is not None:
             self._forgive_torn()
-        # Bad lines between two segments may belong to either of them, or to a third one.
+        # Bad lines between two segments may belong to either segment, or to a third segment.
         bad, bad_count = self._bad, self._bad_count
         self._close()
         self._segment, self._n, self._incomplete = segment, n, fields.get("incomplete") == 1
@@ -397,7 +397,7 @@ class _Reader:
         segment.rows.append(Row(n, "begin", mono))
 
     def _gap(self, why: str) -> None:
-        """Note a gap here. Its rows may have happened at any time since the last row."""
+        """Record a gap. The missing rows may have happened at any time since the last row."""
         segment = self._segment
         assert segment is not None
         assert self._bad is not None
@@ -411,7 +411,7 @@ class _Reader:
             return
         if self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
-            # They may be rows of another process, of any time: so a gap comes first too.
+            # The bad lines may be rows of another process, of any time. So a gap comes first too.
             segment.rows.insert(0, Row(0, "gap", segment.mono_first))
         if self._incomplete and segment.crashed:
             self._no_row(self._number)

@@ -1,4 +1,4 @@
-"""One row of a history: its value, and its parser of a JSON object.
+"""One row of a history, and the parser that makes a row of a JSON object.
 
 A history may come from anywhere, so the parser checks every field. It ignores unknown events and extra fields: a later
 version may write them without changing the format.
@@ -21,7 +21,7 @@ TEXT_LIMIT: Final = 256
 
 _KEY: Final = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}")
 
-# event -> the field that becomes a row's ``text``, and the one that becomes its ``number``; "" = neither
+# event -> the field that becomes a row's ``text``, and the field that becomes its ``number``; "" = no field
 _MESSAGE: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(
         ("started", "dlq_sent", "dlq_confirmed", "archived", "blocked", "ack", "abandoned", "zombie"), ("", "")
@@ -34,8 +34,8 @@ _MESSAGE: Final[dict[str, tuple[str, str]]] = {
 _COUNT: Final = r"(0|[1-9][0-9]{0,14})"
 _SECONDS: Final = r"((?:0|[1-9][0-9]{0,13})\.[0-9]+)"
 _TEXT: Final = r'"([^"\\\x00-\x1f]+)"'
-# The form of nearly all lines of ``lanes.history.recorder``. It matches only lines that a parser of JSON reads in the
-# same way, and whose values are in bounds.
+# The form of nearly all lines of ``lanes.history.recorder``. The pattern matches only lines whose values are in bounds
+# and that a JSON parser reads with the same result.
 _USUAL: Final = re.compile(
     rf'{{"n":{_COUNT},"event":"(started|ack|(ended)|(delivered))","member":{_TEXT},"mono":{_SECONDS},"wall":{_SECONDS},'
     rf'"partition":{_TEXT},"assignment":{_COUNT},"position":{_COUNT},"key":(?:null|"([0-9a-f]{{{KEY_DIGITS}}})"),'
@@ -65,7 +65,7 @@ _RULES: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Row(NamedTuple):
-    """One row. A field that its event lacks has its default.
+    """One row. A field that the event lacks has its default value.
 
     Attributes:
         n: Number of the row in its segment, from 1.
@@ -100,16 +100,16 @@ class Row(NamedTuple):
 
 
 class RowParser:
-    """Makes rows. Equal texts of all rows share one object."""
+    """The parser of rows. Equal texts of all rows share one object."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._keys: dict[str, str] = {}
 
     def usual(self, line: str, n: int, member: str) -> tuple[Row, float] | None:
-        """The row and ``wall`` of a line of the usual form, with this number and member.
+        """Return the row and ``wall`` of a line of the usual form, with this number and member.
 
-        Another form returns None: ``parse`` reads every form, and takes several times as long.
+        None = the line has another form. ``parse`` reads every form, and takes several times as long.
         """
         match = _USUAL.fullmatch(line)
         if match is None:
@@ -134,7 +134,7 @@ class RowParser:
         )
 
     def parse(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
-        """The row of these fields; None for an unknown event.
+        """Return the row of these fields; None = the event is unknown.
 
         Raises ``ValueError`` or ``LookupError`` for fields that do not fit the event.
         """
@@ -191,18 +191,18 @@ class RowParser:
         return Row(n, event, mono, text=text, number=_quantity(fields[details[1]]) if details[1] else 0, bytes=size)
 
     def times(self, fields: Fields) -> tuple[float, float]:
-        """``mono`` and ``wall`` in seconds. Raises ``ValueError`` or ``LookupError``."""
+        """Return ``mono`` and ``wall`` in seconds. Raises ``ValueError`` or ``LookupError``."""
         return _quantity(fields["mono"]), _quantity(fields["wall"])
 
     def member(self, fields: Fields) -> str:
-        """The member's name. Raises ``ValueError`` or ``LookupError``."""
+        """Return the name of the member. Raises ``ValueError`` or ``LookupError``."""
         member = self.text(fields["member"])
         if not MEMBER.fullmatch(member):
             raise ValueError("member")
         return member
 
     def text(self, value: object) -> str:
-        """A short text. Raises ``ValueError`` for anything else."""
+        """Return a short text. Raises ``ValueError`` for any other value."""
         if type(value) is not str or len(value) > TEXT_LIMIT:
             raise ValueError("text")
         return self._texts.setdefault(value, value)
@@ -228,14 +228,14 @@ class RowParser:
 
 
 def whole_number(value: object) -> int:
-    """A whole number of 0 or more. Raises ``ValueError`` for anything else."""
+    """Return a whole number of 0 or more. Raises ``ValueError`` for any other value."""
     if type(value) is not int or not 0 <= value < NUMBER_LIMIT:
         raise ValueError("number")
     return value
 
 
 def _quantity(value: object) -> float:
-    # The comparison refuses NaN too.
+    # NaN fails the comparison.
     if (type(value) is not float and type(value) is not int) or not 0 <= value < TIME_LIMIT:
         raise ValueError("quantity")
     return value
@@ -246,7 +246,7 @@ def _timeout(fields: Fields) -> float:
 
 
 def _runs(value: object) -> tuple[tuple[int, int], ...]:
-    """Pairs of positions, rising. Raises ``ValueError`` for anything else."""
+    """Return rising pairs of positions. Raises ``ValueError`` for any other value."""
     if type(value) is not list:
         raise ValueError("runs")
     runs = []
@@ -263,7 +263,7 @@ def _runs(value: object) -> tuple[tuple[int, int], ...]:
 
 
 def rules_of(fields: Fields) -> Rules:
-    """The rules in a ``begin`` row. Raises ``ValueError`` for an invalid value."""
+    """Return the rules in a ``begin`` row. Raises ``ValueError`` for an invalid value."""
     found: dict[str, object] = {}
     for name, types in _RULES.items():
         if name not in fields:

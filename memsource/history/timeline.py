@@ -1,10 +1,10 @@
 """All rows of a history in one order, and the limits of that order across segments.
 
-Within a segment the order is that of its rows. Between segments of one boot of one machine it is ``mono``. Between
-different or unknown boots it is ``wall``, which orders only segments that do not overlap.
+Rows of one segment keep their order in the file. ``mono`` orders segments of one boot of one machine. ``wall`` orders
+segments of different or unknown boots, if the segments do not overlap.
 
 So a partition in overlapping segments of different boots is *incomparable* across segments. A partition of a recreated
-topic or stream is too, because its positions started again.
+topic or stream is incomparable too, because its positions started again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memsource.history.reader import Segment
 from memsource.history.rows import Row
 
 Assignment = tuple[Segment, str, int]
-"""A partition at a process: (segment, partition, assignment)."""
+"""An assignment of a partition to a process: (segment, partition, assignment)."""
 
 # A result after one of these rows of its assignment changes nothing.
 _FENCES = frozenset({"drained", "revoked", "lost"})
@@ -29,22 +29,23 @@ _FENCED = frozenset({"ended", "dlq_confirmed"})
 class Timeline:
     """An order over segments. Iteration yields (event, segment, row).
 
-    The event is the row's, with these exceptions:
+    The event is the event of the row, with these exceptions:
 
     - An end after its assignment was fenced is a ``zombie``.
-    - ``over`` follows the last row of a segment, with that row again.
-    - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. It has the row of the delivery,
-      with number and time of the commit.
+    - ``over`` follows the last row of a segment, and has that row.
+    - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. The row of ``passed`` is the row
+      of
+      the delivery, with number and time of the commit.
     - A ``gap`` comes at the earliest time of its missing rows.
 
     Args:
         segments: The segments, in any order.
-        taken: Assignments that the broker has taken away, as (member, partition, number). A history lacks the loss of
-            a process that died or stood still before it heard of it.
+        taken: Assignments that the broker has taken away, as (member, partition, number). A process that
+            died or stood still before it heard of the loss has no row of the loss.
 
     Attributes:
         segments: The segments.
-        taken: The assignments of the argument ``taken``.
+        taken: Assignments that the broker has taken away.
         deadlines: Last deadline of each assignment under a lease, as ``mono``.
         committing: Assignments whose source commits one position a partition.
         incomparable: Partitions that cannot be compared across segments, with the reason.
@@ -97,7 +98,7 @@ class Timeline:
         shift = self._shift[segment]
         latest = segment.mono_first
         for row in segment.rows:
-            # The clock reading of a row may be a little older than that of the row before.
+            # The time of a row may be a little older than the time of the row before.
             if row.mono > latest:
                 latest = row.mono
             # Missing rows before a segment may have happened at any time.
@@ -134,7 +135,7 @@ class Timeline:
         if _same_boot(one, other):
             return False
         first, second = sorted((one, other), key=lambda segment: segment.wall_first)
-        # By the wall clocks and by the order of this timeline: they differ after a clock was set.
+        # Compare wall clocks and the order of this timeline, because they differ after a clock was set.
         return second.wall_first <= first.wall_last or self._begin(second) <= ends[first]
 
 
@@ -143,13 +144,13 @@ def _same_boot(one: Segment, other: Segment) -> bool:
 
 
 def _shifts(segments: Sequence[Segment]) -> dict[Segment, float]:
-    """The offset that makes ``mono`` comparable: 0 within one boot, else from its first segment to the wall clock."""
+    """Return the offset that makes the ``mono`` of a segment comparable; 0 = all segments have one boot."""
     boots: dict[object, float] = {}
     shifts = {}
     for segment in sorted(segments, key=lambda segment: segment.wall_first):
         boot: object = segment.boot or segment
         shifts[segment] = boots.setdefault(boot, segment.wall_first - segment.mono_first)
     if len(boots) == 1:
-        # Without a conversion there is no rounding.
+        # With one boot, avoid the rounding of a conversion.
         return dict.fromkeys(segments, 0.0)
     return shifts
