@@ -61,7 +61,7 @@ Work = Callable[[DeadLetterBox], Awaitable[int]]
 
 
 class Where(NamedTuple):
-    """The place of the dead letters: a topic of Kafka, or a subject of JetStream."""
+    """The place of the dead letters, a topic of Kafka or a subject of JetStream."""
 
     topic: str
     config: Path | None
@@ -179,7 +179,7 @@ def drop(
 
 
 def _run(where: Where, work: Work) -> None:
-    """Do the work with an open box, and end with its status. An error of ``lanes`` is one line."""
+    """Do the work with an open box, and end with its status. Print an error of ``lanes`` as one line."""
 
     async def job() -> int:
         async with _opened(where.box()) as box:
@@ -252,7 +252,7 @@ async def _show(box: DeadLetterBox, id_: str, with_payload: bool, as_json: bool)
 
 
 Act = Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[str]]
-"""Replays a dead letter; returns the text for the user, or raises the error of the replay."""
+"""Function that replays a dead letter, and returns the text for the user or raises the error of the replay."""
 
 
 async def _publish(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
@@ -271,7 +271,7 @@ def _handle(handler: str, decode: str) -> Act:
 
 
 class _Result(NamedTuple):
-    """The result for one dead letter; ``done`` = it is as the user wants it, ``said`` = text for people."""
+    """The result for one dead letter; ``done`` = the command reached its goal, ``said`` = text for the user."""
 
     state: Literal["replayed", "dropped", "stays", "gone", "unknown"]
     done: bool
@@ -291,10 +291,10 @@ async def _each(
     *,
     as_json: bool,
 ) -> int:
-    """Do it to every dead letter that is not disposed of, print each result, and return the status."""
+    """Call ``one`` with every dead letter that is not disposed of, print each result, and return the status."""
     failed = 0
     for id_ in ids:
-        # One at a time, so that a concurrent command is noticed.
+        # Find one dead letter at a time, so that a concurrent command is noticed.
         found = (await box.find([id_])).get(id_)
         if isinstance(found, StoredDeadLetter):
             try:

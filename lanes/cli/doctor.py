@@ -1,4 +1,4 @@
-"""The results of a ``lanes doctor …``, and how they are shown."""
+"""The results of a ``lanes doctor …`` command, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARKS: Final = {True: "ok", None: "look", False: "FAILED"}
 
 
 class Check(NamedTuple):
-    """One result. ``ok`` is None for a limitation or an unknown; ``remedy`` is empty when there is nothing to do."""
+    """One result; ``ok`` None = a limitation or an unknown value, ``remedy`` empty = no action is needed."""
 
     name: str
     ok: bool | None
@@ -28,7 +28,7 @@ def conclude(
 ) -> NoReturn:
     """Print the results and end the command: 0 = usable, 3 = a check failed.
 
-    The JSON has the ``facts`` too. A terminal shows the ``tables`` first. Needs the extra ``cli``.
+    The JSON contains the ``facts`` too. The text output begins with the ``tables``. Needs the extra ``cli``.
     """
     import typer
     from rich.console import Console

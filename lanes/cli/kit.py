@@ -22,7 +22,7 @@ MODULES: Final = {
     "postgres": ("psycopg",),
     "spark": ("pyspark", "pyarrow"),
 }
-"""The modules of each extra that a command cannot do without."""
+"""Required modules of each extra."""
 
 
 def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> NoReturn:
@@ -50,7 +50,7 @@ def command_group(help: str = "") -> typer.Typer:  # noqa: A002 (as typer calls 
         context_settings={"max_content_width": 110},
     )
     if help:
-        # With a callback of its own, a group of one command still asks for that command's name.
+        # With a callback, a group of one command still needs the name of that command.
         group.callback(help=help)(_no_options)
     return group
 

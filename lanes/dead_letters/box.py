@@ -15,7 +15,7 @@ from lanes.dead_letter import DeadLetter, Details
 from lanes.handlers import Decode, async_handler, check_handler, is_async, sync_handler
 
 Disposition = Literal["replayed", "dropped"]
-"""How a dead letter was disposed of: handled or published again, or dropped for good."""
+"""The end of a dead letter: handled or published again, or dropped for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -24,8 +24,8 @@ class StoredDeadLetter:
 
     Attributes:
         dead_letter: The dead letter.
-        place: Where it is stored, as text for people.
-        whole_size: Bytes of the original value when it was cut to fit; None = it was not cut.
+        place: Place of the dead letter in its topic or stream, as text.
+        whole_size: Number of bytes of the original value, if the value was cut to fit; None = the value is complete.
     """
 
     dead_letter: DeadLetter

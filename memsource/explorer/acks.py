@@ -24,7 +24,7 @@ from memsource.explorer.search import Broken
 
 
 class Sent(NamedTuple):
-    """An acknowledgement under way. ``again``: its message was settled before."""
+    """An acknowledgement under way; ``again`` = its message was settled before."""
 
     message: MessageId
     token: int
@@ -55,7 +55,7 @@ class AckWorld:
 
     Args:
         scope: The scope, with one member; ``faults`` are losses of the partition, ``unknown`` lost acknowledgements.
-        redeliveries: How often messages come again.
+        redeliveries: Maximum number of redelivered messages.
     """
 
     def __init__(self, scope: Scope, redeliveries: int) -> None:
@@ -65,13 +65,13 @@ class AckWorld:
         self._keys = [key.encode() for _, key in scope.messages]
 
     def start(self) -> AckState:
-        """The first state: the partition is assigned, and nothing is delivered."""
+        """Return the first state: the partition is assigned, and no message is delivered."""
         engine = Engine(self._scope.policy())
         engine.assign(Partition(PartitionId(SOURCE, 0), READER))
         return AckState(snapshot(engine), (0,) * len(self._keys), frozenset())
 
     def steps(self, state: AckState) -> Iterator[tuple[Callable[[], str], AckState]]:
-        """Every possible event of a state. Pure.
+        """Yield every possible event of a state. Pure.
 
         Args:
             state: The state.
@@ -85,7 +85,7 @@ class AckWorld:
         moving = False
         events = list(self._events(state))
         if all(may_stay_away for _, may_stay_away, _ in events):
-            # Nothing else must happen, so the broker's wait for an acknowledgement ends.
+            # No other event must happen, so the broker's wait for an acknowledgement ends.
             events += [
                 (f"delivered again: {position}", False, partial(self._delivered, state, position))
                 for position, token in enumerate(state.tokens)
@@ -106,7 +106,7 @@ class AckWorld:
             invariants.nothing_stands_still(set(range(len(self._keys))) - state.acked)
 
     def _events(self, state: AckState) -> Iterator[tuple[str, bool, Callable[[], AckState]]]:
-        """The text of each possible event, whether it may never happen, and the next state."""
+        """Yield the text of each possible event, whether the event may never happen, and the next state."""
         engine = restore(state.engine)
         if engine.room().messages and state.first:
             position, *rest = state.first
@@ -200,7 +200,7 @@ class AckWorld:
         return self._after(state._replace(sent=tuple(sent)), engine)
 
     def _answered(self, state: AckState, *, arrived: bool, known: bool) -> AckState:
-        """Whether the acknowledgements have arrived, and whether the engine is told."""
+        """Answer the acknowledgements; ``arrived`` = at the broker, ``known`` = the engine learns of it."""
         engine = restore(state.engine)
         newest = {one.message.position for one in state.sent if one.token == state.tokens[one.message.position]}
         acked = newest - set(state.first)
@@ -216,7 +216,7 @@ class AckWorld:
         engine = restore(state.engine)
         engine.lose(_owned(engine))
         engine.assign(Partition(PartitionId(SOURCE, 0), READER))
-        # Their tokens are void until they come again.
+        # The tokens of these messages are void until the messages are redelivered.
         first = tuple(p for p, token in enumerate(state.tokens) if token and p not in state.acked)
         return self._after(state._replace(losses=state.losses + 1, done=frozenset(), first=first), engine)
 
@@ -241,10 +241,10 @@ def _running(engine: Engine) -> list[Message]:
 
 
 def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
-    """The settlement of sent acknowledgements: messages that the engine holds, and others that it settles again."""
+    """Make the settlement of sent acknowledgements: messages in flight, and messages that are settled again."""
     partition = _owned(engine)
     if any(one.message.assignment != partition.assignment for one in sent):
-        # Their assignment was lost meanwhile.
+        # The assignment of the acknowledgements was lost meanwhile.
         partition = Partition(partition.id, READER)
         partition.ledger = AckLedger()
     held = {} if partition.assignment == 0 else {m.position: m for m in partition.ledger.in_flight()}

@@ -15,11 +15,11 @@ from lanes.core.types import Message
 from memsource.explorer.search import Broken
 
 Commit: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
-"""A floor, and what is completed above it as runs."""
+"""A floor, and the runs of finished messages above the floor."""
 
 
 def covered(commit: Commit, positions: Iterable[int]) -> set[int]:
-    """The positions that a commit says are finished."""
+    """Return the positions that a commit declares finished."""
     floor, completed = commit
     return {p for p in positions if p < floor or any(start <= p < end for start, end in completed)}
 
@@ -225,7 +225,7 @@ def nothing_stands_still(lacking: Collection[int]) -> None:
 
 
 def running_of(assignment: AssignmentState) -> list[int]:
-    """The positions of an assignment whose handlers run."""
+    """Return the positions of an assignment whose handlers run."""
     return [m.position for m in assignment.in_flight + assignment.fenced if m.state == RUNNING]
 
 

@@ -1,7 +1,7 @@
 """One member of a group: its value, and the next value after an event.
 
-The value is the engine with the knowledge of the shell around it. The shell stands for the rest of ``lanes`` without
-waiting: it performs the steps that the real drains ask for.
+The value is the engine with the knowledge of the shell around it. The shell stands for the rest of ``lanes``. It
+performs the steps that the real drains request, without waiting.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Member(NamedTuple):
 
 
 def events(scope: Scope, member: Member) -> list[Event]:
-    """The events that are possible without another member."""
+    """Return the events that are possible without another member."""
     engine, known = restore(member.engine), dict(member.assignments)
     found: list[Event] = []
     if engine.ready and engine.running_handlers < engine.concurrency:
@@ -182,7 +182,7 @@ class _Actor:
         self.notes: list[str] = []
 
     def state(self) -> Member:
-        """The member now. Raises ``Broken`` when an invariant of every event does not hold."""
+        """Return the member now. Raises ``Broken`` when an invariant of every event does not hold."""
         check(self._scope, invariants.given_up_is_forgotten, self.engine)
         engine = snapshot(self.engine)
         check(self._scope, invariants.in_flight_bounded, engine)
@@ -326,7 +326,7 @@ class _Actor:
         self.outputs.append(Output("done", self._known[assignment].number, position))
 
     def _unfinished(self, shell: Assignment) -> set[int]:
-        """The positions that no predecessor has committed and this assignment has not handled."""
+        """Return the positions that no predecessor has committed and this assignment has not handled."""
         positions = set(self._topic[shell.number])
         return positions - covered(shell.origin, positions) - shell.done
 
@@ -444,7 +444,7 @@ class _Actor:
         return PartitionDrain(self.engine, partition, _LIMITS, close_prefix=self._scope.close_prefix, phase=shell.drain)
 
     def _tell(self, assignment: int, event: str) -> None:
-        """Tell a drain what came of what it had performed, and perform what it asks for next."""
+        """Report an event to a drain, and perform its next step."""
         drain = self._restored(assignment)
         partition, number = drain.partition, drain.partition.id.number
         drain.tell(event, 0.0)

@@ -1,4 +1,4 @@
-"""The scope of an exploration: the number of everything, and the events that it must reach."""
+"""The scope of an exploration: its bounds, and the events that the exploration must reach."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ class Scope:
 
     Attributes:
         messages: (partition, key) of each message, in the order of publication.
-        gap: Leave out one position after the first message and after the last.
+        gap: Whether one position is left out after the first message and after the last message.
         partitions: Number of partitions.
-        members: Number of members; the first one is there from the beginning.
-        moves: How often a member joins or is stopped.
+        members: Number of members; the first member is in the group from the beginning.
+        moves: Number of times that a member joins or is stopped.
         faults: Losses, expired sessions, crashes, missed deadlines and refused releases, in total.
-        failures: Handlers that fail.
-        unknown: Commits that are answered late or never.
-        settles: Finished messages may enter the ledger without a commit.
-        rotate: All partitions go to the last member that joined; otherwise they are shared evenly.
-        cooperative: Rebalances are cooperative.
-        hands_over: Commits keep the completed set above the floor.
-        close_prefix: Drains run messages that would repeat without a completed set.
-        concurrency: Handlers of a member at a time.
-        max_in_flight: Bound of the engine.
-        max_ahead: Bound of the engine.
-        batch: The most messages of a fetch.
+        failures: Number of handlers that fail.
+        unknown: Number of commits that are answered late or never.
+        settles: Whether finished messages may enter the ledger without a commit.
+        rotate: Whether all partitions go to the last member that joined. False = the members share the partitions
+            evenly.
+        cooperative: Whether rebalances are cooperative.
+        hands_over: Whether commits contain the completed set above the floor.
+        close_prefix: Whether a drain runs messages that would repeat without a completed set.
+        concurrency: Maximum number of running handlers of a member.
+        max_in_flight: Maximum number of messages in flight, as in ``Settings``.
+        max_ahead: Maximum number of messages above the confirmed floor, as in ``Settings``.
+        batch: Maximum number of messages of a fetch.
         invariants: Invariants to check; None = all.
     """
 
@@ -57,7 +58,7 @@ class Scope:
     invariants: frozenset[Callable[..., None]] | None = None
 
     def policy(self) -> Policy:
-        """The policy of the engines."""
+        """Return the policy of the engines."""
         return Policy(
             concurrency=self.concurrency,
             max_in_flight=self.max_in_flight,
@@ -81,12 +82,13 @@ class Scope:
             reached: Names of the events and branches reached, as in ``Exploration.reached``.
 
         Returns:
-            Names of the missing ones; an exploration that misses any has proved less than its scope says.
+            Names of the missing events and branches; an exploration that misses any has proved less than its scope
+            says.
         """
         return sorted(self.expected() - set(reached))
 
     def expected(self) -> frozenset[str]:
-        """The events and rare branches that a complete exploration must reach."""
+        """Return the events and rare branches that a complete exploration must reach."""
         mixed = max(Counter(number for number, _ in set(self.messages)).values()) > 1
         applies = {
             _ALWAYS: True,

@@ -10,7 +10,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Broken(Exception):
-    """An invariant does not hold. ``step`` is the last event, where the path does not have it yet."""
+    """An invariant does not hold; ``step`` = the last event, if the path lacks that event."""
 
     def __init__(self, invariant: str, text: str, step: str | None = None) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -23,17 +23,17 @@ class World(Protocol[S]):
     """States as values, and the events that are possible in each."""
 
     def start(self) -> S:
-        """The first state."""
+        """Return the first state."""
 
     def steps(self, state: S) -> Iterator[tuple[Callable[[], str], S]]:
-        """Every possible event of ``state``: its text on demand, and the next state. Pure.
+        """Yield every possible event of ``state``: a function that makes its text, and the next state. Pure.
 
         Raises ``Broken`` for an event or a state that breaks an invariant.
         """
 
     @property
     def reached(self) -> Counter[str]:
-        """How often each kind of event and each rare branch was reached."""
+        """Number of times that each kind of event and each rare branch was reached."""
 
 
 class Violation(NamedTuple):
@@ -59,11 +59,11 @@ class Exploration(NamedTuple):
 
     Attributes:
         states: Number of visited states.
-        steps: Number of events between them.
-        depth: Events to the farthest state.
-        reached: How often each kind of event and each rare branch was reached.
-        violation: The first violation; None without one.
-        complete: All states were visited.
+        steps: Number of events between the visited states.
+        depth: Number of events from the first state to the farthest state.
+        reached: Number of times that each kind of event and each rare branch was reached.
+        violation: The first violation; None = no invariant was broken.
+        complete: Whether all states were visited.
     """
 
     states: int
@@ -81,14 +81,14 @@ class Exploration(NamedTuple):
 def search(world: World[S], *, max_states: int | None = None) -> Exploration:
     """Visit every state of a world once, nearest first, until the first violation. Blocks.
 
-    It needs a few hundred bytes a state.
+    The search needs a few hundred bytes of memory for each state.
 
     Args:
         world: The world to explore.
         max_states: Stop after this number of states; None = never.
 
     Returns:
-        The figures of the search, and the first violation if there is one.
+        The figures of the search, with the first violation.
     """
     first = world.start()
     known = {first: 0}

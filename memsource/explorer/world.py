@@ -3,9 +3,9 @@
 A state is a few numbers: the state of the group, the state of each member, and the handled messages. The states of the
 group and of one member are numbered, and each event in one of them is computed once.
 
-Two kinds of orders are left out, because they show nothing new. A member that has lost a partition hears of it at once:
-it could have acted before the loss, and its messages may still arrive after it. While a member owns nothing and hears
-nothing, its fenced handlers end last, because no other member sees them.
+Two kinds of orders are left out, because they show nothing new. A member that has lost a partition hears of the loss at
+once. The member could have acted before the loss, and its messages may still arrive after the loss. While a member owns
+nothing and hears nothing, its fenced handlers end last, because no other member sees them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Call = tuple[int, str, tuple[object, ...]]
 
 
 class Groups:
-    """The states of a group, by number. Each call in one of them is made once.
+    """The states of a group, by number. Each call in one state is made once.
 
     ``topic`` has the published messages: partition -> position -> key. The member ``first`` is there from the
     beginning.
@@ -58,7 +58,7 @@ class Groups:
         self.first: Final = self._number()
 
     def call(self, state: int, method: str, *args: object) -> int:
-        """The state after a call of the group."""
+        """Return the state after a call of the group."""
         call = state, method, args
         found = self._calls.get(call)
         if found is None:
@@ -68,7 +68,7 @@ class Groups:
         return found
 
     def fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
-        """The state after a fetch of exactly ``count`` messages, and the messages; None when there is no such fetch."""
+        """Return the state after a fetch of exactly ``count`` messages, and the messages; None = no such fetch."""
         fetch = state, name, number, count
         if fetch not in self._fetches:
             self._fetches[fetch] = self._fetch(*fetch)
@@ -89,21 +89,21 @@ class Groups:
         return self._number(), Event("fetches", number, position=upto, run=run)
 
     def knows(self, state: int, name: str) -> bool:
-        """Whether a member is in the group."""
+        """Return whether a member is in the group."""
         return name in self._members[state]
 
     def hears(self, state: int, name: str) -> Event | None:
-        """The news that a member would hear now; None = there are none."""
+        """Return the news that a member would hear now; None = no news."""
         notices = self._members[state][name]
         told = tuple((kind, number, self.committed(state, number)) for kind, number in notices)
         return Event("hears", notices=told) if told else None
 
     def owners(self, state: int) -> Sequence[str | None]:
-        """The owner of each partition."""
+        """Return the owner of each partition."""
         return self._states[state].owners
 
     def committed(self, state: int, number: int) -> Commit:
-        """The committed set of a partition."""
+        """Return the committed set of a partition."""
         return self._states[state].committed[number]
 
     def _number(self) -> int:
@@ -121,7 +121,7 @@ def _rotate(owners: Sequence[str | None], members: Sequence[str]) -> list[str | 
 
 
 class View(NamedTuple):
-    """A member as the others see it: its possible events, running handlers, ownership, live partitions and room."""
+    """A member as the other members see it: events, running handlers, ownership, live partitions and room."""
 
     events: tuple[Event, ...]
     running: frozenset[tuple[object, ...]]
@@ -138,7 +138,7 @@ class _Done(NamedTuple):
 
 
 class Members:
-    """The states of a member, by number. Each event in one of them is computed once.
+    """The states of a member, by number. Each event in one state is computed once.
 
     ``fresh`` is the number of a member that has just started.
     """
@@ -159,7 +159,7 @@ class Members:
         return self._members[number]
 
     def view(self, number: int) -> View:
-        """A member as the others see it."""
+        """Return a member as the other members see it."""
         return self._views[number]
 
     def act(self, number: int, event: Event) -> _Done:
@@ -250,11 +250,11 @@ class GroupWorld:
         return f"<GroupWorld {len(self._names)} members, {len(self._members)} states of one>"
 
     def start(self) -> State:
-        """The first state: one member is there and has heard nothing."""
+        """Return the first state: one member is in the group and has heard nothing."""
         return State(self._groups.first, (self._members.fresh,) + (_DOWN,) * (len(self._names) - 1))
 
     def steps(self, state: State) -> Iterator[tuple[Callable[[], str], State]]:
-        """Every possible event of a state: its text on demand, and the next state. Pure.
+        """Yield every possible event of a state: a function that makes its text, and the next state. Pure.
 
         Args:
             state: The state.
@@ -318,14 +318,14 @@ class GroupWorld:
             yield from self._struck(_faulty(state), index, name)
 
     def _late(self, state: State, index: int) -> Iterator[_Step]:
-        """The ends of fenced handlers that no member waits for."""
+        """Yield the ends of fenced handlers for which no member waits."""
         if state.members[index] != _DOWN:
             for event in self._members.view(state.members[index]).events:
                 if event.word in HANDLER:
                     yield _Step(event, self._act(state, index, event))
 
     def _struck(self, state: State, index: int, name: str) -> Iterator[_Step]:
-        """The possible faults of a member in the group."""
+        """Yield the possible faults of a member in the group."""
         crashed = state._replace(group=self._call(state, "crash", name))
         yield _Step(Event("crashes"), _with(crashed, index, _DOWN)._replace(crashed=index), moving=False)
         event = Event("session expires")
@@ -339,13 +339,13 @@ class GroupWorld:
         return state._replace(group=self._call(state, "lose", name, number), split=True)
 
     def _allowed(self, state: State, index: int, event: Event) -> State | None:
-        """The state in which a member may act without another one; None when such events are used up or refused."""
+        """Return the state in which a member may act; None = the event is refused, or the scope allows no more."""
         scope, word, name = self._scope, event.word, self._names[index]
         if word in ("made", "confirmed", "unanswered"):
             on_way = dict(self._members[state.members[index]].assignments)[event.assignment].on_way
             made = on_way is not None and on_way.made
             if word != "unanswered" and not made and not self._groups.knows(state.group, name):
-                return None  # The group has expelled the member, and answers so.
+                return None  # The group has expelled the member and refuses the commit.
             if word == "confirmed" or made:
                 return state
             return None if state.unknown == scope.unknown else state._replace(unknown=state.unknown + 1)
@@ -367,7 +367,7 @@ class GroupWorld:
         return self._act(state._replace(group=self._call(state, "poll", name)), index, event)
 
     def _act(self, state: State, index: int, event: Event) -> State:
-        """Apply an event to a member, and its effects to the others. Raises ``Broken``."""
+        """Apply an event to a member, and its effects to the other members. Raises ``Broken``."""
         name = self._names[index]
         if event.word == "leaves":
             return _with(state, index, _DOWN)._replace(group=self._call(state, "leave", name))
