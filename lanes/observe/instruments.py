@@ -105,10 +105,7 @@ GAUGES: Final = (
         "lanes.oldest.age", "s", "Time since the delivery of the oldest unfinished message.", _oldest(lambda m: m.age)
     ),
     Gauge(
-        "lanes.oldest.attempt",
-        "{attempt}",
-        "Attempt of the oldest unfinished message.",
-        _oldest(lambda m: m.attempt),
+        "lanes.oldest.attempt", "{attempt}", "Attempt of the oldest unfinished message.", _oldest(lambda m: m.attempt)
     ),
     Gauge(
         "lanes.oldest.position",

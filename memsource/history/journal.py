@@ -1,6 +1,6 @@
 """Conversion between journals (Parquet files) and the JSON lines that ``memsource.history.reader`` reads.
 
-The files of one run are read in the order of their rows, whatever their folders and names are. A copy of a file is
+The files of one run are read in the order of their rows, from any folder and under any name. A copy of a file is
 read once.
 """
 

@@ -109,7 +109,7 @@ class RowParser:
     def usual(self, line: str, n: int, member: str) -> tuple[Row, float] | None:
         """Return the row and ``wall`` of a line of the usual form, with this number and member.
 
-        None = the line has another form. ``parse`` reads every form, and takes several times as long.
+        Returns None for a line of another form. ``parse`` reads every form, and takes several times as long.
         """
         match = _USUAL.fullmatch(line)
         if match is None:
