@@ -83,7 +83,7 @@ class JetStreamLeaseStore:
 
     If the bucket is deleted during the run, the store creates an empty bucket. The members then find no lease, and lose
     their partitions. The revisions of the new bucket begin at the time in milliseconds, and above all revisions that
-    this store has seen, so no revision of the lost bucket repeats.
+    this store has seen. So no revision of the lost bucket repeats.
 
     Args:
         connection: Connection to the server.
