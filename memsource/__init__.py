@@ -12,12 +12,8 @@ Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``ch
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
-import sys
-from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from memsource.checkers import (
@@ -124,20 +120,63 @@ __all__ = [
 ]
 
 
-@cache
-def _homes() -> dict[str, str]:
-    """Return the module of each public name, which the imports above say."""
-    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+_HOMES: Final = {
+    "memsource.memory.attempts": ("MemoryAttempts",),
+    "memsource.memory.broker": ("MemoryBroker",),
+    "memsource.checkers": (
+        "CHECKERS",
+        "AtLeastOnce",
+        "BoundedInFlight",
+        "Checker",
+        "DeadLetterBeforeSettle",
+        "NoCommitPastUnfinished",
+        "NoOverlap",
+        "NoSettleBeforeEnd",
+        "PerKeyOrder",
+        "Verdict",
+        "check",
+    ),
+    "memsource.memory.group": ("Group",),
+    "memsource.memory.group_source": ("GroupSource",),
+    "memsource.history.reader": ("Gap", "HistoryError", "Segment", "read", "read_bytes"),
+    "memsource.checkers.report": ("Checked", "Counts", "check_files", "counts", "exit_status", "render"),
+    "memsource.history.rows": ("Row",),
+    "memsource.sim.runs.campaign": ("Campaign", "Failure", "CampaignReport"),
+    "memsource.sim.errors": (
+        "Deadlock",
+        "ImpossiblePlan",
+        "Livelock",
+        "NeverYields",
+        "Nondeterministic",
+        "Overtime",
+        "Refused",
+        "SimulationError",
+        "SimulationFailed",
+        "TokenRefused",
+    ),
+    "memsource.sim.plans.faults": ("FaultBudget", "faults"),
+    "memsource.sim.world.injection": ("InjectedFailure",),
+    "memsource.sim.plans.plan": ("Fault", "Plan", "Schedule"),
+    "memsource.sim.runs.run": ("Run",),
+    "memsource.sim.runs.simulate": ("Simulation", "simulate"),
+    "memsource.sim.plans.traffic": ("Traffic",),
+    "memsource.sim.world.worker": ("App", "Worker"),
+    "memsource.sim.world.world": ("World",),
+    "memsource.memory.source": ("MemoryDeadLetters", "MemorySource"),
+    "memsource.history.timeline": ("Timeline",),
+}
+"""The public names of each module."""
+
+_HOME: Final = {name: module for module, names in _HOMES.items() for name in names}
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        home = _HOME.get(name)
+        if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(_homes()[name]), name)
+        found = globals()[name] = getattr(importlib.import_module(home), name)
         return found
 
 

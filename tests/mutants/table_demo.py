@@ -29,7 +29,7 @@ GROUP: Final = (
     Mutant(
         "revoke_does_not_wait",
         "lanes_kafka.client.group",
-        "while any(self._is_owned(each) for each in waiting) and not self.closing and self._clock() < until:",
+        "while any(self.owns(each.partition) for each in waiting) and not self.closing and self.clock() < until:",
         "while False:",
         "a partition is given away while its handlers run",
         "demo",
