@@ -33,6 +33,20 @@ class RowBuffer:
     were given up.
     """
 
+    __slots__ = (
+        "_added",
+        "_bytes",
+        "_count",
+        "_lock",
+        "_marker",
+        "_taken",
+        "_wake_at",
+        "dropped",
+        "limit",
+        "rows",
+        "wake",
+    )
+
     def __init__(self, limit: int, size: int) -> None:
         self.rows: deque[str] = deque()
         self.limit = limit

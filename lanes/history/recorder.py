@@ -103,6 +103,8 @@ class Recorder(RowWriter):
     the number that ``started`` returned. ``dropped`` counts the rows that were given up.
     """
 
+    __slots__ = ()
+
     # Messages
 
     def produced(self, partition: PartitionId, position: int, key: bytes | None, now: float) -> None:

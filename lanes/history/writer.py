@@ -167,6 +167,29 @@ class SegmentFile:
 class RowWriter:
     """Numbers, buffers and writes the rows of one segment; ``lanes.history.recorder.Recorder`` makes them."""
 
+    __slots__ = (
+        "_after",
+        "_before",
+        "_directory",
+        "_file",
+        "_hashes",
+        "_latest",
+        "_marker",
+        "_member",
+        "_n",
+        "_origins",
+        "_rows",
+        "_size",
+        "_step_from",
+        "_step_until",
+        "_unreported",
+        "_wrapper",
+        "dropped",
+        "member",
+        "path",
+        "written",
+    )
+
     group_commit: ClassVar[bool] = True
     """Whether a handler has to wait until ``written`` reaches the number of its row."""
 
