@@ -122,13 +122,16 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
 
 
 def details(message: Message) -> Details:
-    """Return the details of a message, which are empty if its reader has no details."""
+    """Return the details that the reader of a message adds to its dead letter; empty = the reader adds none."""
     reader = message.partition.reader
     return reader.details(message.raw) if isinstance(reader, DetailedReader) else Details()
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception, bounded and encodable. A note replaces a text that raises an exception."""
+    """Return the text of an exception, cut to ``ERROR_TEXT_LIMIT`` characters and encodable as UTF-8.
+
+    If the exception cannot make its text, the result names the error that its ``__str__`` raised.
+    """
     try:
         text = str(error)
     except Exception as broken:

@@ -199,8 +199,8 @@ class Source(Protocol):
 
         With room for messages, the call returns as soon as a message is available. Without room for messages or for
         bytes, the call waits for events of ownership only. If the source settles each message by itself, a message may
-        come for the first time after later positions of its partition. The call waits for a lost connection, because
-        any exception stops the consumer in order.
+        come for the first time after later positions of its partition. While the
+        connection is lost, the call waits for a new connection, because any exception stops the consumer in order.
 
         Args:
             room: Bounds of this call. At most ``room.messages`` new messages are delivered. Only the batch that

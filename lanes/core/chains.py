@@ -142,7 +142,7 @@ class Chains:
         return kept
 
     def abandon(self, partition: Partition, messages: list[Message]) -> None:
-        """Take messages that do not run out of the queue and out of their lanes."""
+        """Remove waiting messages from the queue and from their lanes."""
         for message in messages:
             step(message, "abandon")
         ready = [m for m in self.ready if m.state == QUEUED]

@@ -81,7 +81,7 @@ class Abandoned(Effect):
 
 @dataclass(slots=True, eq=False)
 class Drained(Effect):
-    """No handler of the draining partition runs any more: settle its finished messages, then release it."""
+    """No handler of the draining partition runs any more: settle its finished messages, then release the partition."""
 
     partition: Partition
 
@@ -92,9 +92,9 @@ class Redelivered(Effect):
 
     Attributes:
         message: The new delivery.
-        cause: ``held`` = the message is in flight, and has the token of the new delivery. ``settled`` = the message
-            does not run again, and is settled again. ``late`` = the engine does not know the position, which is below
-            a delivered one, and admitted the message in its place.
+        cause: ``held`` = the message is still in flight, and got the token of the new delivery. ``settled`` = the
+            message had finished; it is settled again and does not run again. ``late`` = the position is unknown and
+            below a delivered position; the engine admitted the message.
     """
 
     message: Message
@@ -103,19 +103,19 @@ class Redelivered(Effect):
 
 @dataclass(slots=True, eq=False)
 class Zombie(Effect):
-    """A handler of a fenced assignment ended; its result changed nothing."""
+    """A handler of a fenced assignment ended, and its result changed nothing."""
 
     message: Message
 
 
 class Saturated(Effect):
-    """A bound is reached: stop taking from the source."""
+    """A bound of the messages or bytes in flight is reached: take no more messages from the source."""
 
     __slots__ = ()
 
 
 class Resumed(Effect):
-    """Both budgets are below their low marks: take from the source again."""
+    """Messages and bytes in flight are at or below their low-water marks: take messages from the source again."""
 
     __slots__ = ()
 
@@ -126,7 +126,8 @@ class AheadReached(Effect):
 
     Attributes:
         partition: The assignment.
-        oldest: The unfinished message that holds the floor; None when only a confirmation is missing.
+        oldest: The unfinished message that holds the floor; None = every message is finished, and the broker has
+            not confirmed the floor.
     """
 
     partition: Partition
@@ -135,12 +136,12 @@ class AheadReached(Effect):
 
 @dataclass(slots=True, eq=False)
 class AheadLeft(Effect):
-    """The broker confirmed a higher floor: take from the partition again."""
+    """The broker confirmed a higher floor: take messages of the partition again."""
 
     partition: Partition
 
 
 class PauseDue(Effect):
-    """A bound has lasted: pause the clients. ``Engine.room`` names the partitions to pause."""
+    """A bound has stopped the intake for ``PAUSE_AFTER`` seconds: pause the partitions that ``Engine.room`` names."""
 
     __slots__ = ()

@@ -276,14 +276,14 @@ class Engine(Ownership):
             self.effects.append(effect(message, failure, follows))
 
     def kept(self, message: Message) -> None:
-        """Record that the store has the failed attempt of a message, so that its hold may end.
+        """Record that the store of attempts has saved a failed attempt, so that the message may be retried.
 
         Idempotent; ignored for a message that is not held.
         """
         self.stopped.kept(message)
 
     def dead_lettered(self, message: Message) -> None:
-        """Record that the dead letter of a message is confirmed. Ignored for an abandoned message."""
+        """Record that the broker confirmed the dead letter of a message. Ignored for an abandoned message."""
         if message.state == ABANDONED:
             return
         blocked = message.state == DEAD_LETTERING_BLOCKED

@@ -1,9 +1,11 @@
-"""The budgets of messages and bytes in flight, with a high and a low water mark.
+"""The bounds of the messages and of the bytes in flight, each with a high-water and a low-water mark.
 
-*In flight* means delivered and not settled. The engine stops taking messages at the high mark, which is the bound. The
-engine takes messages again when both budgets are at or below their low marks. It therefore does not switch at every
-message. The low mark of bytes is half the bound. The low mark of messages is halfway between ``concurrency`` and the
-bound: with fewer than ``concurrency`` messages in flight, some handlers would be idle.
+*In flight* means delivered and not settled. The engine stops taking messages at a high-water mark, which is the
+bound. The engine takes messages again when messages and bytes are at or below their low-water marks. With two marks,
+the engine does not stop and start at every message.
+
+The low-water mark of bytes is half the bound. The low-water mark of messages is halfway between ``concurrency`` and the
+bound, because with fewer than ``concurrency`` messages in flight some handlers would be idle.
 """
 
 from __future__ import annotations

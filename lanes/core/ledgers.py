@@ -143,19 +143,19 @@ class AckLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first. O(unsettled)."""
+        """Return the unfinished message that was delivered first. Slow: looks at every unsettled message."""
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
-        """Return the number of deliveries that are not settled."""
+        """Return the number of delivered messages that are not settled."""
         return len(self.unsettled)
 
     def floor(self) -> int:
-        """Return the position below which every delivery is settled. O(unsettled), for the status only."""
+        """Return the position below which every delivered message is settled. Slow: only for the status."""
         return min(self.unsettled) if self.unsettled else self.highest + 1
 
     def _add(self, start: int, end: int) -> None:
-        """Add the run start … end-1 of positions that were unsettled until now."""
+        """Add the positions ``start`` … ``end`` − 1, which were not settled before, to the settled positions."""
         starts, ends = self._starts, self._ends
         above = bisect_right(starts, start)
         joins_below = above > 0 and ends[above - 1] == start

@@ -160,7 +160,10 @@ def _end_of_list(floor: int, runs: list[tuple[int, int]], room: int) -> int:
 
 
 def _distance(floor: int, last: int, start: int) -> int:
-    """Return the listed distance of a run at ``start`` after ``last``. Only the first run may begin at the floor."""
+    """Return the distance that the list form stores for a run at ``start``, from the end ``last`` of the former run.
+
+    The stored distance of every run but the first is one lower, because two runs never touch.
+    """
     return start - last - (last > floor)
 
 
@@ -169,9 +172,9 @@ def _varint_size(number: int) -> int:
 
 
 def _smaller(floor: int, runs: list[tuple[int, int]]) -> tuple[int, bytes]:
-    """Return the smaller form, and the set in that form."""
+    """Encode the runs as a list or as a bitmap, and return the shorter form and its bytes."""
     size = _bitmap_size(floor, runs)
-    # A listed run takes two bytes or more, so a smaller bitmap needs no comparison.
+    # In a list each run takes at least two bytes, so a bitmap below that size is the shorter form.
     if size >= 2 * len(runs):
         body = _listed(floor, runs)
         if len(body) <= size:

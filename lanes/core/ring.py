@@ -25,25 +25,25 @@ SLOTS: Final = 65_536
 
 _HASH_BYTES: Final = 8
 
-# Each key uses a copy. Hashing the context string for each key would take twice as long.
+# Each key is hashed by a copy of one of these objects. A new object for each key would take twice as long.
 _PARTITION: Final = blake3(derive_key_context="lanes-runtime ring v1: partition of a key")
 _LANE: Final = blake3(derive_key_context="lanes-runtime ring v1: lane of a key")
 
 
 def slot(key: PartitionKey) -> int:
-    """Return the slot of a key, in 0 … 65,535: the first two bytes of its BLAKE3, little-endian."""
+    """Return the slot of a key, in 0 … 65,535: the first two bytes of its BLAKE3 hash, little-endian."""
     return int.from_bytes(blake3(key_bytes(key)).digest(length=2), "little")
 
 
 def partition(key: PartitionKey, partitions: int) -> int:
-    """Return the partition of a key, in 0 … ``partitions`` − 1. ``ValueError`` for fewer than 1 partition."""
+    """Return the partition of a key, in 0 … ``partitions`` − 1. Raises ``ValueError`` below 1 partition."""
     if partitions < 1:
         raise ValueError(f"partitions={partitions}: a key needs a partition; use 1 or more")
     return _reduced(key, _PARTITION, partitions)
 
 
 def lane(key: PartitionKey, lanes: int) -> int:
-    """Return the lane of a key, in 0 … ``lanes`` − 1, in any partition. ``ValueError`` for fewer than 1 lane."""
+    """Return the lane of a key, in 0 … ``lanes`` − 1, in any partition. Raises ``ValueError`` below 1 lane."""
     if lanes < 1:
         raise ValueError(f"lanes={lanes}: a key needs a lane; use 1 or more")
     return _reduced(key, _LANE, lanes)

@@ -210,14 +210,14 @@ class Partition(PartitionInternals):
     """One assignment of a partition to this process.
 
     A source makes a new object for every assignment and passes the object in ``Assigned``. The engine numbers the
-    assignment. The object is the fence: a result whose ``message.partition`` is no longer ``live`` changes nothing.
+    assignment. The object is also the fence: a result changes nothing if its ``message.partition`` is not ``live``.
 
-    The source raises ``deadline`` at each renewal of the lease, and never raises a deadline that has passed. After its
-    deadline the assignment is lost, both for the source and for the runtime.
+    The source raises ``deadline`` at each renewal of the lease, but never after the deadline has passed. After the
+    deadline, both the source and the runtime treat the assignment as lost.
 
     Args:
         partition_id: Name of the partition.
-        reader: Reader of its raw messages.
+        reader: Reader of the raw messages of the partition.
         incarnation: Name that tells a recreated topic or stream from the former one. Part of the ids of dead letters.
         floor: The first position that the source reads. ``None`` = the source settles each message by itself.
         completed: The positions above the floor that the former owner completed, as runs.
@@ -228,7 +228,7 @@ class Partition(PartitionInternals):
 
     Attributes:
         id: Name of the partition.
-        reader: Reader of its raw messages.
+        reader: Reader of the raw messages of the partition.
         incarnation: See ``Args``.
         floor: See ``Args``.
         completed: See ``Args``.

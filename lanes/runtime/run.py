@@ -3,8 +3,8 @@
 A run performs the decisions of the engine, and decides nothing about order, retries or bounds itself. All its tasks
 belong to one task group of one event loop, asyncio or trio, and have ended when ``run`` returns.
 
-Every event of the source and every effect of the engine passes through this module to the components. This module
-alone decides the order of these calls.
+This module passes every event of the source and every effect of the engine to the components of the run. No other
+module decides the order of these calls.
 """
 
 from __future__ import annotations

@@ -200,10 +200,10 @@ class LeaseMachine:
             self._checkpoint = done
 
     def seen(self, consumers: Iterable[tuple[int, int]], now: float) -> None:
-        """Take a listing of the partition's durables, and delete the lower durables.
+        """Take a listing of the partition's durables, and delete the durables below the machine's own durable.
 
-        Without a listing between two renewals the machine asks for a listing, if the retention allows leftover
-        durables. A listing may be out of date, so after a higher epoch the machine only reads the lease.
+        If no listing comes between two renewals and the retention allows leftover durables, the machine asks for a
+        listing. A listing may be out of date. After a listing with a higher epoch, the machine only reads the lease.
 
         Args:
             consumers: Epoch and sub-number of each durable.
@@ -220,15 +220,15 @@ class LeaseMachine:
             self._required_lease().demand()
 
     def gone(self, reason: str, now: float) -> None:
-        """Give the partition up, because its consumer no longer exists. Ignored while ``consumer`` is ``None``."""
+        """Give up the partition, because its durable no longer exists. Ignored while ``consumer`` is ``None``."""
         self.expire(now)
         if self.consumer is not None:
             self._fence(reason)
 
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
-        """Answer ``LeaseRevoked``: no further result of the partition counts.
+        """Answer the event ``LeaseRevoked``. After this call no result of the partition counts.
 
-        Ignored after ``LeaseLost``. It raises ``IllegalInput`` if the partition was not revoked.
+        Ignored after ``LeaseLost``. Raises ``IllegalInput`` if the partition was not revoked.
 
         Args:
             done: The whole ledger.
@@ -255,8 +255,8 @@ class LeaseMachine:
     def next(self, now: float, nonce: str) -> Action:
         """Return the next action.
 
-        A ``Wait`` ends at its time or with an input. The result of any other action goes to ``apply``. While an action
-        is under way, the call raises ``IllegalInput``.
+        A ``Wait`` ends at its time or at the next input, such as ``seen``. Pass the result of any other action to
+        ``apply``. While an action is under way, the call raises ``IllegalInput``.
 
         Args:
             now: Time now.
