@@ -67,7 +67,7 @@ class Alarm:
         self._event.set()
 
     async def wait(self, until: float) -> bool:
-        """Wait for a wake since ``arm``, a hint or a time (infinity = none). Cancel-safe.
+        """Wait for a wake after ``arm``, for a hint, or until a time (infinity = no limit). Cancel-safe.
 
         Return whether a hint is due.
         """
@@ -85,14 +85,23 @@ class Alarm:
 
 
 class LeaseKeeper:
-    """The actor of one cohort partition, called ``named`` in logs.
-
-    ``happened`` is called with each event of the machine, then ``changed`` once, which is also called when the deadline
-    moves. A request for consumers without an answer has an unknown result after ``patience`` seconds. ``overdue`` is
-    called once when a revoked partition is not drained after ``drain_within`` seconds. The keeper still keeps the
-    partition, because only the consumer can report the finished messages by ``drained``.
+    """The actor of one cohort partition.
 
     All methods but ``serve`` return at once and wake ``serve``.
+
+    Args:
+        machine: The lease machine of the partition.
+        store: Store of the leases.
+        consumers: The durables of the cohort.
+        named: Name of the actor in logs.
+        happened: Called with the number of the partition and each event of the machine.
+        changed: Called after new events, and after the deadline has moved.
+        clock: Clock of the deadlines.
+        nonce: Makes a value that was never used before.
+        patience: Seconds after which a request for consumers without an answer has an unknown result.
+        drain_within: Seconds within which a revoked partition should be drained.
+        overdue: Called once with the number of a partition that is not drained in time. The keeper still keeps the
+            partition, because only the consumer can report the finished messages by ``drained``.
     """
 
     def __init__(
@@ -286,8 +295,8 @@ class LeaseKeeper:
         outlasting = self.machine.outlasting
         if outlasting and outlasting != self._waits:
             log.warning(
-                "%s: partition %d waits for %g s, because its bucket was lost and a durable's metadata names "
-                "such a lease. If the metadata is wrong, correct it and restart this member",
+                "%s: partition %d waits for %g s, because its bucket was lost and the metadata of a durable "
+                "names a lease of that length. If the metadata is wrong, correct it and restart this member",
                 self._named,
                 self._partition,
                 outlasting,
@@ -296,8 +305,8 @@ class LeaseKeeper:
         obstructed = self.machine.obstructed
         if obstructed and not self._warned:
             log.warning(
-                "%s: partition %d cannot have a durable yet, because a foreign one is in the way (%s); delete it, or "
-                "use a stream that sources this one",
+                "%s: partition %d cannot have a durable yet, because a foreign durable is in the way (%s). Delete the "
+                "foreign durable, or use a stream that sources this stream",
                 self._named,
                 self._partition,
                 self._in_the_way,

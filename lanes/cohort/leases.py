@@ -123,10 +123,10 @@ class EpochConsumer:
         partition: Number of the cohort partition.
         epoch: Epoch of the ownership for which the durable was created.
         sub: Number of the durable within the epoch.
-        nonce: Nonce of the acquisition that created it.
+        nonce: Nonce of the acquisition that created the durable.
         floor: Ack floor of the durable, a sequence of the stream. Every message of the partition up to the floor is
             acknowledged, or was acknowledged before the durable began.
-        lease: Seconds of its creator's leases; 0 = unknown.
+        lease: Seconds of the leases of the member that created the durable; 0 = unknown.
     """
 
     partition: int
@@ -175,7 +175,7 @@ class EpochConsumers(Protocol):
         """
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
-        """Create a durable, never overwriting another one.
+        """Create a durable, and never overwrite an existing durable.
 
         Args:
             partition: Number of the cohort partition.

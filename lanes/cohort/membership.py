@@ -38,7 +38,7 @@ _DIGITS: Final = 20
 """Maximum number of digits of a sequence."""
 
 _PAUSE: Final = 0.1
-"""Seconds between two tries when the first one had no answer."""
+"""Seconds after which a request without an answer is repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Membership:
     Args:
         store: Store of the leases.
         consumers: The durables of the cohort.
-        config: The cohort. Its lease is replaced by that of ``settings``, which all members share.
+        config: Configuration of the cohort. The lease of ``settings``, which all members share, replaces its lease.
         member: Name of this member.
         settings: Settings of this member; None = the defaults.
         start: First sequence of a cohort that is set up for the first time; None = every stored message.
@@ -208,7 +208,7 @@ class Membership:
 
     @property
     def joined(self) -> anyio.Event:
-        """Set when the member has joined and read a plan."""
+        """The event that is set when the member has joined and has read a plan."""
         return self._joined
 
     def stop(self) -> None:
@@ -240,7 +240,7 @@ class Membership:
             partition: Number of the cohort partition.
 
         Returns:
-            Seconds of ``clock``; minus infinity = it does not belong to this member.
+            Seconds of ``clock``; minus infinity = the partition does not belong to this member.
         """
         return self._keepers[partition].machine.deadline
 
@@ -268,14 +268,13 @@ class Membership:
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
         """Release a partition whose results do not count any more.
 
-        The call may come before the ``LeaseRevoked`` that it answers, when the member was stopped.
+        After ``stop``, the call may come before the event ``LeaseRevoked`` that the call answers.
 
         Args:
             partition: Number of the cohort partition.
-            done: Its whole ledger.
+            done: Whole ledger of the partition.
             ended: Whether no handler of the partition runs. While a handler runs, the ledger is written and the lease
-                runs
-                out; see ``LeaseMachine.drained``.
+                runs out; see ``LeaseMachine.drained``.
         """
         self._keepers[partition].drained(done, ended=ended)
 
@@ -284,7 +283,7 @@ class Membership:
 
         Args:
             partition: Number of the cohort partition.
-            done: Its whole ledger.
+            done: Whole ledger of the partition.
         """
         self._keepers[partition].checkpoint(done)
 
@@ -296,12 +295,12 @@ class Membership:
 
         Args:
             partition: Number of the cohort partition.
-            done: Its whole ledger.
+            done: Whole ledger of the partition.
         """
         self._keepers[partition].takeover(done)
 
     def gone(self, partition: int, reason: str) -> None:
-        """Give up a partition whose durable shows that it is lost.
+        """Give up a partition whose durable shows the loss of the partition.
 
         Args:
             partition: Number of the cohort partition.

@@ -1,8 +1,8 @@
-"""The cohort partitions that a member owns, as its source sees them. The same for every lease store.
+"""The cohort partitions that a member owns, as its source sees them. Independent of the lease store.
 
-``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. It makes source events
-of the membership's events. It says which durable to take messages from, which settlements may still be sent, which
-ledgers to write down, and when to give a partition up. The source moves messages and acknowledgements.
+``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. It turns the
+events of the membership into source events. It selects the durable to read, the settlements that may still be sent, the
+ledgers to write down, and the partitions to give up. The source moves messages and acknowledgements.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from lanes.source import Assigned, Generation, Lost, Revoking, SourceEvent
 
 
 class OwnedPartition(ABC):
-    """One ownership of a cohort partition, from the event that begins it to the one that ends it.
+    """One ownership of a cohort partition, from its first event to its last event.
 
-    A source derives from it and adds the part that pulls the messages of the durable.
+    A source derives a class that also pulls the messages of the durable.
 
     Args:
         number: Number of the cohort partition.
         partition: The assignment that the consumer gets.
-        done: Messages that earlier owners finished. When one comes again, it is acknowledged and not delivered.
+        done: Messages that earlier owners finished. If such a message comes again, the source acknowledges
+            the message and does not deliver it.
 
     Attributes:
         number: Number of the cohort partition.
@@ -61,21 +62,21 @@ class OwnedPartition(ABC):
         """Take no more messages before the next durable. Does not block. Idempotent."""
 
     def begin(self) -> None:
-        """Begin a durable. It delivers outstanding messages again, then new ones, and counts deliveries from 1."""
+        """Begin to read a durable, which repeats outstanding messages first and counts its deliveries from 1."""
         self.rest()
         self.expected = 1
 
     def follows(self, delivery: int) -> bool:
-        """Return whether a delivery is the next one of its durable, and if so expect the one after it.
+        """Return whether a delivery is the next delivery of its durable. If so, expect the following delivery.
 
-        If it is not, a delivery is missing. The server would bring that one after newer messages of its key. So the
-        source drops everything from here on and calls ``OwnedPartitions.take_over``.
+        Otherwise an earlier delivery is missing, and the server would repeat it after newer messages of its key. The
+        source therefore drops this and all later deliveries, and calls ``OwnedPartitions.take_over``.
 
         Args:
             delivery: Number of the delivery, counted by the durable from 1.
 
         Returns:
-            False when a delivery before this one is missing.
+            False = an earlier delivery is missing.
         """
         if delivery != self.expected:
             return False
@@ -87,7 +88,7 @@ T = TypeVar("T", bound=OwnedPartition)
 
 
 class MakesMembership(Protocol):
-    """A ``Membership`` that lacks one argument."""
+    """A function that makes a ``Membership`` from its last missing argument."""
 
     def __call__(self, *, changed: Callable[[], None]) -> Membership:
         """Make a membership that does not run yet.
@@ -103,8 +104,8 @@ class MakesMembership(Protocol):
 class OwnedPartitions(Generic[T]):
     """The cohort partitions that a member owns.
 
-    For one event loop. Only ``release`` waits; all other calls return at once. Events of the membership are taken in as
-    they happen, and the membership is not called back then. ``step`` does that later.
+    All calls belong to one event loop. Only ``release`` waits; all other calls return at once. ``changed`` reads the
+    events of the membership as they happen. ``step`` later reports the consumer's answers to the membership.
 
     Args:
         name: Source name of the partitions, as in ``PartitionId``.
@@ -112,11 +113,11 @@ class OwnedPartitions(Generic[T]):
         incarnation: Incarnation of the partitions; "" = the source has none.
         membership: Makes the membership.
         make: Makes the object of one ownership.
-        follow: Lets the object take messages from the durable of a ``LeaseOwned``, the first one or a later one.
-            It raises ``SourceError`` when the source cannot go on, which becomes the ``failure``.
-        in_flight: Number of messages that can be in flight; the source raises it as it learns of more. A ledger with
-            more finished messages above its floor is written down, which bounds the repeats after a crash to twice that
-            number. A work queue needs no such write.
+        follow: Lets the object read the durable that a ``LeaseOwned`` names, after an acquisition or a takeover. If the
+            source cannot continue, ``follow`` raises ``SourceError``, which becomes the ``failure``.
+        in_flight: Number of messages that can be in flight, which the source raises when it grows. A ledger with more
+            finished messages above its floor is written down. A crash therefore repeats at most twice this number of
+            messages. The ledger of a work queue is not written down for this reason.
         clock: Clock of the deadlines.
         wake: Called when the source should call ``step`` and ``next_events``; must not block.
 
@@ -156,7 +157,7 @@ class OwnedPartitions(Generic[T]):
         self._lost: list[int] = []
         self.membership = membership(changed=self.changed)
         settings = self.membership.settings
-        # "keep" drains without a limit; "force" cancels handlers after it.
+        # "keep" drains without a limit; "force" cancels handlers at the limit.
         self._drain_within = settings.drain_within if settings.overdue == "force" else NEVER
         self._writes = self.membership.retention != "workqueue"
 
@@ -196,22 +197,22 @@ class OwnedPartitions(Generic[T]):
         return max((self.read_up_to(owned.ledger.highest) for owned in self.by_number.values()), default=0)
 
     def read_up_to(self, highest: int) -> int:
-        """Return the highest sequence read, given the highest one of a ledger.
+        """Return the highest sequence that was read, from the highest sequence of a ledger.
 
-        The two differ before the first message, because a cohort may begin after the stream's end.
+        Before the first message, the ledger has the sequence below the start of the cohort, which was never read.
 
         Args:
             highest: The highest sequence of the ledger.
 
         Returns:
-            The sequence, 0 when none was read.
+            The sequence; 0 = no message was read.
         """
         return 0 if highest == self.membership.first - 1 else highest
 
-    # --- what the membership tells
+    # --- events of the membership
 
     def changed(self) -> None:
-        """Take in what has happened to the partitions and the plan."""
+        """Read the new events of the membership, the deadlines and the plan."""
         for number, event in self.membership.take():
             self._happened(number, event)
         now = self._clock()
@@ -268,7 +269,7 @@ class OwnedPartitions(Generic[T]):
     # --- while a source receives
 
     def step(self) -> None:
-        """Tell the membership what the consumer knows by now; the source calls it before each look for events.
+        """Report to the membership what the consumer has received. The source calls it before ``next_events``.
 
         A partition whose loss the consumer has received may be acquired again. A partition whose lease was renewed
         after its deadline had passed for the consumer is lost for the membership too.
@@ -316,7 +317,7 @@ class OwnedPartitions(Generic[T]):
             owned.announced = True
 
     def take_over(self, owned: T) -> None:
-        """Ask for a new durable, because a delivery is missing or the connection is a new one.
+        """Ask for a new durable, because a delivery is missing or the connection is new.
 
         No message is taken before the new durable. Delivered messages stay. Idempotent.
 
@@ -327,11 +328,11 @@ class OwnedPartitions(Generic[T]):
         self.membership.takeover(owned.number, owned.ledger.snapshot())
 
     def lose(self, owned: T, reason: str) -> None:
-        """Give up a partition that is not this member's any more, as its durable or the clock shows. Idempotent.
+        """Give up a partition that this member no longer owns, as its durable or the clock shows. Idempotent.
 
         Args:
             owned: The partition.
-            reason: Why it is lost, for the log and the ``Lost`` event.
+            reason: Reason of the loss, for the log and the ``Lost`` event.
         """
         self.membership.gone(owned.number, reason)
 
@@ -342,8 +343,8 @@ class OwnedPartitions(Generic[T]):
             settlement: Messages of one partition.
 
         Returns:
-            The ownership whose messages the source may acknowledge now. None when the lease does not hold: then nothing
-            is recorded, and a message is acknowledged when it comes again.
+            The ownership whose messages the source may acknowledge now. If the lease does not hold, the result is None
+            and nothing is recorded. The source then acknowledges a settled message when it is redelivered.
         """
         owned = self.leased(settlement.partition)
         if owned is None:
@@ -378,7 +379,7 @@ class OwnedPartitions(Generic[T]):
         owned.releasing = True
         owned.rest()
         if not owned.revoked:
-            # The plan did not ask for it: the consumer stops, so its member leaves.
+            # The plan did not revoke the partition, so the consumer stops and its member leaves.
             self.membership.stop()
         self._releasing.add(owned.number)
         ended = not partition.unended
@@ -391,14 +392,14 @@ class OwnedPartitions(Generic[T]):
                 await owned.over.wait()
             self._raise_lost(partition)
         finally:
-            # Two calls at once are one release: the first one to end counts.
+            # Two calls at once are one release, which ends with the first of the calls.
             self._releasing.discard(owned.number)
             self._wake()
 
     def leave(self) -> bool:
         """Give up every partition without running handlers, for a member that was stopped and receives no more.
 
-        Call it again whenever there is something new, until the membership has ended.
+        Call it again after every new event, until the membership has ended.
 
         Returns:
             False when a partition has messages that are neither settled nor released. A handler may still run, so the

@@ -1,7 +1,8 @@
 """The records of a cohort that a member writes: the set-up, its own heartbeat, and the plan.
 
 Every call may raise ``UnknownResult`` or ``Conflict`` of ``lanes.cohort.leases``. The caller then repeats the call a
-little later, and the new call reads the result of the former call. The leases decide about ownership, not this module.
+little later, and the new call reads the result of the former call. This module does not decide about ownership; the
+leases do.
 """
 
 from __future__ import annotations
@@ -65,18 +66,31 @@ def patience_of(ttl: float) -> float:
 
 @dataclass(slots=True)
 class _Seen:
-    """The revision of another member's heartbeat, and the time since when it is known."""
+    """The revision of another member's heartbeat, and the time of its last change or hint."""
 
     revision: int
     since: float
 
 
 class Roster:
-    """The records of the cohort of ``config``, as ``member`` reads and writes them.
+    """The records of a cohort, as one member reads and writes them.
 
-    ``nonce`` identifies this process. A heartbeat lives ``ttl`` seconds. ``start`` is the first sequence of a cohort
-    that is set up for the first time; None = every stored message. ``plan`` is the newest plan that was read or
-    written. ``begun`` is the start in the cohort's record after ``set_up``.
+    Args:
+        store: Store of the leases.
+        consumers: The durables of the cohort.
+        config: Configuration of the cohort.
+        member: Name of the member.
+        nonce: Identifies this process.
+        session: Time of the join, in milliseconds since the epoch.
+        weight: Share of the partitions in proportion to the other members' weights.
+        target: Number of members that share the partitions; None = all.
+        ttl: Seconds after which a heartbeat expires.
+        start: First sequence of a cohort that is set up for the first time; None = every stored message.
+        clock: Clock of the times, in seconds.
+
+    Attributes:
+        plan: The newest plan that was read or written; None = no plan yet.
+        begun: The first sequence in the configuration of the cohort, after ``set_up``.
     """
 
     def __init__(
@@ -120,11 +134,11 @@ class Roster:
     # --- set-up
 
     async def set_up(self) -> None:
-        """Write the record that a cohort never changes, or compare it with the existing record. Idempotent.
+        """Write the configuration of the cohort, or compare it with the existing record. Idempotent.
 
-        Raises ``ConfigError`` for a cohort with another configuration. A missing record together with durables, or with
-        the mark of a cohort, means that the bucket was lost. Then the call writes no state, and a member that acquires
-        a partition waits for a lease. The same holds for a bucket that is lost during this call.
+        Raises ``ConfigError`` for a cohort with another configuration. If the record is missing while durables or the
+        mark of the cohort exist, the bucket was lost. In that case the call writes no state, and a member waits for the
+        length of a lease before it acquires a partition. A bucket that is lost during this call has the same effect.
         """
         entry = await self._store.read(CONFIG_KEY)
         if entry.value is None:
@@ -160,7 +174,7 @@ class Roster:
     async def _marked(self) -> bool:
         """Return whether a partition without a durable may have an owner.
 
-        On a work queue an owner deletes its durable before it creates the next one.
+        On a work queue an owner deletes its durable before it creates its next durable.
         """
         return self._config.retention == WORKQUEUE and await self._consumers.marked() is not None
 
@@ -171,7 +185,7 @@ class Roster:
     async def _claim(self, key: str) -> int | None:
         """Write an empty state, which counts as no state, and return its revision; None = the state is not empty.
 
-        No other bucket has that revision. So a later write on top of the revision reaches this bucket only.
+        If a new bucket replaces this bucket, a later write on the condition of that revision fails.
         """
         try:
             return await self._store.write(key, b"", revision=0)
@@ -200,8 +214,8 @@ class Roster:
             # durable before it creates its own durable. Or the durable is so new that some server does not list it.
             await anyio.sleep(LOOK_AGAIN)
         raise ConfigError(
-            f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable, because another one is in "
-            f"the way ({refused}); delete the one that is not the cohort's, or use a stream that sources this one"
+            f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable, because another durable "
+            f"is in the way ({refused}); delete the foreign durable, or use a stream that sources this stream"
         ) from refused
 
     # --- the own heartbeat
@@ -235,14 +249,15 @@ class Roster:
                 raise self._used_twice() from None
             if not entry.value:
                 self._missed()
-            # The heartbeat expired, its bucket was lost, or the answer to an own write was lost. Go on from the entry.
+            # The heartbeat expired, its bucket was lost, or the answer to an own write was lost. The entry tells the
+            # revision of the next write.
             self._revision = entry.revision
             raise
         self.beat_at = began + self._ttl / 3
         self._beaten = began
 
     def _missed(self) -> None:
-        """Handle a missing own heartbeat. If it cannot have expired, the bucket was lost."""
+        """Handle a missing own heartbeat. If the heartbeat cannot have expired, the bucket was lost."""
         if self._clock() < self._beaten + self._ttl - margin_of(self._ttl):
             self._doubt()
 
@@ -341,7 +356,7 @@ class Roster:
         return read
 
     def _note(self, entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
-        """Record since when each heartbeat is unchanged."""
+        """Record the time of the last change of each heartbeat."""
         now = self._clock()
         self._seen = {
             key: seen
@@ -361,9 +376,10 @@ class Roster:
 
     @property
     def look_at(self) -> float:
-        """The time of the next look: with the own heartbeat, or when another member's heartbeat is overdue.
+        """The time of the next look: at the next own heartbeat, or when another member's heartbeat is overdue.
 
-        A live member writes a heartbeat every third of its time to live. This member reads it a third later at most.
+        A live member writes a heartbeat every third of its time to live. This member reads the heartbeat at
+        most another third later.
         """
         missed = [seen.since + 2 / 3 * self._ttl + LOOK_AGAIN for seen in self._seen.values()]
         now = self._clock()

@@ -223,7 +223,7 @@ async def test_a_foreign_consumer_on_a_work_queue_is_named(make_cohort_stream: M
     await stream.api(f"CONSUMER.CREATE.{stream.name}.mine", {"stream_name": stream.name, "config": config})
     with anyio.fail_after(20):
         with pytest.raises(
-            lanes.ConfigError, match=r"another one is in the way .*foreign consumers are 'mine'\); delete"
+            lanes.ConfigError, match=r"another durable is in the way .*foreign consumers are 'mine'\); delete"
         ):
             await lanes.run(stream.source("a"), Log().handler("a"), settings=FAST)
     # No durable is left over, which would retain messages.
