@@ -98,7 +98,7 @@ class RowBuffer:
         return False
 
     def take(self) -> list[str]:
-        """Take the oldest rows; empty when there are none."""
+        """Take the oldest rows. The result is empty when the buffer is empty."""
         taken: list[str] = []
         size = 0
         with self._lock:

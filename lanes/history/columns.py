@@ -130,7 +130,7 @@ class RowTables:
                 yield f"{{{''.join(fields)[1:]}}}\n"
 
     def _parts(self, lines: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
-        """Split lines into runs with their parsed tables; None for a line that the parser cannot read."""
+        """Yield runs of lines with their parsed tables. A line that the parser cannot read comes alone, with None."""
         if not lines:
             return
         try:
@@ -153,7 +153,7 @@ class RowTables:
             yield lines, None
 
     def _completed(self, parsed: Any, lines: Sequence[str], run: str) -> Any:
-        """Add the other columns of the schema; ``parsed`` None = the parser cannot read the one line."""
+        """Add the other columns of the schema. ``parsed`` is None for a single line that the parser cannot read."""
         detail: list[str | None] | None = None
         if parsed is None:
             known, text = _known(lines[0])
@@ -183,7 +183,7 @@ class RowTables:
         return self._compute.add(low, self._compute.multiply(high, self._pa.scalar(256, self._pa.int32())))
 
     def _with_detail(self, table: Any, kept: dict[int, str]) -> Any:
-        """Put lines into ``detail``. For a line that is no JSON object, remove the event instead."""
+        """Store lines in the column ``detail``, by row. A line that is no JSON object clears the event of its row."""
         texts = table.column("detail").to_pylist()
         events = table.column("event").to_pylist()
         for at, line in kept.items():
@@ -220,7 +220,7 @@ def _quoted(text: str) -> str:
 
 
 def _known(line: str) -> tuple[dict[str, object], str | None]:
-    """Return the fields that columns can hold of an unusual line, and the line itself if it is a JSON object."""
+    """Return the fields of an unusual line that columns can hold, and the line itself if it is a JSON object."""
     text = line.removesuffix("\n")
     try:
         fields = json.loads(text)

@@ -42,8 +42,8 @@ class Journal:
     The names of the files contain the random id ``run``, so no two runs on any machines share a file name. An
     unfinished file has a hidden name that ends in ``.tmp``. Only a killed process leaves a hidden file.
 
-    After the consumer has started, no fault of the disk raises, and no handler waits for the disk. Rows that cannot be
-    written are dropped, and a row in their place counts them.
+    After the consumer has started, no fault of the disk raises an error, and no handler waits for the disk. Rows that
+    cannot be written are dropped, and a ``dropped`` row in their place has their count.
 
     Args:
         directory: Folder of the files; created when it does not exist.
@@ -115,7 +115,7 @@ class Journal:
             timeout: Maximum time to wait, in seconds.
 
         Returns:
-            False when the time was too short.
+            False = rows were still missing in the files after ``timeout``.
         """
         return self._writer is None or self._writer.join(timeout)
 
@@ -146,7 +146,7 @@ class Journal:
 
 
 def buffer_of(journal: Journal) -> RowBuffer:
-    """Return the buffer of a journal, for a task that waits for it."""
+    """Return the buffer of a journal, for a task that waits until the buffer has room."""
     return journal._buffer
 
 

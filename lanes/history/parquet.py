@@ -1,10 +1,10 @@
 """The thread of a journal, which takes rows from the buffer and writes whole Parquet files.
 
-A file is written under a hidden name, closed, forced to the disk, and only then renamed. It is closed when it is large
-enough, or when its first row is old enough. A file without its name is lost with the process.
+A file is written under a hidden name, closed, forced to the disk, and only then renamed. A file is closed when the file
+is large enough, or when its first row is old enough. If the process dies, a file under a hidden name is lost.
 
 A disk that is full, read-only or gone does not stop the consumer. The rows of a failed file are given up, and the next
-file begins with a ``dropped`` row that counts them.
+file begins with a ``dropped`` row that has their count.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ParquetFile:
         self._concat: Any = arrow.concat_tables
         self._pending: list[Any] = []
         self._pending_rows = 0
-        # Only the owner may read it: the hash of a guessable key can be matched against guesses.
+        # Only the owner may read the file, because the hash of a guessable key can be matched against guesses.
         os.close(os.open(self._hidden, os.O_WRONLY | os.O_CREAT | (0 if overwrite else os.O_EXCL), 0o600))
         self._sink: Any = arrow.OSFile(str(self._hidden), "wb")
         self._writer: Any = parquet.ParquetWriter(self._sink, schema, compression=COMPRESSION, write_page_checksum=True)
@@ -77,7 +77,7 @@ class ParquetFile:
         self._hidden.rename(self.path)
 
     def abandon(self) -> None:
-        """Close the file without its name, and try to remove it. Raises nothing."""
+        """Close the file under its hidden name, and try to remove the file. Raises nothing."""
         self._pending.clear()
         for step in (self._writer.close, self._sink.close, self._hidden.unlink):
             try:
@@ -92,11 +92,20 @@ class ParquetFile:
 
 
 class JournalWriter:
-    """The writer of the rows of ``buffer``, from ``start`` until ``finish``.
+    """The writer of the rows of a buffer, from ``start`` until ``finish``.
 
-    The names of the files begin with ``name``. A file is closed ``rotate_after`` seconds after its first row (None = no
-    limit of time), when it has ``rotate_bytes``, and at the end. ``files`` counts the complete files. ``lost`` counts
-    the rows that could not be written.
+    Args:
+        directory: Folder of the files.
+        name: Beginning of the names of the files.
+        run: Id of the run.
+        tables: Converter of the rows.
+        buffer: Buffer of the rows.
+        rotate_after: Seconds after the first row of a file at which the file is closed; None = no limit.
+        rotate_bytes: Size at which a file is closed, in bytes.
+
+    Attributes:
+        files: Number of complete files.
+        lost: Number of rows that could not be written.
     """
 
     def __init__(
@@ -178,7 +187,7 @@ class JournalWriter:
             if self._file is not None and (finishing or time.monotonic() >= self._due):
                 self._publish()
         if self._lost_last:
-            # No later file can count the lost rows, so write one for that row alone.
+            # No later file can count the lost rows, so write a last file that has only a ``dropped`` row.
             try:
                 self._open()
             except Exception as error:
@@ -237,7 +246,7 @@ class JournalWriter:
         self._lost_last = ""
         if self._failing:
             self._failing = False
-            _log.warning("journal %s: writing works again; a row counts the missing rows", file.path)
+            _log.warning("journal %s: writing works again; a `dropped` row counts the missing rows", file.path)
 
     def _fail(self, error: Exception, last: str, rows: int) -> None:
         """Give up the open file, if a file is open, and ``rows`` more rows up to ``last``."""
@@ -249,8 +258,8 @@ class JournalWriter:
         if not self._failing:
             self._failing = True
             _log.warning(
-                "journal %s in %s: writing failed (%s); the run goes on, and rows are dropped and counted until the "
-                "disk takes them again",
+                "journal %s in %s: writing failed (%s); check the disk. The run goes on, and rows are dropped and "
+                "counted until the disk accepts rows again",
                 self._name,
                 self._directory,
                 reason_of(error),
@@ -258,5 +267,5 @@ class JournalWriter:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the fault of an error: of the operating system, without the path."""
+    """Return the text of an error. The text of an error of the operating system has no path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,7 +1,7 @@
 """The history of a run: one row for every event of a message, written so that it survives ``kill -9``.
 
-One process writes one *segment*, a file of JSON lines. It begins with a ``begin`` row and, unless the process crashed,
-ends with an ``end`` row. ``memsource`` reads segments and checks the promises.
+One process writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. It ends with an ``end``
+row, unless the process crashed. ``memsource`` reads segments and checks the promises.
 
 Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. They are ``mono``, seconds of the
 engine's clock, and ``wall``, seconds since the epoch, sampled once a millisecond. A row of a message adds
@@ -9,18 +9,18 @@ engine's clock, and ``wall``, seconds since the epoch, sampled once a millisecon
 a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead letters,
 events and status have too. Payloads and keys are never written.
 
-Rows are buffered. ``flush`` hands all of them to the kernel by one ``write(2)`` without an fsync, so they survive the
-death of the process, but not of the machine. The runtime flushes before it calls the handlers of a time slice and
-before it sends a settlement. So a file always holds a prefix of the run, and a segment without an ``end`` row means a
-crash.
+Rows are buffered. ``flush`` hands all of them to the kernel by one ``write(2)`` without an fsync. The rows survive the
+death of the process, but not the death of the machine. The runtime flushes before it calls the handlers of a time slice
+and before it sends a settlement. So a file always holds a prefix of the run, and a segment without an ``end`` row means
+a crash.
 
-A full disk must not stop a consumer. Rows that cannot be written are given up and counted. Their numbers are missing,
-and a ``dropped`` row counts them when writing works again. Until then the last field of the ``begin`` row,
-``incomplete``, is 1. It is overwritten in place, which needs no space on most file systems. So a reader knows that rows
-are missing, even when the process dies before it can write.
+A full disk must not stop a consumer. Rows that cannot be written are given up and counted. The numbers of these
+rows are missing, and a ``dropped`` row has their count when writing works again. Until then ``incomplete``, the last
+field of the ``begin`` row, is 1. The field is overwritten in place, which needs no space on most file systems. A reader
+therefore sees that rows are missing, even when the process dies before it can write.
 
-One event loop owns a history. It is not thread-safe, and a child after ``fork`` must not use it, because both processes
-would number their rows alike.
+One event loop owns a history, which is not thread-safe. After ``fork`` the child process must not use the history,
+because both processes would write rows with the same numbers.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ ERROR_NAME_LIMIT: Final = 200
 class History:
     """The history of one run: a file in ``directory``. Pass it to one consumer.
 
-    The file is created when the consumer's source opens. From then on no fault of the disk raises: rows that cannot be
-    written are given up and counted.
+    The file is created when the consumer's source opens. From then on no fault of the disk raises an error: rows
+    that cannot be written are given up and counted.
 
     Args:
         directory: Folder of the file; created when it does not exist.
-        member: Name of this process in every row and in the file's name; None = ``m-`` and 8 random hex digits. It has
-            1 to 64 of ``A-Z a-z 0-9 . _ -`` and begins with a letter or digit.
+        member: Name of this process in every row and in the file's name; None = ``m-`` and 8 random hex digits. A name
+            has 1 to 64 of ``A-Z a-z 0-9 . _ -`` and begins with a letter or digit.
 
     Raises:
         ConfigError: The name is not valid, or the directory cannot be created.
@@ -87,20 +87,20 @@ def recorder_of(history: History) -> Recorder:
 
 
 def history_of(recorder: Recorder) -> History:
-    """Make a history of a recorder."""
+    """Make a history that uses a recorder."""
     history = History.__new__(History)
     history._recorder = recorder
     return history
 
 
 class Recorder(RowWriter):
-    """Makes the rows of one segment. The runtime's side of ``History``.
+    """The runtime's side of ``History``, which makes the rows of one segment.
 
     After ``open`` no method raises for a fault of the disk, or waits for more than one ``write(2)``. ``now`` is always
     the time of the engine's clock: seconds, 0 or more. Rows before ``open`` and after ``close`` are given up.
 
-    ``written`` is the highest row number that is in the file or was given up. A handler may start when it has reached
-    the number that ``started`` returned. ``dropped`` counts the rows that were given up.
+    ``written`` is the highest row number that is in the file or was given up. A handler may start when ``written`` has
+    reached the number that ``started`` returned. ``dropped`` counts the rows that were given up.
     """
 
     __slots__ = ()
@@ -108,26 +108,30 @@ class Recorder(RowWriter):
     # Messages
 
     def produced(self, partition: PartitionId, position: int, key: bytes | None, now: float) -> None:
-        """A producer published a message."""
+        """Record that a producer published a message."""
         origin = f',"partition":{json.dumps(str(partition))},"position":{position}'
         self._row("produced", f'{origin},"key":{self._hashes.get(key) or self._hash(key)}', now)
 
     def delivered(self, run: Sequence[Message], now: float) -> None:
-        """A run was received: one row for each of its messages, new or not."""
+        """Record a received run, by one row for each message, new or redelivered."""
         stamp = self._stamp(now)
         for message in run:
             self._message("delivered", message, stamp, f',"size":{message.size}')
 
     def redelivered(self, message: Message, cause: str, now: float) -> None:
-        """A message of the run just ``delivered`` was not new. Call it before the next run's rows.
+        """Record that a message of the last delivered run was not new. Call it before the rows of the next run.
 
-        Cause ``held``: it is still in flight here, and its token was replaced. Cause ``settled``: it had finished, and
-        is acknowledged again. Cause ``late``: it is unknown, and its position is below earlier deliveries.
+        Args:
+            message: The message.
+            cause: ``held`` = the message is still in flight here, and its token was replaced. ``settled`` = the message
+                had finished, and is acknowledged again. ``late`` = the message is unknown, and its position is below an
+                earlier delivery.
+            now: Time of the engine's clock, in seconds.
         """
         self._message("redelivered", message, self._stamp(now), f',"cause":"{cause}"')
 
     def started(self, message: Message, now: float) -> int:
-        """The handler is called when ``written`` has reached the returned number.
+        """Record the start of a handler. The handler is called when ``written`` has reached the returned number.
 
         Under a lease a ``leased`` row with the deadline comes first whenever the deadline has changed.
         """
@@ -153,38 +157,38 @@ class Recorder(RowWriter):
         return n
 
     def ended(self, message: Message, result: str, now: float, error: BaseException | None = None) -> None:
-        """The handler ended with ok, error or cancelled. The row keeps only the type's name of ``error``."""
+        """Record that the handler ended with ok, error or cancelled. The row has only the type name of ``error``."""
         more = f',"result":"{result}"'
         if error is not None:
             more += f',"error":{_error_name(error)}'
         self._message("ended", message, self._stamp(now), more)
 
     def retry(self, message: Message, delay: float, now: float, *, asked: bool = False) -> None:
-        """The message runs again after ``delay`` seconds; ``asked``: the handler chose the delay."""
+        """Record that the message runs again after ``delay`` seconds; ``asked`` = the handler chose the delay."""
         self._message("retry", message, self._stamp(now), f',"delay":{delay:.6f}' + (',"asked":1' if asked else ""))
 
     def blocked(self, message: Message, now: float) -> None:
-        """The attempts are used up, and the lane is blocked."""
+        """Record that the attempts of a message are used up, and its lane is blocked."""
         self._message("blocked", message, self._stamp(now))
 
     def unblocked(self, key: bytes | None, count: int, now: float) -> None:
-        """``count`` blocked lanes of a key go on."""
+        """Record that ``count`` blocked lanes of a key go on."""
         self._row("unblocked", f',"key":{self._hashes.get(key) or self._hash(key)},"count":{count}', now)
 
     def dlq_sent(self, message: Message, now: float) -> None:
-        """The dead letter is about to be written."""
+        """Record that the dead letter of a message is about to be written."""
         self._message("dlq_sent", message, self._stamp(now))
 
     def dlq_confirmed(self, message: Message, now: float) -> None:
-        """The broker confirmed the dead letter."""
+        """Record that the broker confirmed the dead letter of a message."""
         self._message("dlq_confirmed", message, self._stamp(now))
 
     def archived(self, message: Message, now: float) -> None:
-        """The broker confirmed the dead letter, and the message stays unfinished: its lane is blocked."""
+        """Record that the broker confirmed the dead letter of a message that stays unfinished and blocks its lane."""
         self._message("archived", message, self._stamp(now))
 
     def acks(self, messages: Sequence[Message], now: float) -> None:
-        """Finished messages are about to be settled. The caller flushes before it sends the settlement.
+        """Record that finished messages are about to be settled. The caller flushes before it sends the settlement.
 
         Under a lease a ``leased`` row may come first, as for ``started``.
         """
@@ -197,13 +201,13 @@ class Recorder(RowWriter):
             self._message("ack", message, stamp)
 
     def abandoned(self, messages: Sequence[Message], now: float) -> None:
-        """Messages were given up without a settlement, and run again elsewhere or later."""
+        """Record that messages were given up without a settlement, and run again elsewhere or later."""
         stamp = self._stamp(now)
         for message in messages:
             self._message("abandoned", message, stamp)
 
     def extended(self, messages: Sequence[Message], now: float) -> None:
-        """The broker was told that messages are still being worked on: one row for each partition."""
+        """Record, by one row for each partition, that the broker was told to keep messages that are still in work."""
         held: dict[Partition, list[int]] = {}
         for message in messages:
             held.setdefault(message.partition, []).append(message.position)
@@ -211,7 +215,7 @@ class Recorder(RowWriter):
             self._row("extended", f'{self._owned(partition)},"runs":{json.dumps(runs_of(positions))}', now)
 
     def zombie(self, message: Message, now: float) -> None:
-        """A result came after its assignment was fenced, and changed nothing."""
+        """Record that a result came after its assignment was fenced, and changed nothing."""
         self._message("zombie", message, self._stamp(now))
 
     # Ownership and flow
@@ -223,61 +227,61 @@ class Recorder(RowWriter):
         return self._origin(partition, partition.deadline)
 
     def assigned(self, partition: Partition, now: float) -> None:
-        """This process owns the partition from now on. The row has a floor when the source commits."""
+        """Record that this process owns the partition from now on. The row has a floor if the source commits."""
         more = f'{self._owned(partition)},"epoch":{partition.epoch},"incarnation":{json.dumps(partition.incarnation)}'
         self._row("assigned", more if partition.floor is None else f'{more},"floor":{partition.floor}', now)
 
     def revoking(self, partition: Partition, now: float, timeout: float | None = None) -> None:
-        """The drain of a partition begins before its handover, and may take ``timeout`` seconds."""
+        """Record that the drain of a partition begins and may take ``timeout`` seconds; None = no limit is known."""
         more = self._owned(partition)
         timeout = None if timeout is None else min(timeout, _ENDLESS)
         self._row("revoking", more if timeout is None else f'{more},"timeout":{timeout:.6f}', now)
 
     def hastened(self, partition: Partition, now: float, timeout: float) -> None:
-        """A drain under way may take ``timeout`` more seconds at most."""
+        """Record that a drain under way may take at most ``timeout`` more seconds."""
         self._row("hastened", f'{self._owned(partition)},"timeout":{timeout:.6f}', now)
 
     def drained(self, partition: Partition, now: float) -> None:
-        """No handler of the partition runs any more."""
+        """Record that no handler of the partition runs any more."""
         self._row("drained", self._owned(partition), now)
 
     def revoked(self, partition: Partition, now: float) -> None:
-        """The partition was handed over."""
+        """Record that the partition was handed over."""
         self._row("revoked", self._owned(partition), now)
 
     def lost(self, partition: Partition, now: float) -> None:
-        """The partition was lost without a handover."""
+        """Record that the partition was lost without a handover."""
         self._row("lost", f"{self._owned(partition)}{_deadline(partition)}", now)
 
     def commit_sent(self, partition: Partition, floor: int, completed: int, now: float) -> None:
-        """``floor`` and ``completed`` runs above it are about to be committed. The caller flushes first."""
+        """Record that ``floor`` and ``completed`` runs above the floor are about to be committed, after a flush."""
         self._row("commit_sent", f'{self._owned(partition)},"floor":{floor},"completed":{completed}', now)
 
     def commit_ok(self, partition: Partition, floor: int, now: float) -> None:
-        """The broker confirmed the commit of ``floor``."""
+        """Record that the broker confirmed the commit of ``floor``."""
         self._row("commit_ok", f'{self._owned(partition)},"floor":{floor}', now)
 
     def commit_failed(self, partition: Partition, floor: int, now: float) -> None:
-        """The commit of ``floor`` was refused, or its result is unknown."""
+        """Record that the commit of ``floor`` was refused, or has an unknown result."""
         self._row("commit_failed", f'{self._owned(partition)},"floor":{floor}', now)
 
     def ahead_reached(self, partition: Partition, oldest: Message | None, now: float) -> None:
-        """``max_ahead`` stops a partition; ``oldest`` is the unfinished message at its floor, if there is one."""
+        """Record that ``max_ahead`` stops a partition; ``oldest`` = the unfinished message at its floor, if any."""
         if oldest is None:
             self._row("ahead_reached", self._owned(partition), now)
         else:
             self._message("ahead_reached", oldest, self._stamp(now))
 
     def ahead_left(self, partition: Partition, now: float) -> None:
-        """The partition takes messages again."""
+        """Record that the partition takes messages again."""
         self._row("ahead_left", self._owned(partition), now)
 
     def paused(self, in_flight: int, size: int, now: float) -> None:
-        """Intake stopped with ``in_flight`` messages of ``size`` bytes."""
+        """Record that intake stopped with ``in_flight`` messages of ``size`` bytes."""
         self._row("paused", f',"in_flight":{in_flight},"bytes":{size}', now)
 
     def resumed(self, in_flight: int, size: int, now: float) -> None:
-        """Intake resumed with ``in_flight`` messages of ``size`` bytes."""
+        """Record that intake resumed with ``in_flight`` messages of ``size`` bytes."""
         self._row("resumed", f',"in_flight":{in_flight},"bytes":{size}', now)
 
 

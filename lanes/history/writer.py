@@ -28,10 +28,10 @@ FORMAT: Final = 2
 """Number of the format, in every ``begin`` row; a reader refuses any other number."""
 
 BUFFER_ROWS: Final = 4_096
-"""Maximum number of buffered rows: the row that reaches it flushes."""
+"""Maximum number of buffered rows. The row that reaches this number flushes the buffer."""
 
 BUFFER_BYTES: Final = 1 << 20
-"""Maximum number of buffered bytes, plus one row: the row that reaches it flushes."""
+"""Maximum number of buffered bytes, plus one row. The row that reaches this number flushes the buffer."""
 
 KEY_DIGITS: Final = 16
 """Number of hex digits of a key's hash."""
@@ -53,7 +53,12 @@ THREE_DIGITS: Final = [f"{min(number, 999):03d}" for number in range(1024)]
 
 
 class GivenUp(NamedTuple):
-    """The number of rows that one ``append`` gave up, and whether it gave up the marker before them."""
+    """The loss of one ``append``.
+
+    Attributes:
+        rows: Number of rows that were given up.
+        marker: Whether the marker before the rows was given up.
+    """
 
     rows: int
     marker: bool
@@ -65,16 +70,16 @@ NOTHING_LOST: Final = GivenUp(0, False)
 class SegmentFile:
     """An append-only file of ASCII lines that begins with ``head``.
 
-    A line is *torn* when only a part of it is in the file. The rest is kept and written first the next time, so a
+    A line is *torn* when only a part of it is in the file. The next write begins with the remaining part, so a
     failed write damages no other line. The head starts as torn, and is never given up. The digit at the end of the head
     is 1 while a line is torn, or while rows were given up without a ``dropped`` row.
 
-    Raises ``OSError`` when the file exists or cannot be created. No other method raises or waits for more than one
-    ``write(2)``.
+    Raises ``OSError`` when the file exists or cannot be created. No other method raises an error or waits for more
+    than one ``write(2)``.
     """
 
     def __init__(self, path: Path, head: str) -> None:
-        # Only the owner may read it: the hash of a guessable key can be matched against guesses.
+        # Only the owner may read the file, because the hash of a guessable key can be matched against guesses.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self.path = path
         self._torn = head
@@ -104,15 +109,15 @@ class SegmentFile:
             if self._failing:
                 self._failing = False
                 self._flag("0")
-                _log.warning("history %s: writing works again; a row counts the dropped rows", self.path)
+                _log.warning("history %s: writing works again; a `dropped` row counts the missing rows", self.path)
             return NOTHING_LOST
         first_lost = self._tear(lines, count)
         if not self._failing:
             self._failing = True
             reason = "short write" if error is None else error.strerror
             _log.warning(
-                "history %s: writing failed (%s); the run goes on, and rows are dropped and counted until the disk "
-                "takes them again",
+                "history %s: writing failed (%s); check the disk. The run goes on, and rows are dropped and counted "
+                "until the disk accepts rows again",
                 self.path,
                 reason,
             )
@@ -127,7 +132,11 @@ class SegmentFile:
         try:
             os.close(fd)
         except OSError as error:
-            _log.warning("history %s: closing failed (%s); the last rows may be missing", self.path, error.strerror)
+            _log.warning(
+                "history %s: closing failed (%s); the last rows may be missing, so check the disk",
+                self.path,
+                error.strerror,
+            )
 
     def _tear(self, lines: list[str], count: int) -> int:
         """Keep the rest of the line at byte ``count`` if its beginning is in the file; return the first lost line."""
@@ -282,7 +291,7 @@ class RowWriter:
         return time.time()
 
     def _segment(self, path: Path, head: str) -> SegmentFile:
-        """Create the file. Raises ``OSError`` when it cannot."""
+        """Create the file. Raises ``OSError`` when the file cannot be created."""
         return SegmentFile(path, head)
 
     # Rows
@@ -319,7 +328,7 @@ class RowWriter:
     def _tick(self, now: float) -> None:
         """Render the time of the rows of one millisecond, without the last three digits.
 
-        A time that rounds up to the next millisecond belongs to that one, so the three digits are 000 … 999.
+        A time that rounds up to the next millisecond belongs to the next millisecond, so the digits are 000 … 999.
         """
         step = math.floor(now * 1e3 + 0.0005)
         self._step_from = step / 1e3
@@ -364,7 +373,7 @@ class RowWriter:
             if not lost.marker:
                 self._unreported = 0
             if lost.rows:
-                # A marker has its own number, which is missing too when it is given up with the rows after it.
+                # The marker has a number too, which is missing when the marker is given up with the rows after it.
                 count = lost.rows + lost.marker
                 self.dropped += count
                 self._unreported += count
@@ -383,7 +392,7 @@ class RowWriter:
 
 
 def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
-    """Create a directory for files of this kind, unless it exists. Raises ``ConfigError`` when it cannot."""
+    """Create a directory for files of this kind, unless it exists. Raises ``ConfigError`` after a failure."""
     path = Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -395,7 +404,7 @@ def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
 
 
 def member_name(member: str) -> str:
-    """Return the name. Raises ``ConfigError`` when it cannot name a process in rows and files."""
+    """Return the name. Raises ``ConfigError`` when the name is not valid for rows and files."""
     if not MEMBER.fullmatch(member):
         raise ConfigError(
             f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "
