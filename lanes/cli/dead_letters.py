@@ -150,9 +150,10 @@ def replay_dead_letters(
 ) -> None:
     """Run a handler over dead letters, or publish them again.
 
-    Exit 0 all are done, now or before; 3 some failed and stay listed. Dead letters are replayed one at a time, after
-    later messages of their keys, so order against those is not claimed. A second replay of one does nothing. It may
-    have the effect again when the first one was interrupted between the effect and its mark.
+    Exit 0: every dead letter is done, now or before. Exit 3: some replays failed, and their dead letters stay listed.
+    Dead letters are replayed one at a time, after later messages of their keys, so the order within a key is not kept.
+    A second replay of a dead letter does nothing. If the first replay was interrupted between the effect and its mark,
+    the second replay may repeat the effect.
     """
     if bool(ids) == every:
         stop("`lanes dead-letters replay` needs IDs, or --all, one of the two", EXIT_USAGE)
@@ -173,7 +174,7 @@ def drop(
     server: Server = "",
     as_json: AsJson = False,
 ) -> None:
-    """Drop dead letters for good. Dropping one again does nothing."""
+    """Drop dead letters for good. Dropping a dead letter again does nothing."""
     where = Where(topic, config, settings, subject, server)
     _run(where, functools.partial(_each, ids=checked(ids), one=_drop_one, as_json=as_json))
 
@@ -311,7 +312,7 @@ async def _each(
 
 
 class _Stays(Exception):
-    """A dead letter stays listed."""
+    """Raised when a dead letter stays listed, with the reason for the user."""
 
 
 async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) -> _Result:
@@ -341,7 +342,7 @@ async def _dispose(box: DeadLetterBox, stored: StoredDeadLetter, how: Dispositio
         await box.dispose(stored, how)
     except SourceError as error:
         raise _Stays(
-            f"{how}, but it is still listed, because that could not be written down ({error}); drop it later"
+            f"{how}, but it is still listed, because the broker did not record it ({error}); drop it later"
         ) from error
 
 

@@ -24,7 +24,7 @@ def ring(
     lanes: int = typer.Option(16, help="Number of lanes."),
     as_int: bool = typer.Option(False, "--int", help="Read the keys as decimal numbers, 0 … 2**128-1."),
 ) -> None:
-    """Show where keys go: slot of 65,536, partition and lane."""
+    """Show the slot, the partition and the lane of keys. There are 65,536 slots."""
     table = Table()
     table.add_column("key", overflow="fold")
     for heading in ("slot", f"partition of {partitions}", f"lane of {lanes}"):

@@ -1,4 +1,4 @@
-"""Dead letters for the operator: a box of them, their dispositions, and a replay by the user's handler."""
+"""Dead letters for the operator: the box of a topic or subject, dispositions, and a replay by the user's handler."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FoundDeadLetters = Mapping[str, StoredDeadLetter | Disposition]
 
 
 class DeadLetterBox(Protocol):
-    """The dead letters of one topic or subject. Disposing of an id disposes of every copy.
+    """The dead letters of one topic or subject. Disposing of an id disposes of every copy of its dead letter.
 
     Attributes:
         remembers: Whether ``find`` tells a dead letter that was disposed of from an unknown id.
@@ -66,14 +66,14 @@ class DeadLetterBox(Protocol):
             limit: Maximum number of ids; None = no limit.
 
         Returns:
-            Their ids, the oldest dead letter first.
+            The ids, the oldest dead letter first.
 
         Raises:
             SourceError: The broker cannot be read.
         """
 
     async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
-        """Read dead letters with their values, which are all in memory then.
+        """Read dead letters with their values. All values are in memory at once.
 
         Args:
             ids: Ids as ``ids`` returns them.
@@ -93,7 +93,7 @@ class DeadLetterBox(Protocol):
             how: The disposition.
 
         Raises:
-            SourceError: The broker did not confirm it.
+            SourceError: The broker did not confirm the removal.
         """
 
     async def publish(self, stored: StoredDeadLetter, /) -> str:
@@ -109,7 +109,7 @@ class DeadLetterBox(Protocol):
 
         Raises:
             SourceError: The origin does not exist or is no valid name, the client cannot send a header, or the broker
-                did not confirm it.
+                did not confirm the message.
         """
 
     async def aclose(self) -> None:
@@ -156,10 +156,10 @@ def message_of(dead_letter: DeadLetter) -> Message:
 
 
 async def replay(dead_letter: DeadLetter, handler: Callable[[Message], object], decode: Decode | None) -> None:
-    """Call a handler of one message once with a dead letter, and raise its exception.
+    """Call a handler once with the original message of a dead letter, and raise the handler's exception.
 
-    A plain function runs in a thread, and a cancelled call waits for its end. Raises ``ConfigError`` for an object that
-    is no handler.
+    A plain function runs in a thread, and a cancelled call waits for the end of the thread. Raises ``ConfigError`` for
+    an object that is no handler of single messages.
     """
     check_handler(handler, decode, Settings())
     message = message_of(dead_letter)

@@ -1,7 +1,7 @@
 """Dead letters on the wire: the ``Lanes-…`` headers that every backend writes and reads.
 
-This module decides how original headers are named in a dead letter, what is cut when it is too large, and which headers
-a republished message has. The ``Wire`` of a backend adds what its broker does not take.
+This module defines the headers of a dead letter, the parts that are cut from a large dead letter, and the headers of a
+republished message. The ``Wire`` of a backend adds the limits of its broker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TIME: Final = re.compile(r"[0-9]{1,12}\.[0-9]{6}")
 _PERCENT: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 
 _READABLE: Final = "!#$&'*+.^_`|~-"
-"""Characters, beside letters and digits, that a quoted name keeps: every broker takes them in a name."""
+"""Characters, beside letters and digits, that a quoted name keeps, because every broker accepts them in a name."""
 
 _T = TypeVar("_T")
 
@@ -51,14 +51,14 @@ RepublishedHeaders = list[tuple[str, bytes | None]]
 
 
 class Parts(NamedTuple):
-    """The headers of a stored message: those that describe the dead letter, and those of the original message."""
+    """The headers of a stored message: headers that describe the dead letter, and headers of the original message."""
 
     fields: Mapping[str, str]
     origin: Sequence[tuple[str, bytes]]
 
 
 class ReadDeadLetter(NamedTuple):
-    """A dead letter as it was read; ``whole_size`` is the bytes of its original value when it was cut."""
+    """A dead letter as it was read. ``whole_size`` is the size of a value before its cut, in bytes; None = not cut."""
 
     dead_letter: DeadLetter
     whole_size: int | None
@@ -66,14 +66,14 @@ class ReadDeadLetter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """How one backend writes and reads dead letters. Pure.
+    """The rules by which one backend writes and reads dead letters. Pure.
 
     Attributes:
         writer: Name of the backend's ``DeadLetters``, for error texts.
-        remedy: How to read nothing but dead letters, for error texts.
+        remedy: Advice for reading dead letters only, for error texts.
         id_field: Header with the id.
         sendable: Whether the client can send a header of this name.
-        acted_on: Prefixes, in small letters, of header names that make the broker act.
+        acted_on: Prefixes, in lower case, of header names that make the broker act.
     """
 
     writer: str
@@ -93,7 +93,7 @@ class Wire:
         return {self.id_field: dead_letter.id, **_fields(dead_letter), **cut}
 
     def parts(self, message: Message) -> Parts:
-        """Split the headers of a stored message, and restore the names of the original ones.
+        """Split the headers of a stored message, and restore the names of the original headers.
 
         Raises ``MessageError`` for a repeated field, and for a name that ``lanes`` does not write.
         """
@@ -126,7 +126,7 @@ class Wire:
         return ReadDeadLetter(dead_letter, _number(fields.get(TRUNCATED, "")))
 
     def republished(self, dead_letter: DeadLetter) -> RepublishedHeaders:
-        """Return the headers of the republished message: the original ones, and the id of the dead letter.
+        """Return the headers of the republished message: the original headers, and the id of the dead letter.
 
         Headers that make the broker act are left out. Raises ``SourceError`` for a name that the client cannot send,
         because no header may be lost in silence.
@@ -145,7 +145,7 @@ class Wire:
         return [*headers, (REPLAYED, dead_letter.id.encode())]
 
     def refusal(self, message: Message, what: str) -> MessageError:
-        """Make the error for a message that is not a dead letter, because it ``what``."""
+        """Make the error for a message that is not a dead letter; ``what`` = the fault, such as ``has no header …``."""
         return MessageError(
             f"no dead letter: {message.partition.id} position {message.position} {what}; read only messages that "
             f"{self.writer} has written, {self.remedy}"
@@ -163,10 +163,10 @@ class Wire:
 def cut_to_fit(
     dead_letter: DeadLetter, limit: int | None, size: Callable[[DeadLetter, int | None], int]
 ) -> tuple[DeadLetter, int | None]:
-    """Cut a dead letter to ``limit`` bytes if it can be, and return it with the original size of a cut value.
+    """Cut a dead letter to ``limit`` bytes if possible, and return it with the size of a value before its cut.
 
     The original headers are cut first, then the end of the value. ``size`` returns the bytes of a dead letter with the
-    headers that ``Wire.fields`` adds to one that was cut.
+    headers that ``Wire.fields`` adds to a cut dead letter.
     """
     if limit is None or size(dead_letter, None) <= limit:
         return dead_letter, None

@@ -4,8 +4,8 @@ Names follow the messaging conventions of OpenTelemetry; all other names begin w
 span, which is a child of the context in the message's headers. A batch has one span with a link to the context of
 each message.
 
-Keys, payloads, headers, subjects and texts of exceptions are in no name, label or attribute, because a subject may
-contain a key. A span has the key's hash, as the history has; metrics do not have it.
+Names, labels and attributes contain no keys, payloads, headers, subjects or texts of exceptions. A subject may contain
+a key. A span contains the hash of the key, as a row of the history does. A metric contains no hash.
 
 An error of the SDK, an exporter or a propagator never reaches the handler. The first error is logged.
 """
@@ -158,7 +158,7 @@ class Telemetry:
         self._add(self._instruments.zombies, 1, self.labels(message.partition))
 
     def redelivered(self, message: Message, cause: str) -> None:
-        """Count a position that came again; ``cause`` is that of ``lanes.core.effects.Redelivered``."""
+        """Count a position that came again; ``cause`` as in ``lanes.core.effects.Redelivered``."""
         self._add(self._instruments.redelivered, 1, {**self.labels(message.partition), "lanes.cause": cause})
 
     # Handlers

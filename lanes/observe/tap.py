@@ -183,7 +183,7 @@ class Tap:
             note(in_flight, size, self._clock())
 
     def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
-        """Record that ``max_ahead`` stops a partition, whose oldest unfinished message is ``oldest``, or frees it."""
+        """Record that ``max_ahead`` stops or frees a partition; ``oldest`` = its oldest unfinished message."""
         if self.history is None:
             return
         if reached:
