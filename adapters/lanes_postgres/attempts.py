@@ -23,7 +23,7 @@ Connect = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
 
 _ERROR_TYPE_LIMIT: Final = 200
 
-# One row with arrays, because a partition has many rows or none.
+# The result is one row with arrays, because a ``Statement`` returns only the first row.
 _LOAD: Final[LiteralString] = (
     "SELECT array_agg(position), array_agg(attempts), array_agg(state), array_agg(error_type) "
     "FROM {schema}.lanes_attempts WHERE topic = %s AND partition = %s"

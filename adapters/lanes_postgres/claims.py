@@ -1,8 +1,9 @@
-"""Claims: one statement decides whether a message may have its effect, and records the effect.
+"""Claims: one SQL statement decides whether a message may have its effect, and stores the position of the message.
 
 The statement is a compare-and-set. If the stored position of the key is lower, the statement writes the position of the
 message and returns the row. The statement locks the row until the end of the transaction. A concurrent claim of the
-same key therefore waits, and then sees the outcome. The other code of this module handles an answer without a row.
+same key therefore waits, and then sees the outcome. If the statement returns no row, later statements find the
+reason.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Claims:
             kept = yield from self._stored_row(row)
             if kept.position is not None:
                 if kept.position >= row.position:
-                    # For a dead letter, another message of its key was handled after it was stored.
+                    # Later messages of the key may have been handled since the dead letter was stored.
                     return row.dead_letter and kept.position > row.position
                 if kept.epoch is not None and row.epoch is not None and row.epoch < kept.epoch:
                     raise self._fenced(message, row, kept.epoch)

@@ -149,6 +149,6 @@ def _version(schema: str) -> Steps[int]:
 def _refuse_newer(schema: str, version: int, known: Sequence[Migration]) -> None:
     if version > len(known):
         raise ConfigError(
-            f"the tables of lanes in the schema {schema!r} have version {version} of a newer lanes, and this one knows "
-            f"{len(known)}; upgrade lanes-runtime, or use another schema"
+            f"the tables of lanes in the schema {schema!r} have version {version} of a newer lanes, and this lanes "
+            f"supports {len(known)}; upgrade lanes-runtime, or use another schema"
         )

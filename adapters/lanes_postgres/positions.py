@@ -198,7 +198,7 @@ class Positions:
         partition: int | None = None,
         below: int | None = None,
     ) -> Awaitable[int] | int:
-        """Delete the rows of a topic, also those of dead letters and attempts.
+        """Delete the rows of a topic, including the rows of its dead letters and attempts.
 
         A message whose row is deleted has its effect again when the message is redelivered. Therefore delete only
         positions below the position that every consumer of the subscription has committed. Idempotent.
@@ -206,8 +206,8 @@ class Positions:
         Args:
             connection: A connection in the user's transaction.
             topic: Name of the topic.
-            partition: Only this partition; None = all.
-            below: Only positions below this one; None = all.
+            partition: Number of the partition whose rows are deleted; None = all partitions.
+            below: Position below which rows are deleted; None = all positions.
 
         Returns:
             Number of deleted positions; awaitable for an asynchronous connection.
@@ -221,7 +221,7 @@ class Positions:
     def unfence(self, connection: Connection[Any], topic: str) -> int: ...
 
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
-        """Delete the epochs of a topic, also those of attempts, but no position.
+        """Delete the epochs of a topic, including the epochs of its attempts, but no position.
 
         Call it after epochs have restarted. Effects still happen once, because the positions stay. Idempotent.
 

@@ -92,7 +92,7 @@ def test_tables_of_a_newer_version_are_refused(
     monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
     refusing: list[Any] = [migrate, check_schema]
     for refused in refusing:
-        with pytest.raises(ConfigError, match=r"have version 2 of a newer lanes, and this one knows 1; upgrade"):
+        with pytest.raises(ConfigError, match=r"have version 2 of a newer lanes, and this lanes supports 1; upgrade"):
             refused(connection, schema=effects.schema)
     monkeypatch.undo()
     check_schema(connection, schema=effects.schema)

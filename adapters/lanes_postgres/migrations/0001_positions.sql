@@ -1,6 +1,6 @@
 -- Which messages have had their effect. Names are looked up in the schema that search_path names first.
 
--- One row for each topic of each subscription. incarnation: which making of the topic; '' = not known.
+-- One row for each topic of each subscription. incarnation: id of the creation of the topic; '' = unknown.
 CREATE TABLE lanes_topics (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     subscription text NOT NULL,
@@ -9,9 +9,9 @@ CREATE TABLE lanes_topics (
     UNIQUE (subscription, topic)
 );
 
--- The last message of a key that had its effect. key: a digest of 32 bytes; of 8 bytes, the position of a message that
--- stands for itself. epoch: the highest fencing token that wrote the row; NULL = none did.
--- Rows are updated in place, again and again: the room in a page that this leaves spares the index.
+-- The last message of a key that had its effect. key: a digest of 32 bytes, or the position of a single message as 8
+-- bytes. epoch: the highest fencing token that wrote the row; NULL = no token wrote the row.
+-- Rows are often updated. With free room in each page, an update does not change the index.
 CREATE TABLE lanes_positions (
     topic integer NOT NULL,
     partition bigint NOT NULL,
@@ -21,7 +21,7 @@ CREATE TABLE lanes_positions (
     PRIMARY KEY (topic, partition, key)
 ) WITH (fillfactor = 70);
 
--- Dead letters that were handled after all, by the position of their message.
+-- Dead letters that were replayed, by the position of their message.
 CREATE TABLE lanes_letters (
     topic integer NOT NULL,
     partition bigint NOT NULL,

@@ -1,5 +1,5 @@
--- Messages that have failed and are not finished. state: 'held' for a retry, 'blocked' until somebody says so, or
--- 'parking', while the dead letter is not confirmed. epoch: as in lanes_positions.
+-- Messages that have failed and are not finished. state: 'held' = waits for a retry, 'blocked' = waits for unblock
+-- or park, 'parking' = the dead letter is not confirmed. epoch: as in lanes_positions.
 CREATE TABLE lanes_attempts (
     topic integer NOT NULL,
     partition bigint NOT NULL,
