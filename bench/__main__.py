@@ -93,11 +93,13 @@ def command(arguments: Sequence[str]) -> int:
         return plots.command(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        epilog="`python -m bench plots` draws what has been measured; it has a --help of its own",
+        epilog="`python -m bench plots` draws the measured figures; see `python -m bench plots --help`",
     )
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all of them without any")
-    parser.add_argument("--scale", type=float, default=1.0, help="so many times the usual number of messages")
-    parser.add_argument("--repeats", type=int, default=5, help="how often each is measured")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"case to measure, by default every case: {', '.join(CASES)}"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the number of messages")
+    parser.add_argument("--repeats", type=int, default=5, help="number of measurements of each case")
     given = parser.parse_args(arguments)
     return main(given.cases, effort=Effort(scale=given.scale, repeats=given.repeats))
 

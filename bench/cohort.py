@@ -112,7 +112,7 @@ async def _speeds(url: str, client: Client, effort: Effort) -> Pair:
 
 
 async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
-    """Return messages a second, from the assignment of all partitions on.
+    """Return messages a second after the assignment of all partitions.
 
     With and without a cohort, some messages arrive before that assignment and are in flight.
     """

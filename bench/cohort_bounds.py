@@ -1,8 +1,8 @@
 """An exclusive cohort on a real server with one stuck key: delay of the other keys, memory, and size of the record.
 
-Stuck key: messages come at a fixed rate to a member with 64 partitions, and the handler of one key hangs until all
-others have ended. The figure is the p99 of the time from the publishing to the end of the handler, for the other keys.
-The baseline is the same run without the hang.
+Stuck key: messages come at a fixed rate to a member with 64 partitions. The handler of one key hangs until the handlers
+of all other keys have ended. The figure is the p99 of the time from the publishing to the end of the handler,
+for the other keys. The baseline is the same run without the hang.
 
 Memory and record: 1,000,000 messages of 1,000 keys pass while one key hangs and its successors wait.
 
@@ -40,7 +40,7 @@ STUCK_PAIRS_MORE: Final = 2
 STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, PER_SECOND = 100, 4_000, 0.001, 2_000.0
 
 PASSING_KEYS, PASSING, IN_FLIGHT = 1_000, 1_000_000, 2_000
-# A dict entry, an object of five fields and a number, in a heap that is two thirds full.
+# Memory of a message in a ledger: a dict entry, an object of five fields and a number, in a heap that is 2/3 full.
 OUTSTANDING_BYTES: Final = 400
 
 
@@ -82,7 +82,7 @@ async def _stuck_pairs(url: str, effort: Effort) -> list[Pair]:
 
 
 async def _p99(stream: DividedStream, client: Client, count: int, *, hangs: bool) -> float:
-    """Return the milliseconds from publishing to end, of the keys that are not stuck."""
+    """Return the p99 of the milliseconds from publishing to the handler's end, for the keys that are not stuck."""
     times: list[int] = []
     ended = asyncio.Event()
     others = sum(key_of(number % STUCK_KEYS) != STUCK_KEY for number in range(count))

@@ -35,11 +35,11 @@ STAMP: Final = struct.Struct("<q")
 _PADDING: Final = bytes(SIZE - STAMP.size)
 
 _CONFIRMED: Final = 2_000
-"""Interval of messages whose storage is awaited: a stream drops messages beyond 10,000 in its queue."""
+"""Number of messages between two waits for their storage. A stream drops messages beyond 10,000 in its queue."""
 
 
 class DividedStream:
-    """A stream of ``partitions`` by its own transform; the key is the last token of the stored subject."""
+    """A stream whose own subject transform makes ``partitions``. The key is the last token of the stored subject."""
 
     def __init__(self, url: str, name: str, partitions: int) -> None:
         self.url = url
@@ -142,7 +142,7 @@ class Holder:
         return self._used[0]
 
     def kill(self) -> None:
-        """End it by SIGKILL. Idempotent."""
+        """End the process by SIGKILL. Idempotent."""
         self.process.kill()
         self.process.wait()
         self._reading.join()
@@ -163,7 +163,7 @@ def holding(stream: DividedStream, member: str, *, lease: float = 10.0) -> Itera
 
 @contextmanager
 def feeding(stream: DividedStream, count: int, keys: int, per_second: float) -> Iterator[None]:
-    """Publish in a process of its own during the block, and end that process with it."""
+    """Publish in a separate process, which ends with the block."""
     arguments = [stream.url, stream.name, str(count), str(keys), str(per_second)]
     with subprocess.Popen([sys.executable, "-m", "bench.cohort_members", "feed", *arguments]) as process:
         try:

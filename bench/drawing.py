@@ -1,4 +1,4 @@
-"""Panels as SVG, by matplotlib. The module draws, and reads, measures and chooses nothing.
+"""Panels as SVG, by matplotlib. The module only draws; it reads, measures and chooses nothing.
 
 The same panels give the same bytes. The background is transparent, and every colour stands out on white and on black,
 so a picture is readable on a light and on a dark page. Text in the SVG is text, not outlines.
@@ -44,7 +44,7 @@ WIDTH, HEIGHT, BARS_HEIGHT, BAR_HEIGHT = 9.0, 3.8, 1.2, 0.32
 
 
 def svg(panels: Panels) -> str:
-    """Return the picture: lines beside each other, or bars."""
+    """Return the picture: panels of lines side by side, or bars."""
     with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # it takes any str, its stubs a literal
         if isinstance(panels, Bars):
             canvas = Canvas(figsize=(WIDTH, BARS_HEIGHT + BAR_HEIGHT * len(panels.bars)), layout="constrained")

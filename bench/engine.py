@@ -1,8 +1,9 @@
 """The engine alone: receive, take, finish, collect and settled, in microseconds of CPU a message.
 
-Like busy workers, the driver takes as many messages as ``concurrency`` allows before it finishes the first one. It
-settles once a batch. The loops of the driver are part of the figure, and the time to make the messages is not. The
-baseline is a fixed loop that puts each message into a dict and a queue and takes it out again. No consumer does less.
+Like busy workers, the driver takes as many messages as ``concurrency`` allows before it finishes the first message. The
+driver settles once a batch. The loops of the driver are part of the figure, and the time to make the messages is not.
+The baseline is a fixed loop that puts each message into a dict and a queue and takes it out again. No consumer does
+less.
 
 The cases ``engine … ×`` divide the cost of a message among many messages by its cost among few. The ratio of a constant
 cost is 1. Beyond ten thousand messages the processor's caches count too. The baseline of these cases is therefore the
@@ -43,7 +44,7 @@ class Case:
         commits: Whether the ledger is that of a source that commits one position.
         settle_every: Number of batches in a settle step.
         stuck: Number of completed messages above the first message, which never ends; None = every message ends.
-        in_flight: Number of messages delivered before the first one is taken.
+        in_flight: Number of messages delivered before the first message is taken.
     """
 
     keys: int = MANY
@@ -71,7 +72,7 @@ CASES: Final = {
     "engine commits, batch 50": Case(commits=True, batch=50),
 }
 
-# case -> among few, among many
+# Name of the figure → case with few messages, case with many messages
 FLAT: Final = {
     "engine keys 10⁴ ×": (Case(keys=FEW), Case(keys=MANY)),
     "engine in flight 10⁴ ×": (Case(in_flight=FEW), Case(in_flight=MANY)),

@@ -14,10 +14,10 @@ from typing import Final
 OUT: Final = Path(__file__).parent / "out"
 
 Run = Callable[[], float]
-"""Do the work once and return its figure."""
+"""A function that does the work once and returns its figure."""
 
 Pair = tuple[float, float]
-"""A figure and its baseline, from one run or from two consecutive ones."""
+"""A figure and its baseline, from one run or from two consecutive runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
 
 
 def middle(measured: Sequence[Pair]) -> Pair:
-    """Return the pair with the median ratio. An even number of pairs has two, and the higher ratio counts."""
+    """Return the pair with the median ratio. If two pairs are in the middle, the pair with the higher ratio counts."""
     return sorted(measured, key=lambda pair: pair[0] / pair[1])[len(measured) // 2]
 
 

@@ -76,7 +76,7 @@ async def fill(url: str, count: int) -> None:
         for number in range(count):
             await client.publish(f"bench.{number % KEYS}", bytes(SIZE))
         await client.flush()
-        # Published without waiting: when the last one is confirmed, all of them are stored.
+        # The messages were published without waiting. When the last message is confirmed, all messages are stored.
         while (await stream.stream_info(STREAM)).state.messages < count:
             await client.flush()
     finally:
@@ -135,7 +135,7 @@ async def _raw(client: Client, durable: str, count: int) -> float:
 
 
 class _RawPulls:
-    """Two pull requests at once: the next one leaves when half of the requested messages have arrived."""
+    """Two pull requests at once: the next request leaves when half of the requested messages have arrived."""
 
     def __init__(self, client: Client, next_subject: str, count: int) -> None:
         self._client = client

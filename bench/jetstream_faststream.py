@@ -1,7 +1,7 @@
 """JetStream beside FastStream's NATS subscribers, on a real server, with a no-op handler: messages a second.
 
-The baselines are FastStream's push subscriber, and its pull subscriber on a durable with the default batch size, as the
-documentation recommends it. Both acknowledge each message, as `lanes` does. They get a tenth of the messages, so that a
+The baselines are FastStream's push subscriber, and its pull subscriber on a durable with the default batch size, as its
+documentation recommends. Both acknowledge each message, as `lanes` does. They get a tenth of the messages, so that a
 run does not take longer than a run of `lanes`. Time runs from the first message to the last one.
 
 Without FastStream the case is not measured: ``pip install 'faststream[nats]'``.
@@ -33,7 +33,7 @@ OF_THEM: Final = 0.1
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases, interleaved, on a server of their own; without FastStream there are none."""
+    """Measure the cases, interleaved, on a server of their own. Without FastStream the list is empty."""
     if importlib.util.find_spec("faststream") is None:
         print("bench: without FastStream nothing is measured: pip install 'faststream[nats]'", file=sys.stderr)
         return []
@@ -62,7 +62,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 async def _faststream(client: Client, url: str, durable: str, count: int, *, pull: bool) -> float:
-    # By name, so that nothing here needs it to be installed.
+    # Import FastStream by name, because the package may be missing.
     nats: Any = importlib.import_module("faststream.nats")
     broker = nats.NatsBroker(url, logger=None)
     stream = nats.JStream(STREAM, declare=False)
@@ -78,7 +78,7 @@ async def _faststream(client: Client, url: str, durable: str, count: int, *, pul
             done.set()
 
     with warnings.catch_warnings():
-        # It warns that several processes cannot share a push consumer, and there is one process here.
+        # FastStream warns that several processes cannot share a push consumer, but only one process runs here.
         warnings.simplefilter("ignore", RuntimeWarning)
         options = {"pull_sub": nats.PullSub()} if pull else {}
         subscribe: Callable[..., Any] = broker.subscriber("bench.*", stream=stream, durable=durable, **options)

@@ -1,8 +1,8 @@
 """The cost of a journal with a handler that does nothing: microseconds of CPU a message, on an in-process source.
 
-`loop` is the event loop's thread alone, from `run()` to its return. `process` is all threads, the writing one included,
-until the last file is written. The baseline is the same run without a journal; beside a history, the run with the
-history alone.
+`loop` is the event loop's thread alone, from `run()` to its return. `process` is all threads, the writing thread
+included, until the last file is written. The baseline is the same run without a journal; beside a history, the run with
+the history alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lanes import Consumer, History, Settings
 from lanes.history.journal import Journal, recorder
 from lanes.history.recorder import history_of
 
-# Four rows each: they fit into the buffer, even when the thread waits for a processor.
+# Each message has four rows. All rows fit into the buffer, even when the thread waits for a processor.
 KEYS, BATCH, MESSAGES = 10_000, 500, 25_000
 WRITING_LIMIT: Final = 60.0
 

@@ -108,12 +108,12 @@ def _burn(seconds: float) -> None:
 def _peer_is_there() -> bool:
     if importlib.util.find_spec("faststream") is not None:
         return True
-    print("bench: kafka: no FastStream here, left out: pip install 'faststream[confluent]'", file=sys.stderr)
+    print("bench: kafka: without FastStream its case is left out: pip install 'faststream[confluent]'", file=sys.stderr)
     return False
 
 
 def _faststream(backlog: Backlog) -> float:
-    # By name, because it may be missing and has no types here.
+    # Import FastStream by name, because the package may be missing.
     faststream: Any = importlib.import_module("faststream")
     confluent: Any = importlib.import_module("faststream.confluent")
 

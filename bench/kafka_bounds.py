@@ -1,11 +1,11 @@
 """Kafka with a stuck key, a stuck partition or many messages in flight: delay of other keys, throughput and memory.
 
-Backlog: the messages handled of the fastest of four equal partitions, divided by those of the slowest partition, when
-the fastest one is nearly done.
+Backlog: the number of messages handled of the fastest of four equal partitions, divided by the number of the slowest
+partition. Both numbers are read when the fastest partition is nearly done.
 
-Stuck key: messages come at a fixed rate, and the handler of one key hangs until all others have ended. The figure is
-the p99 of the time from ``produce`` to the end of the handler, for the other keys. The baseline is the same run without
-the hang.
+Stuck key: messages come at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
+ended. The figure is the p99 of the time from ``produce`` to the end of the handler, for the other keys. The baseline is
+the same run without the hang.
 
 Stuck partition: a key of one of four partitions hangs while a long backlog of the other partitions passes. The figures
 are the peak of the process's memory and the messages a second, both at the end. The baselines are the same two values
@@ -101,7 +101,7 @@ def _fairness(backlog: Backlog) -> float:
 
 
 def _p99(url: str, count: int, *, hangs: bool) -> float:
-    """Return the milliseconds from ``produce`` to end, of the keys that are not stuck."""
+    """Return the p99 of the milliseconds from ``produce`` to the handler's end, for the keys that are not stuck."""
     topic = f"stuck-{time.monotonic_ns()}"
     create(url, topic)
     times: list[int] = []
@@ -212,7 +212,7 @@ def _held(backlog: Backlog) -> Pair:
 
 
 def hold(backlog: Backlog, count: int) -> tuple[float, int]:
-    """Hold ``count`` messages in flight, with one endless handler: MiB of memory, and the size of all their parts."""
+    """Return the memory in MiB with ``count`` messages in flight, and the bytes of their keys, values and headers."""
     return asyncio.run(_hold(backlog, count))
 
 

@@ -137,7 +137,7 @@ def fill(
 
 
 class Clocked:
-    """A counter of handled messages, with the times of the first and the last one. The last one calls ``done``."""
+    """A counter of handled messages, with the times of the first and the last. The last message calls ``done``."""
 
     def __init__(self, count: int, done: Callable[[], object] = lambda: None) -> None:
         self._left = count
@@ -163,7 +163,7 @@ class Clocked:
 
 
 def consume(backlog: Backlog, handler: Callable[[Message], Awaitable[None]] | None, settings: Settings) -> float:
-    """Handle all messages by ``lanes`` and return messages a second, from the first one's end to the last one's.
+    """Handle all messages by ``lanes`` and return messages a second, from the end of the first handler to the last.
 
     Without a handler each message is only counted.
     """

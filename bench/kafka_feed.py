@@ -24,7 +24,7 @@ _PADDING: Final = bytes(SIZE - STAMP.size)
 
 @contextmanager
 def feeding(url: str, topic: str, count: int, keys: int, per_second: float) -> Iterator[None]:
-    """Produce during the block, and end that process with it."""
+    """Produce in a separate process, which ends with the block."""
     arguments = [url, topic, str(count), str(keys), str(per_second)]
     with subprocess.Popen([sys.executable, "-m", "bench.kafka_feed", *arguments]) as process:
         try:
@@ -43,15 +43,15 @@ def main(url: str, topic: str, count: str, keys: str, per_second: str) -> None:
     producer = Producer({"bootstrap.servers": url, "linger.ms": 1, "enable.idempotence": True})
     begin = time.monotonic()
     for number, key in enumerate(keys_of(int(count), int(keys), "uniform")):
-        # A late sleep is made up by several messages at once.
+        # After a sleep that took too long, several messages follow at once.
         ahead = begin + number / float(per_second) - time.monotonic()
         if ahead > 0:
             producer.poll(0)
             time.sleep(ahead)
         producer.produce(topic, STAMP.pack(time.monotonic_ns()) + _PADDING, b"key-%d" % key)
         if number == 0:
-            # An idempotent client asks for its number before it sends, which took up to half a second. Only the first
-            # message is as old as that.
+            # An idempotent client first requests a producer id, which takes up to half a second. Only the first message
+            # waits for the id.
             producer.flush()
             begin = time.monotonic()
     producer.flush()

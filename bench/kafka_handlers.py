@@ -29,7 +29,7 @@ WAITING: Final = Settings(concurrency=CONCURRENCY, max_in_flight=4 * CONCURRENCY
 ZIPF_GOAL: Final = 0.9
 ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 40_000, 0.001
 # The busiest key has a seventh of the traffic of all partitions, and a fetch brings thousands of one partition. The
-# bound has to hold some messages of each.
+# bound has to hold some messages of each partition.
 ZIPF: Final = Settings(max_in_flight=10_000)
 
 BATCH_GOAL: Final = 5.0
@@ -63,7 +63,7 @@ async def _call(message: Message) -> None:
 
 
 def _zipf(backlog: Backlog) -> Pair:
-    """Return messages a second, and the limit of the busiest key."""
+    """Return messages a second, and the highest rate that the busiest key allows."""
     times: Counter[bytes | None] = Counter()
     handling: Counter[bytes | None] = Counter()
 
@@ -75,7 +75,7 @@ def _zipf(backlog: Backlog) -> Pair:
 
     figure = consume(backlog, handler, ZIPF)
     ((busiest, _times),) = times.most_common(1)
-    # Its share is times / count, and the mean of its handlers handling / times.
+    # The share of the busiest key is times / count, and the mean time of its handlers is handling / times.
     return figure, backlog.count / (handling[busiest] / 1e9)
 
 

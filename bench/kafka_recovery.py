@@ -1,7 +1,7 @@
 """Kafka when the client gets a command, or when a member leaves: the delay until the effect.
 
-Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. It is
-measured with a backlog and with nothing to read. The baseline is the longest call of the client.
+Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. The
+time is measured with a backlog and with an empty topic. The baseline is the longest call of the client.
 
 Recovery: two members share four partitions of a topic while a producer writes to the topic. One member leaves, in order
 or by ``kill -9``. The figure is the time from the signal until the other member has handled a message of each partition
@@ -42,7 +42,7 @@ BACKLOG: Final = 300_000
 HEARTBEAT, SESSION = 0.5, 3.0
 LEAVE_GOAL, KILL_GOAL = 1.0, SESSION + 1.0
 PER_SECOND, KEYS = 1_000.0, 1_000
-# The shortest time that the group waits, and the goal.
+# Way of leaving → signal, shortest time until the group notices, goal.
 WAYS: Final = {"leave": (signal.SIGTERM, HEARTBEAT, LEAVE_GOAL), "kill -9": (signal.SIGKILL, SESSION, KILL_GOAL)}
 
 _CLASSIC: Final = {"session.timeout.ms": round(1e3 * SESSION), "heartbeat.interval.ms": round(1e3 * HEARTBEAT)}
@@ -79,7 +79,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 class _Noting(Client):
-    """A client that reports each call that pauses it."""
+    """A client that reports each call of ``pause``."""
 
     def __init__(self, config: dict[str, Any], told: Callable[[], None]) -> None:
         super().__init__(config)
@@ -109,7 +109,7 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
         owned |= {event.partition for event in await source.receive(Room(100, 1 << 20)) if isinstance(event, Assigned)}
     times = []
     for number in range(count):
-        # At any moment of the call that waits for messages.
+        # Each pause comes at another moment of the call that waits for messages.
         with anyio.move_on_after((number % 10) * POLL / 10 + POLL):
             while True:
                 await source.receive(Room(100, 1 << 20))
@@ -119,7 +119,7 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
         with anyio.move_on_after(10 * POLL):
             while not told_at:
                 with anyio.move_on_after(POLL):
-                    # Without room for messages, prefetched ones would be delivered first.
+                    # Without room for messages, prefetched messages would be delivered first.
                     await source.receive(Room(0, 0, frozenset(owned)))
         # A partition that still rests, because its messages wait for room, is not reported again.
         times += [at - asked_at for at in told_at[:1]]
@@ -161,7 +161,7 @@ async def _recovery(
     with _started(topic, config) as member:
         assert member.stdout is not None
         try:
-            # It reports when it has handled messages of two partitions.
+            # The member reports when it has handled messages of two partitions.
             await asyncio.to_thread(member.stdout.readline)
             await until(lambda: len(consumer.status().partitions) == PARTITIONS // 2, "half of the partitions")
             mine = {int(name.rpartition("/")[2]) for name in consumer.status().partitions}

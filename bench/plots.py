@@ -82,7 +82,7 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-# --- what is drawn
+# --- the plots
 
 
 def _zone(measured: Measured) -> Panels:
@@ -178,7 +178,7 @@ HANDOVER: Final = {
 
 
 def _ratios(title: str, rows: dict[str, tuple[str, str]]) -> Callable[[Measured], Panels]:
-    """Bars of rates, as ratios to a baseline. A ratio below 1 is in the loss zone."""
+    """Return a function that draws rates as bars, as ratios to a baseline. A ratio below 1 is in the loss zone."""
 
     def panels(measured: Measured) -> Panels:
         bars = []
@@ -241,7 +241,7 @@ def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int
     except MissingFigureError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    # matplotlib keeps a list of the machine's fonts: here, as all that is cached, not in the user's home.
+    # matplotlib caches a list of the machine's fonts. Keep the list in the project's cache, not in the user's home.
     os.environ.setdefault("MPLCONFIGDIR", str(ROOT / ".cache" / "matplotlib"))
     # Imported here, so that measuring does not load it.
     from bench.drawing import svg
@@ -257,5 +257,7 @@ def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int
 def command(arguments: Sequence[str]) -> int:
     """Perform the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench plots")
-    parser.add_argument("plots", nargs="*", metavar="PLOT", help=f"of {', '.join(DRAWN)}; all of them without any")
+    parser.add_argument(
+        "plots", nargs="*", metavar="PLOT", help=f"plot to draw, by default every plot: {', '.join(DRAWN)}"
+    )
     return draw(parser.parse_args(arguments).plots)

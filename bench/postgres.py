@@ -1,4 +1,4 @@
-"""Effects in PostgreSQL: messages a second, each a payment in a transaction that also claims its position.
+"""Effects in PostgreSQL: messages a second. A message is a payment, and its transaction claims the position.
 
 A payment is two statements: an `INSERT` into the ledger and an `UPDATE` of the account. The baseline is the same
 transaction without the claim, on the same connections and server.

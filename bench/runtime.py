@@ -1,8 +1,8 @@
-"""The runtime on an in-process source: a handler that does nothing, sleeping ones (`bench.waiting`), and threads.
+"""The runtime on an in-process source: handlers that do nothing, that sleep (`bench.waiting`), or that run in threads.
 
 No-op: microseconds of CPU a message. The figure covers everything from ``run()`` to its return, the event loop
 included. The baseline awaits the same handler on the same messages in a bare loop; with a history, it is the same run
-without one.
+without the history.
 
 Threads: messages a second, from ``run()`` to its return. The baseline maps the same handler over the same messages in a
 bare thread pool of as many threads.

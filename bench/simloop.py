@@ -1,4 +1,4 @@
-"""The simulator's loop: steps of tasks a second of CPU, one a turn, beside the same program on a bare asyncio loop.
+"""The simulator's loop: task steps a second of CPU, one step a turn, beside the same program on bare asyncio.
 
 Steps: tasks that only yield, first in, first out and by a random walk. Streams: tasks that pass messages through
 anyio's memory streams, each with a timeout. On both loops these tasks cost more than the loop. The goals of both cases
@@ -56,7 +56,7 @@ def _simulated(program: Program, make: Callable[[], Chooser]) -> float:
 
 
 def _bare(program: Program) -> float:
-    # As many steps as the simulator counts: it takes the same ones, first in, first out.
+    # Both loops take the same steps, first in, first out, so the number of the simulator holds for the bare loop.
     steps = run(program, chooser=Fifo(), turns_limit=10 * STEPS).steps
     begin = time.thread_time()
     anyio.run(program)

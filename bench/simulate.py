@@ -27,7 +27,7 @@ RUNS_GOAL: Final = 100
 SECONDS_GOAL: Final = 20
 SWEEP, CAMPAIGN = 100, 500
 FEW, MANY = 4, 100
-"""Handlers of a worker at once. The default is many, and every run starts and ends a task for each."""
+"""Number of handlers of a worker. The default is high, and every run starts and ends a task for each handler."""
 
 
 def figures(effort: Effort) -> list[Figure]:
@@ -42,8 +42,8 @@ def figures(effort: Effort) -> list[Figure]:
         ],
         effort.repeats,
     )
-    # Nothing in it waits, so on a quiet machine this is the user's waiting time. Measured once, because it is many
-    # runs.
+    # The campaign never waits, so on a quiet machine its CPU time is the user's waiting time. One measurement is
+    # enough, because a campaign has many runs.
     campaign = max(3, effort.messages(CAMPAIGN * 1_000) // 1_000)
     seconds = _campaign(campaign)
     return [

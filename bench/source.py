@@ -49,8 +49,11 @@ def messages_of(partition: Partition, count: int, keys: int, traffic: Traffic = 
 def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
     """Return the key numbers of ``count`` messages.
 
-    ``zipf`` draws the n-th key n**-1.1 times as often as the first key. ``turns`` takes one key after the other, so
-    all keys have equal work and can be busy to the end.
+    Args:
+        count: Number of messages.
+        keys: Number of keys.
+        traffic: ``uniform`` = each key is drawn equally often. ``zipf`` = the n-th key is drawn n**-1.1 times as often
+            as the first key. ``turns`` = the keys take turns, so all keys can be busy until the end.
     """
     if traffic == "turns":
         return [number % keys for number in range(count)]
@@ -106,7 +109,7 @@ class FiniteSource:
         return SourceTraits(name="bench", settles="cumulative" if self._commits else "individual")
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Return the next run; wait for ever without room."""
+        """Return the next run. Without room, wait until the call is cancelled."""
         partition = self.messages[0].partition
         if not self._assigned:
             self._assigned = True
@@ -118,7 +121,7 @@ class FiniteSource:
         if count <= 0 or partition in room.paused:
             await anyio.sleep_forever()
         if self._per_second is None:
-            # A source that never suspends would starve the workers; real ones wait for a socket.
+            # A source that never suspends would starve the workers. A real source waits for a socket.
             await anyio.lowlevel.checkpoint()
         else:
             last = min(self._next + self._batch, len(self.messages))

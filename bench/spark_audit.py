@@ -1,9 +1,9 @@
 """The audit of a journal on Spark: events a second, beside a hand-written SQL query of the same checks.
 
-The journal is from 16 processes, each with a partition of 625 keys, 100 messages in flight and a commit after every
-100. It has no violations. The query counts the violations of each promise by the journal's columns. It relies on the
-clocks and the row numbers as they are, and names neither witnesses nor unproven promises. Both read the same files in
-the same session of two cores.
+The journal is from 16 processes, each with a partition of 625 keys, 100 messages in flight and a commit after every 100
+messages. The journal has no violations. The query counts the violations of each promise by the journal's columns. It
+relies on the clocks and the row numbers as they are, and names neither witnesses nor unproven promises. Both read the
+same files in the same session of two cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOAL: Final = 0.8
 EVENTS, PROCESSES, KEYS = 3_000_000, 16, 625
 IN_FLIGHT: Final = 100
 ROUND: Final = 3 * IN_FLIGHT + 1
-"""Rows of as many messages as are in flight, and of the commit after them."""
+"""Number of rows of one round: the rows of the messages in flight at once, and the row of the commit."""
 
 CONF: Final = {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "4"}
 BEGIN: Final = '{"boot":"boot","order":"key","incomplete":1}'

@@ -3,7 +3,7 @@
 Memory: 3,000,000 messages of 496 bytes, of which one key has 95 %, in Arrow batches through one worker. The figure is
 the peak of the worker's resident memory at the end, and the baseline is its peak after the first fifth.
 
-Batches: the fixed seconds of a batch with a checkpoint, from a replay of 21 batches and one of a single batch over the
+Batches: the fixed seconds of a batch with a checkpoint, from a replay of 21 batches and a replay of one batch over the
 same few rows. The no-op rate with the default ``rows_per_batch`` is compared with the rate without a checkpoint, where
 all rows are one batch.
 """

@@ -7,9 +7,9 @@ Zipf: messages a second over keys, one of which gets a seventh of the traffic. T
 so no code can be faster than the busiest key. The baseline is 1 / (share of that key × mean time of its handlers), both
 of the same run.
 
-Stuck key: messages come at a fixed rate, and the handler of one key hangs until all others have ended. The figure is
-the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the same run without the
-hang.
+Stuck key: messages come at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
+ended. The figure is the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the
+same run without the hang.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 20_000, 0.001
 STUCK_GOAL: Final = 1.25
 STUCK_PAIRS_MORE: Final = 2
 """Additional pairs: the tail of a distribution is less steady than its mean."""
-# All keys are alike, so the stuck key has a hundredth of the traffic: below ``max_in_flight`` to the end.
+# A hundredth of all messages has the stuck key. These messages stay fewer than ``max_in_flight`` to the end.
 STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, STUCK_BATCH, PER_SECOND = 100, 10_000, 0.001, 20, 5_000.0
 STUCK_KEY: Final = b"key-0"
 
@@ -80,7 +80,7 @@ def _waiting(count: int) -> float:
 
 
 def tasks_alone(count: int) -> float:
-    """Return messages a second of as many bare tasks as there may be handlers at once."""
+    """Return messages a second of bare tasks, one task for each handler that ``lanes`` may run at once."""
     messages = iter(messages_of(new_partition(), count, WAITING_KEYS))
     begin = time.perf_counter()
     asyncio.run(_bare(messages))
@@ -102,7 +102,7 @@ async def _each(messages: Iterator[Message]) -> None:
 
 
 def _zipf(count: int) -> Pair:
-    """Return messages a second, and the limit of the busiest key."""
+    """Return messages a second, and the highest rate that the busiest key allows."""
     source = FiniteSource(count, ZIPF_KEYS, BATCH, "zipf")
     ((busiest, _times),) = Counter(message.key for message in source.messages).most_common(1)
     handling = 0.0
@@ -118,7 +118,7 @@ def _zipf(count: int) -> Pair:
     asyncio.run(Consumer(source, handler, settings=Settings()).run())
     seconds = time.perf_counter() - begin
     assert source.settled == count
-    # Its share is times / count, and the mean of its handlers handling / times.
+    # The share of the busiest key is times / count, and the mean time of its handlers is handling / times.
     return count / seconds, count / handling
 
 
@@ -126,7 +126,7 @@ def _zipf(count: int) -> Pair:
 
 
 def _p99(count: int, *, hangs: bool) -> float:
-    """Return the milliseconds from delivery to end, of the keys that are not stuck."""
+    """Return the p99 of the milliseconds from delivery to the handler's end, for the keys that are not stuck."""
     source = FiniteSource(count, STUCK_KEYS, STUCK_BATCH, per_second=PER_SECOND)
     others = sum(message.key != STUCK_KEY for message in source.messages)
     times: list[float] = []

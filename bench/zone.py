@@ -34,11 +34,11 @@ COMPUTING: Final = {"0.1 ms": 0.000_1, "1 ms": 0.001, "10 ms": 0.010}
 KEYS: Final = (1, 10, 100, 1_000)
 
 SECONDS: Final = 0.5
-"""The busy time of a key in one run, within the limits of the messages."""
+"""Seconds for which a key is busy in one run, within ``LEAST`` and ``MOST``."""
 LEAST, MOST = 10, 50_000
-"""Limits of the messages of a key, so that begin and end of a run hardly count, and of all keys together."""
+"""Lowest number of messages of a key, and highest number of messages of all keys, in one run."""
 BATCH: Final = 500
-# At most as many handlers as keys, and room for some messages of each.
+# As many handlers as the largest number of keys, and room for four messages of each key.
 SETTINGS: Final = Settings(concurrency=1_000, max_in_flight=4_000)
 
 Handler = Callable[[Message], Awaitable[None]]
