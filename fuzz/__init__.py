@@ -8,5 +8,5 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Before Hypothesis looks: failing examples are kept in the project's own cache, and tried first the next time.
+# Set this before Hypothesis is imported. The project's cache keeps failing examples, which the next run tries first.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(__file__).parents[1] / ".cache" / "hypothesis"))

@@ -24,10 +24,14 @@ GUIDED_LEAST: Final = 4.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run, print, and return the exit status."""
+    """Run the attacks, print the table, and return the exit status."""
     parser = argparse.ArgumentParser(prog="fuzz", description="Random attacks on invariants.")
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="in all (default: 60)")
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="N", help="seconds for all targets together (default: 60)"
+    )
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"target to attack, by default every target: {', '.join(TARGETS)}"
+    )
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.targets if name not in TARGETS]
     if unknown:
@@ -57,7 +61,7 @@ def attacked(target: Target, seconds: float) -> Result:
         failure = result.failure or (AssertionError(broken) if broken else None)
         result = dataclasses.replace(result, guided=inputs, seconds=result.seconds + seconds / 2, failure=failure)
     if result.failure is not None:
-        # Hypothesis hangs the falsifying example on the exception, as a note.
+        # Hypothesis adds the falsifying example to the exception as a note.
         traceback.print_exception(result.failure, file=sys.stdout)
     return result
 

@@ -114,7 +114,7 @@ def lines(draw: st.DrawFn) -> bytes:
 
 
 def check_one(data: bytes) -> None:
-    """Read, judge, and render."""
+    """Read the bytes as a history, judge the history, and render the verdict."""
     try:
         segments = read_bytes(data)
     except HistoryError:
@@ -127,7 +127,7 @@ def check_one(data: bytes) -> None:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of files."""
+    """Return tests of reading files."""
 
     @effort
     @given(

@@ -34,7 +34,7 @@ class NaiveLedger:
 
 
 class Step(NamedTuple):
-    """Admit positions, the first of a step far above the highest one; then settle some of the held positions."""
+    """A step: admit positions, ``gap`` above the highest position, then settle some of the held positions."""
 
     gap: int
     admit: int

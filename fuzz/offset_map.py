@@ -1,4 +1,4 @@
-"""Any text decodes to nothing or to exactly the set that it encodes, within the bounds of an offset map."""
+"""Decoding any text gives either nothing or exactly the encoded set, within the bounds of an offset map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.core.offset_maps import BITMAP, LIST, MAPS, Runs, data_of, forged, of
 OURS = st.characters(min_codepoint=0x3400, max_codepoint=0xB3FF)
 ANY = st.one_of(OURS, st.characters(), st.characters(categories=["Cs"]))
 FLOORS = st.sampled_from([0, 1, 5, 2**63 - 1, 2**64 - 9, 2**64 - 1]) | st.integers(0, 2**64 - 1)
-# Bytes of which numbers consist, so that lists come out long and numbers huge.
+# Bytes of encoded numbers, so that examples have long lists and huge numbers.
 BODIES = st.binary(max_size=40) | st.lists(
     st.sampled_from([b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", b"\xff" * 9 + b"\x01", b"\x80" * 12]), max_size=20
 ).map(b"".join)
@@ -39,7 +39,7 @@ def check_changed(text: str, floor: int, runs: Runs) -> None:
 
 
 def merged(runs: Runs) -> Runs:
-    """Return the runs with touching ones merged."""
+    """Return the runs, with touching runs merged."""
     inner = {end for _, end in runs} & {start for start, _ in runs}
     starts = [start for start, _ in runs if start not in inner]
     return list(zip(starts, [end for _, end in runs if end not in inner], strict=True))
@@ -63,13 +63,13 @@ def check_forged(body: bytes, form: int, floor: int, reach: int, falsified: int)
 
 
 def distances(floor: int, runs: Runs) -> Runs:
-    """Return the entries of a list for each run."""
+    """Return the two numbers that the list form stores for each run."""
     ends = [floor - 1, *(end for _, end in runs)]
     return [(start - end - 1, stop - start - 1) for (start, stop), end in zip(runs, ends, strict=False)]
 
 
 def numbers(body: bytes) -> list[int]:
-    """Return the numbers of a list, one after the other."""
+    """Return all numbers that the list form stores in ``body``."""
     found, digits = [], ""
     for byte in body:
         digits = f"{byte & 127:07b}" + digits
@@ -91,7 +91,7 @@ def check_hostile(text: str, floor: int) -> None:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of texts: changed ones, forged ones, any text."""
+    """Return tests of changed texts, forged texts and any texts."""
 
     @effort
     @given(changed())

@@ -82,7 +82,7 @@ def check_traffic(wanted: Traffic, seed: int, partitions: int, fewer: int) -> No
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of draws, of any plans, of failing ones and of traffic."""
+    """Return tests of drawn faults, of any plans, of failing plans and of traffic."""
     seeds = st.integers(0, 2**64 - 1)
 
     @effort

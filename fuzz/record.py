@@ -30,7 +30,7 @@ from tests.core.offset_maps import MAPS
 PARTITION: Final = PartitionId("t", 0)
 Pairs = Sequence[tuple[str, bytes | None]]
 
-# --- what is committed
+# --- commits
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 EFFORT: Final = settings(
     deadline=None,
-    # Each batch must be another one, also under a CI profile that says otherwise.
+    # Each batch must have new examples, even under a CI profile that repeats examples.
     derandomize=False,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
