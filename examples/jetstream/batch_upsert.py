@@ -21,7 +21,7 @@ STREAM, PARCELS, EVENTS = "EXAMPLE_PARCELS", 200, 2_000
 DATABASE = "parcels.db"
 
 TABLE = "CREATE TABLE parcels (id BLOB PRIMARY KEY, place TEXT NOT NULL, position INTEGER NOT NULL)"
-# A redelivered or older message changes nothing: its stream sequence is not above the one in the table.
+# A redelivered or older message changes nothing: its stream sequence is not above the stored position.
 UPSERT = """
     INSERT INTO parcels VALUES (?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET place = excluded.place, position = excluded.position

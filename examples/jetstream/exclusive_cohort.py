@@ -24,7 +24,7 @@ STREAM, CUSTOMERS, PARTITIONS = "EXAMPLE_COHORT", 20, 16
 DATABASE = "accounts.db"
 
 TABLE = "CREATE TABLE accounts (customer BLOB PRIMARY KEY, orders INT, position INT, epoch INT, members INT, last TEXT)"
-# A former owner of a customer has a lower epoch than the present one, so its late updates change nothing. An order is
+# A former owner of a customer has a lower epoch than the present owner, so its late updates change nothing. An order is
 # redelivered if its process was killed before the acknowledgement; its position is in the table already.
 APPLY = """
     UPDATE accounts
@@ -66,7 +66,7 @@ async def sell(stream: JetStreamContext, each: int = 1) -> int:
 
 
 async def main(stream: JetStreamContext) -> None:
-    """Start three members one after the other and kill the first, without any configuration."""
+    """Start three members one after the other, and kill the first member. No member needs configuration."""
     members, sold, until = [], 0, time.monotonic() + 40
     try:
         for name in ("a", "b", "c"):
@@ -92,7 +92,7 @@ async def main(stream: JetStreamContext) -> None:
 
 
 async def set_up(stream: JetStreamContext) -> None:
-    """Create a stream that the server divides by customer, and an account for each."""
+    """Create a stream that the server divides by customer, and an account for each customer."""
     divide = SubjectTransform(src="shop.*", dest=f"shop.{{{{partition({PARTITIONS},1)}}}}.{{{{wildcard(1)}}}}")
     await stream.add_stream(StreamConfig(STREAM, subjects=["shop.*"], subject_transform=divide))
     with closing(sqlite3.connect(DATABASE)) as database, database:

@@ -1,4 +1,4 @@
-"""Serial over a cohort: one message at a time among all processes, in the order of the stream. The others stand by.
+"""Serial over a cohort: one message at a time among all processes, in the order of the stream. Spare processes wait.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/serial.py
 """
@@ -21,7 +21,7 @@ LEDGER = "ledger.txt"
 
 
 def member(name: str) -> None:
-    """The program of one member. Start two, so that one can die."""
+    """The program of one member. Start two members, so that one member can die."""
 
     def append(message: lanes.Message) -> None:
         time.sleep(0.002)
@@ -56,7 +56,7 @@ def wait_for(count: int) -> None:
 
 
 def main() -> None:
-    """Start two members and stop the working one in the middle; the other continues after it."""
+    """Start two members and stop the working member in the middle; the other member continues."""
     members = {name: start(name) for name in ("a", "b")}
     try:
         wait_for(ENTRIES // 3)

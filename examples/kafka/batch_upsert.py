@@ -23,7 +23,7 @@ TOPIC, PARCELS, EVENTS = "example-upsert", 300, 3_000
 DATABASE = "parcels.db"
 
 TABLE = "CREATE TABLE parcels (id BLOB PRIMARY KEY, place TEXT NOT NULL, position INTEGER NOT NULL)"
-# A redelivered or older message changes nothing: its position is not above the one in the table. Positions of one key
+# A redelivered or older message changes nothing: its position is not above the stored position. Positions of one key
 # can be compared, because one key is in one partition.
 UPSERT = """
     INSERT INTO parcels VALUES (?, ?, ?)

@@ -26,7 +26,7 @@ booked: dict[bytes, list[int]] = {}
 
 
 class Connection:
-    """Stands for a connection of a blocking driver, which one thread at a time may use."""
+    """Stand-in for a connection of a blocking driver, which one thread at a time may use."""
 
     def insert(self, customer: bytes, order: int) -> None:
         time.sleep(0.005)
@@ -35,7 +35,7 @@ class Connection:
 
 
 def book(message: lanes.Message) -> None:
-    """The handler. Its threads live as long as the consumer, so each keeps one connection."""
+    """The handler. Its threads live as long as the consumer, so each thread keeps one connection."""
     if not hasattr(of_this_thread, "connection"):
         of_this_thread.connection = Connection()
         opened.append(of_this_thread.connection)

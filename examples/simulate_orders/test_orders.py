@@ -18,14 +18,14 @@ import memsource
 
 @dataclass
 class Database:
-    """Stands for the real one. ``call`` crosses the network; the code between two calls is one transaction."""
+    """Stand-in for the real database. ``call`` crosses the network; the code between two calls is one transaction."""
 
     call: Callable[[str, float], Awaitable[None]]
     spent: dict[str, int] = field(default_factory=dict)
     booked: dict[str, int] = field(default_factory=dict)
 
     async def book(self, customer: str, position: int, amount: int) -> None:
-        """Add an order, unless it or a later order of the customer is booked."""
+        """Add an order, unless this order or a later order of the customer is booked."""
         await self.call("begin", 0.005)
         if position > self.booked.get(customer, -1):
             self.booked[customer] = position

@@ -1,8 +1,8 @@
 """A rebuilt table: the replay books all past payments again, each exactly once.
 
-The live consumer has kept the balances so far. The replay computes them in a new table, from all of history. It may be
-killed and started again, because the transaction that adds to a balance also stores the position of the message. Here
-it starts twice, and the second run adds nothing. The handler is a usual one of `lanes`.
+The live consumer has kept the balances so far. The replay computes them in a new table, from all of history. The replay
+may be killed and started again, because the transaction that adds to a balance also stores the position of the message.
+Here the replay starts twice, and the second run adds nothing. The handler is an ordinary handler of `lanes`.
 
 Needs pyspark and Java 17 or newer, psycopg with its pool, and a server:
 POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/spark/replay_into_postgres.py
@@ -31,19 +31,19 @@ SERVER = os.environ["POSTGRES_URL"]
 ACCOUNTS, PAYMENTS, PARTITIONS = 20, 1_000, 4
 SCHEMA = "spark_example"
 
-# A new name: under the name of the live consumer each payment has had its effect.
+# The replay needs a new name, because each payment has had its effect under the name of the live consumer.
 positions = Positions("balances-2", schema=SCHEMA)
 pools: list[AsyncConnectionPool[Any]] = []
 
 
 async def connect() -> None:
-    """Called before the first message of a task, on its event loop. The database serves all running tasks."""
+    """Open a task's connections, before its first message and on its event loop. All tasks share the database."""
     pools.append(AsyncConnectionPool(SERVER, min_size=4, open=False))
     await pools[0].open()
 
 
 async def disconnect() -> None:
-    """Called after the last message, also after an error."""
+    """Close the connections, after the last message of a task or after an error."""
     await pools.pop().close()
 
 
@@ -112,7 +112,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Without it, the workers run the first python3 of the path.
+    # Without this setting, the workers run the first python3 of the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with psycopg.connect(SERVER) as connection:
         migrate(connection, schema=SCHEMA)

@@ -1,7 +1,7 @@
 """A new rule over all past payments, in order within an account.
 
 The payments are in a Parquet table, in files without an order. Spark reads them on all cores of this machine; the call
-on a cluster is the same. The handler is a usual one of `lanes`, and its results become a table.
+on a cluster is the same. The handler is an ordinary handler of `lanes`, and its results become a table.
 
 Needs pyspark and Java 17 or newer: python examples/spark/replay_table.py
 """
@@ -29,7 +29,7 @@ balances: defaultdict[str, int] = defaultdict(int)
 
 
 async def begin() -> None:
-    """Called before the first message of a task: earlier tasks left their accounts in this worker process."""
+    """Forget the accounts that earlier tasks left in this worker process, before the first message of a task."""
     balances.clear()
 
 
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Without it, the workers run the first python3 of the path.
+    # Without this setting, the workers run the first python3 of the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory() as name:
         main(Path(name))

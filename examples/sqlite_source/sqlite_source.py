@@ -2,8 +2,8 @@
 
 A process claims a message until a deadline, extends the deadline while the handler waits or runs, and deletes the
 message when it is finished. After a crash the deadline passes, and another process claims the message. While a process
-has a claim on a key, it alone gets messages of that key, which keeps the order within a key across processes. README.md
-names the limits.
+has a claim on a key, no other process gets messages of that key. Messages of a key therefore keep their order across
+processes. README.md names the limits.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Read the parts of a row that a handler asks for."""
+    """Reader of the parts of a row."""
 
     def value(self, raw: object) -> bytes:
         return cast(Row, raw).value
@@ -101,7 +101,7 @@ def put(db: sqlite3.Connection, key: bytes | None, value: bytes, headers: Iterab
 
 
 class SqliteSource:
-    """The queue of one file that ``create`` prepared.
+    """A source that reads the queue of an SQLite file. ``create`` has to create the queue first.
 
     Args:
         path: the file.
@@ -161,7 +161,7 @@ class SqliteSource:
         await self._transact(lambda db: self._extend(db, messages), None)
 
     async def release(self, partition: lanes.Partition) -> None:
-        self._released = True  # no claim after this line: the next one frees all claims
+        self._released = True  # forbids new claims, because the next line frees all claims
         await self._transact(lambda db: db.execute(GIVE_BACK, (self._owner,)))
 
     async def aclose(self) -> None:
@@ -220,7 +220,7 @@ class SqliteSource:
 
 
 async def main() -> None:
-    """Cancel a worker in the middle, then start two that share the rest, each with its own keys."""
+    """Cancel a worker in the middle. Two new workers share the remaining messages, each with its own keys."""
     seen: list[tuple[bytes | None, int]] = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "queue.db"
