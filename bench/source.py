@@ -70,7 +70,7 @@ def runs_of(messages: Sequence[Message], batch: int) -> list[list[Message]]:
 
 
 class FiniteSource:
-    """Delivers ``count`` messages in runs of at most ``batch``, as room allows, and then ends.
+    """A source that delivers ``count`` messages in runs of at most ``batch``, as room allows, and then ends.
 
     Args:
         count: Number of messages.

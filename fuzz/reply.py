@@ -1,4 +1,4 @@
-"""A reply subject gives its numbers or SourceError, and a key function gives a key or LookupError."""
+"""Reading a reply subject gives numbers or SourceError, and a key function gives a key or LookupError."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _AT_ONCE: Final = 16
 _WIDE: Final = 200
 """Width of a table in columns when stdout is no terminal."""
 
-_ORDER: Final = "they run after later messages of their keys, so order against those is not claimed"
+_ORDER: Final = "they run after later messages of their keys, so the order within a key is not kept"
 
 Topic = Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)]
 Config = Annotated[
@@ -320,7 +320,7 @@ async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) ->
     if stored.whole_size is not None:
         raise _Stays(
             f"stays: its value was cut to {len(dead_letter.value)} of {stored.whole_size} bytes; take the message from "
-            f"{dead_letter.source}/{dead_letter.partition} position {dead_letter.position}, then drop this one"
+            f"{dead_letter.source}/{dead_letter.partition} position {dead_letter.position}, then drop the dead letter"
         )
     try:
         said = await act(box, stored)

@@ -286,7 +286,7 @@ class OwnedPartitions(Generic[T]):
         now = self._clock()
         for owned in list(self.by_number.values()):
             if owned.partition.deadline <= now < self.membership.deadline(owned.number):
-                self.lose(owned, "the lease was believed to have run out")
+                self.lose(owned, "the lease ended here before its renewal was seen")
 
     def next_events(self) -> list[SourceEvent]:
         """Return the new events for the consumer, in order, without those of a partition that is being released.

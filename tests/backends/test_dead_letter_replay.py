@@ -16,7 +16,7 @@ def test_a_replayed_dead_letter_leaves_the_list(command: Command, place: Place, 
     options = [*place.options, "--handler", f"{HERE}:{handler}", "--decode", f"{HERE}:first_word"]
     said = command("replay", sent.id, *options)
     assert (said.status, said.out) == (0, f"{sent.id}: replayed\n")
-    assert "order against those is not claimed" in said.err
+    assert "the order within a key is not kept" in said.err
     assert [(sent.position, b"customer-42", b"payload of it", "payload")] == handlers.SEEN
     assert ids(command, place) == [other.id]
     said = command("replay", sent.id, *options)
@@ -52,7 +52,7 @@ def test_a_dead_letter_is_republished_with_its_id(command: Command, place: Place
     said = command("replay", sent.id, *place.options, "--to-origin")
     assert said.status == 0
     assert said.out.startswith(f"{sent.id}: replayed: it is ")
-    assert "order against those is not claimed" in said.err
+    assert "the order within a key is not kept" in said.err
     assert "already replayed" in command("replay", sent.id, *place.options, "--to-origin").out
     ((value, headers),) = place.published()
     assert (value, headers["Lanes-Dead-Letter"], headers["color"]) == (b"payload", sent.id.encode(), b"red")
@@ -68,7 +68,7 @@ def test_a_cut_dead_letter_is_not_replayed(command: Command, kafka: KafkaServer)
         said = command("replay", sent.id, *place.options, *how)
         assert said.status == 3
         where = f"{place.origin}/3 position {sent.position}"
-        assert f"bytes; take the message from {where}, then drop this one" in said.out
+        assert f"bytes; take the message from {where}, then drop the dead letter" in said.out
     assert handlers.SEEN == []
     assert ids(command, place) == [sent.id]
     place.delete()
