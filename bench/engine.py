@@ -148,7 +148,7 @@ def in_engine(case: Case, effort: Effort) -> float:
 
 
 def _stick(engine: Engine, messages: Sequence[Message]) -> None:
-    """Deliver these messages, and finish all of them except the first one."""
+    """Deliver these messages, and finish all of them except the first message."""
     messages[0].key = messages[0].lane = b"stuck"
     engine.receive(messages[0].partition, list(messages), SIZE * len(messages), 0.0)
     assert engine.take() is messages[0]

@@ -87,7 +87,7 @@ def interleaved(runs: Sequence[Run], repeats: int) -> list[float]:
     measured: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for run, values in zip(runs, measured, strict=True):
-            # The garbage of the previous run is not charged to this one.
+            # Collect the garbage of the previous run outside the measurement.
             gc.collect()
             values.append(run())
     return [median(values) for values in measured]

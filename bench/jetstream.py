@@ -1,9 +1,9 @@
 """JetStream on a real server with a handler that does nothing: messages a second, and the cost of a history.
 
-No-op: the baseline is the fastest program over the same client without `lanes`. It uses overlapped raw pulls on an
-inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both programs have the
-same number of messages in flight, and do not wait for confirmations. Time runs from the first message until the server
-has read the last acknowledgement.
+No-op: the baseline is the fastest program over the same client without `lanes`. That program uses overlapped raw pulls
+on an inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both programs have
+the same number of messages in flight, and do not wait for confirmations. Time runs from the first message until the
+server has read the last acknowledgement.
 
 History on: microseconds of this process's CPU a message, from ``run()`` to its return. The baseline is the same run
 without a history.
@@ -103,7 +103,7 @@ async def _history(client: Client, durable: str, count: int) -> float:
 
 
 async def _consume(client: Client, durable: str, count: int, history: History | None = None) -> float:
-    """Handle ``count`` messages and return the time of the first one, in seconds of ``perf_counter``."""
+    """Handle ``count`` messages and return the time of the first message, in seconds of ``perf_counter``."""
     handled = 0
     first = 0.0
 

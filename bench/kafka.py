@@ -1,9 +1,9 @@
 """Kafka on a real broker, with a handler that does nothing or burns CPU: the cost of `lanes` beside a plain loop.
 
-No-op: messages a second, from the end of the first handler to the end of the last one. The baselines are plain loops
-that consume by the same pair of calls, call the same function and commit once a second. The tuned loop has the setting
-that keeps the client from stalling (``fetch.queue.backoff.ms=5``). The second loop has the client's defaults, and the
-third loop calls ``poll`` for each message.
+No-op: messages a second, from the end of the first handler to the end of the last handler. The baselines are plain
+loops that consume by the same pair of calls, call the same function and commit once a second. The tuned loop has the
+setting that keeps the client from stalling (``fetch.queue.backoff.ms=5``). The second loop has the client's defaults,
+and the third loop calls ``poll`` for each message.
 
 CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. A plain loop is faster here.
 

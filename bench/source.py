@@ -54,6 +54,9 @@ def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
         keys: Number of keys.
         traffic: ``uniform`` = each key is drawn equally often. ``zipf`` = the n-th key is drawn n**-1.1 times as often
             as the first key. ``turns`` = the keys take turns, so all keys can be busy until the end.
+
+    Returns:
+        The key numbers, in the order of the messages.
     """
     if traffic == "turns":
         return [number % keys for number in range(count)]

@@ -130,7 +130,7 @@ def _queried(spark: SparkSession, path: str, count: int) -> float:
 def write_journal(spark: SparkSession, path: str, events: int) -> int:
     """Write a journal of about this many events and return their number.
 
-    The columns are those of ``lanes.run(journal=…)``.
+    The journal has the columns that ``lanes.run(journal=…)`` writes.
     """
     from pyspark.sql import functions as F  # noqa: N812
 

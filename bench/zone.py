@@ -4,7 +4,7 @@ A figure is messages a second, by the wall clock. Every handler is measured besi
 
 - A plain loop awaits the handler for one message after the other. The rate of the loop does not depend on keys.
 - ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. The tasks keep the order of
-  keys too. They have no bound, settle nothing, and need all keys before they start.
+  keys too. The tasks have no bound, settle nothing, and need all keys before the start.
 
 A ratio below 1 is the loss zone. ``… of CPU`` are handlers that compute instead of waiting, beside the plain loop.
 

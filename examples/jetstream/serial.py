@@ -25,7 +25,7 @@ def member(name: str) -> None:
 
     def append(message: lanes.Message) -> None:
         time.sleep(0.002)
-        # No other handler writes, in this process or in another: the one partition has one owner.
+        # No other handler writes, in this process or in another, because the only partition has one owner.
         with open(LEDGER, "a") as ledger:
             ledger.write(f"{message.value.decode()} {name}\n")
 

@@ -1,4 +1,4 @@
-"""A handler that blocks: a plain function, for a driver without asyncio. It runs in threads.
+"""A handler that blocks: a plain function, for a driver without asyncio. The function runs in threads.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/sync_handler.py
 """

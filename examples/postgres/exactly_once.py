@@ -54,7 +54,7 @@ async def main() -> None:
 
 
 def published() -> MemorySource:
-    """Return a source of the payments, which ends after the last one."""
+    """Return a source of the payments, which ends after the last payment."""
     broker = MemoryBroker()
     for number in range(PAYMENTS):
         broker.publish(str(number), key=f"account-{number % ACCOUNTS}")

@@ -61,7 +61,7 @@ class Row(NamedTuple):
         key: key, or None for a message without order.
         value: payload.
         headers: headers as JSON.
-        attempts: number of claims, this one included.
+        attempts: number of claims, the current claim included.
     """
 
     id: int
@@ -132,7 +132,7 @@ class SqliteSource:
     async def open(self) -> SourceTraits:
         incarnation = await anyio.to_thread.run_sync(self._connect, limiter=self._one)
         self._partition = lanes.Partition(lanes.PartitionId("queue", 0), Rows(), incarnation)
-        every = self._visibility / 3  # so that one extension may fail
+        every = self._visibility / 3  # one extension may fail
         return SourceTraits(name=self._path.name, extend_interval=every, partitions=1, exclusive=False)
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:

@@ -35,7 +35,7 @@ def ring(
             places = slot(key), partition(key, partitions), lane(key, lanes)
         except ValueError as error:
             stop(str(error))
-        # A key is untrusted text: escaped, it can neither steer the terminal nor reorder a row.
+        # A key is untrusted text. An escaped key can neither steer the terminal nor reorder a row.
         table.add_row(ascii(key if as_int else text), *(str(place) for place in places))
     Console(markup=False, emoji=False, highlight=False).print(table)
 

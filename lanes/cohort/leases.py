@@ -51,9 +51,9 @@ class ConsumerExists(Exception):
 class LeaseStore(Protocol):
     """The keys of one cohort.
 
-    Every read is linearizable: it comes from the leader, and never from a replica or a cache. A store sends nothing
-    after its call has ended, so a write is never buffered over a lost connection. A cancelled write has an unknown
-    result.
+    Every read is linearizable. The answer comes from the leader, and never from a replica or a cache. A store sends
+    nothing after its call has ended, so a write is never buffered over a lost connection. A cancelled write has an
+    unknown result.
 
     Every method raises ``UnknownResult`` without an answer within the store's own timeout. Every method raises
     ``SourceError`` when no later call can succeed, for example without a bucket or a permission.

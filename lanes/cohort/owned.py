@@ -30,8 +30,8 @@ class OwnedPartition(ABC):
     Args:
         number: Number of the cohort partition.
         partition: The assignment that the consumer gets.
-        done: Messages that earlier owners finished. If such a message comes again, the source acknowledges
-            the message and does not deliver it.
+        done: Messages that earlier owners finished. If a finished message comes again, the source
+            acknowledges the message and does not deliver it.
 
     Attributes:
         number: Number of the cohort partition.
@@ -289,9 +289,9 @@ class OwnedPartitions(Generic[T]):
                 self.lose(owned, "the lease ended here before its renewal was seen")
 
     def next_events(self) -> list[SourceEvent]:
-        """Return the new events for the consumer, in order, without those of a partition that is being released.
+        """Return the new events for the consumer, in order, without the events of partitions that are being released.
 
-        Such a partition may be owned again before the consumer knows that its release has ended.
+        A released partition may be owned again before the consumer has seen the end of its release.
 
         Returns:
             The events.

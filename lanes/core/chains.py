@@ -127,7 +127,7 @@ class Chains:
     def prefix(self, partition: Partition) -> set[Message]:
         """Return the queued messages below the highest started message, except those in stopped lanes."""
         ledger = partition.ledger
-        assert isinstance(ledger, OffsetLedger), "individually settled messages leave no finished work behind"
+        assert isinstance(ledger, OffsetLedger), "only a source that commits has a completed set"
         heads = [m for m in ledger.unfinished() if m.state == RUNNING]
         started = [m.position for m in heads] + [m.position for m in partition.finished]
         limit = max(started, default=-1)

@@ -222,7 +222,7 @@ class _JournalRecorder(Recorder):
         return _NoFile(path, self._into)
 
     def flush(self) -> None:
-        """Let the buffer count the appended rows, and drop those that do not fit. Never raises or waits."""
+        """Let the buffer count the appended rows, and drop the rows that do not fit. Never raises or waits."""
         if self._file is None:
             self._rows.clear()
             self._size = self._kept = 0

@@ -14,8 +14,8 @@ from lanes.source import SourceTraits
 class Rules:
     """Settings and traits in force; None = the history lacks the value.
 
-    Names and units are those of ``Settings``, ``Retry`` and ``SourceTraits``. In ``lanes``, ``batch``,
-    ``timeout`` and ``extend_interval``, 0 stands for the None of those classes.
+    The fields have the names and units of ``Settings``, ``Retry`` and ``SourceTraits``. In ``lanes``, ``batch``,
+    ``timeout`` and ``extend_interval``, 0 stands for None.
     """
 
     order: str | None = None
