@@ -50,7 +50,8 @@ class Row(NamedTuple):
 def row_of(message: Message, by: By) -> Row:
     """Return the row of a message.
 
-    Raises ``ConfigError`` for messages of a key without an order, and ``MessageError`` for a number beyond 64 bits.
+    Raises ``ConfigError`` if ``order="none"`` would let a message hide an earlier message of its key. Raises
+    ``MessageError`` for a number beyond 64 bits.
     """
     partition, key, position = message.partition, message.key, message.position
     where = partition.id

@@ -34,7 +34,7 @@ APPLY = """
 
 
 def member(name: str) -> None:
-    """The program of one member. Start it as often as you like, on any number of machines."""
+    """The program of one member. Start the program as often as you like, on any number of machines."""
 
     def book(message: lanes.Message) -> None:
         time.sleep(0.02)  # slow work; then the effect, fenced by position and epoch

@@ -69,7 +69,7 @@ class LeaseStore(Protocol):
             The entry.
 
         Raises:
-            UnknownResult: No answer in time.
+            UnknownResult: The store did not answer in time.
             SourceError: The store is gone for good.
         """
 
@@ -96,7 +96,7 @@ class LeaseStore(Protocol):
 
         Raises:
             Conflict: The condition does not hold.
-            UnknownResult: No answer in time.
+            UnknownResult: The store did not answer in time.
             SourceError: The store is gone for good.
         """
 
@@ -110,7 +110,7 @@ class LeaseStore(Protocol):
             The entries by key.
 
         Raises:
-            UnknownResult: No answer in time.
+            UnknownResult: The store did not answer in time.
             SourceError: The store is gone for good.
         """
 

@@ -1,8 +1,8 @@
-"""The cohort partitions that a member owns, as its source sees them. Independent of the lease store.
+"""The cohort partitions that a member owns, as its source sees them. Any lease store will do.
 
 ``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. It turns the
 events of the membership into source events. It selects the durable to read, the settlements that may still be sent, the
-ledgers to write down, and the partitions to give up. The source moves messages and acknowledgements.
+ledgers to store, and the partitions to give up. The source moves messages and acknowledgements.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class OwnedPartitions(Generic[T]):
         make: Makes the object of one ownership.
         follow: Lets the object read the durable that a ``LeaseOwned`` names, after an acquisition or a takeover. If the
             source cannot continue, ``follow`` raises ``SourceError``, which becomes the ``failure``.
-        in_flight: Number of messages that can be in flight, which the source raises when it grows. A ledger with more
-            finished messages above its floor is written down. A crash therefore repeats at most twice this number of
-            messages. The ledger of a work queue is not written down for this reason.
+        in_flight: Number of messages that can be in flight, which the source may raise. A ledger with more
+            finished messages above its floor is stored. A crash therefore repeats at most twice this number of
+            messages. The ledger of a work queue is not stored for this reason.
         clock: Clock of the deadlines.
         wake: Called when the source should call ``step`` and ``next_events``; must not block.
 
@@ -359,7 +359,7 @@ class OwnedPartitions(Generic[T]):
     # --- giving up
 
     async def release(self, partition: Partition, flush: Callable[[], Awaitable[None]]) -> None:
-        """Write down a drained partition and give up its lease; see ``lanes.source.Source.release``.
+        """Store the ledger of a drained partition and give up its lease; see ``lanes.source.Source.release``.
 
         The partition is given up even when ``flush`` raises or this call is cancelled. While a handler of the partition
         still runs, the call returns early, and the lease runs out by itself.

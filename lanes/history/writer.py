@@ -404,7 +404,7 @@ def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
 
 
 def member_name(member: str) -> str:
-    """Return the name. Raises ``ConfigError`` when the name is not valid for rows and files."""
+    """Check and return the name of a process. Raises ``ConfigError`` when the name is not valid for rows and files."""
     if not MEMBER.fullmatch(member):
         raise ConfigError(
             f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "

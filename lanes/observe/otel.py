@@ -112,7 +112,7 @@ class Telemetry:
         Args:
             name: Name of the consumer.
             system: Value of ``messaging.system``.
-            status: Makes a snapshot. The thread that collects the metrics calls it.
+            status: Function that makes a snapshot. The thread that collects the metrics calls ``status``.
             clock: Clock of the durations, in seconds.
 
         Returns:
