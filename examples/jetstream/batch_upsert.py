@@ -54,7 +54,7 @@ async def main() -> None:
 
 
 async def publish(stream: JetStreamContext) -> None:
-    """Publish where each parcel was seen."""
+    """Publish the places where each parcel was seen."""
     await stream.add_stream(name=STREAM, subjects=["parcels.*"])
     for number in range(EVENTS):
         await stream.publish_async(f"parcels.{number % PARCELS}", json.dumps({"place": f"depot {number}"}).encode())

@@ -57,7 +57,7 @@ async def main() -> None:
 
 
 def publish() -> None:
-    """Publish where each parcel was seen."""
+    """Publish the places where each parcel was seen."""
     producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(EVENTS):
         producer.produce(TOPIC, value=json.dumps({"place": f"depot {number}"}), key=str(number % PARCELS))
