@@ -1,4 +1,4 @@
-"""Child processes of the demo: they end with their parent, read its configuration, and measure their own memory."""
+"""Functions for child processes of the demo: end with the parent, read the configuration, measure the memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
         kind: Class of the configuration.
         variable: Name of the environment variable, which holds a JSON object.
         process: Name of this kind of process, for the error.
-        command: Command that starts it, for the error.
+        command: Command of the parent process, for the error.
 
     Returns:
         The configuration, of the class ``kind``.
@@ -65,13 +65,13 @@ def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
         return kind(**json.loads(os.environ.get(variable, "")))
     except (ValueError, TypeError):
         raise DemoError(
-            f"{variable} holds no configuration of a {process}: start `{command}`, it starts each {process} itself"
+            f"{variable} has no configuration of a {process}: run `{command}`, which starts each {process}"
         ) from None
 
 
 def peak_rss_mb() -> float:
     """Return the peak memory of this process, in MiB."""
-    # getrusage counts what the parent held before exec as well; where there is /proc, it tells better.
+    # getrusage also counts the memory of the parent before exec, and /proc does not.
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -64,25 +64,25 @@ class DemoConfig:
         data: Path of a log (see ``demo.events``); None generates one from ``seed``.
         events: Maximum number of events of the log; None takes all.
         seed: Seed of the generated log.
-        latency: Mean time of an approval in seconds; each takes 0.5 to 1.5 of it.
+        latency: Mean time of an approval in seconds. Each approval takes 0.5 to 1.5 times the mean.
         concurrency: Maximum number of running handlers, as in ``lanes.Settings``.
         max_in_flight: Bound on delivered, unsettled messages, as in ``lanes.Settings``.
-        kill_at: Rising fractions between 0 and 1; the worker is killed once that share of the events is stored.
+        kill_at: Rising fractions between 0 and 1. The worker is killed when such a fraction of the events is stored.
         serial_seconds: Length of the one-at-a-time sample in seconds; 0 skips it.
-        stall_timeout: Seconds without progress, with a server that answers, after which the run is given up.
+        stall_timeout: Seconds without progress, with a server that answers, after which the run fails.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
         keep: Folder for ledger, history and log; None removes them.
-        name: Name of the streams or topics; None draws a random one.
+        name: Name of the streams or topics; None draws a random name.
         faults: The events that fail.
         worker_command: Command that starts a worker. The worker reads its configuration from the environment.
-        on_progress: Callback that may act on the run from outside: kill the server, freeze the worker.
+        on_progress: Callback that may disturb the run, for example kill the server or freeze the worker.
         broker: Kind of broker.
-        members: Number of processes; None is 3 on Kafka and 1 on JetStream. With several, ``kill_at`` is unused.
-        partitions: Number of partitions that they share; None is 8 on Kafka and 64 on JetStream.
+        members: Number of processes; None is 3 on Kafka and 1 on JetStream. ``kill_at`` needs one process.
+        partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 on JetStream.
         protocol: Protocol of the Kafka group.
         lease: Lease of the JetStream cohort in seconds.
         retention: Retention of the cohort's stream. ``"interest"`` loses events published before a member joins.
-        route: Returns the server address for the member of a name; None gives all of them ``server``.
+        route: Function from the name of a member to its server address; None gives all members ``server``.
         script: Scenario of the group; None kills one member, adds one, freezes one and stops one.
     """
 
@@ -113,7 +113,7 @@ class DemoConfig:
 
     @property
     def processes(self) -> int:
-        """Number of members at the begin."""
+        """Number of members at the start of the run."""
         return self.members or _MEMBERS[self.broker]
 
     @property
@@ -140,17 +140,17 @@ class DemoConfig:
             raise DemoError(f"retention={self.retention!r}: must be {_choice(Retention)}")
         if self.waits_for_members and self.serial_seconds > 0:
             raise DemoError(
-                f"serial_seconds={self.serial_seconds!r} with retention='interest': there is nothing to handle one "
-                "at a time before the members are there, set it to 0"
+                f"serial_seconds={self.serial_seconds!r} with retention='interest': the stream keeps no events before "
+                "the members join, so a serial sample has no events; set serial_seconds=0"
             )
         if self.partitions is not None and not 1 <= self.partitions <= _PARTITIONS_LIMIT:
             raise DemoError(f"partitions={self.partitions}: must be 1 to {_PARTITIONS_LIMIT}")
         if self.members is not None and not _LEAST[self.broker] <= self.members <= self.shared:
             raise DemoError(
-                f"members={self.members}: must be {_LEAST[self.broker]} to {self.shared}: one of several is killed, "
-                "and each has a partition"
+                f"members={self.members}: must be {_LEAST[self.broker]} to {self.shared}, because the demo "
+                "kills a member, and each member needs a partition"
             )
-        # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
+        # The error omits the value, because a password in an unreadable value cannot be found and removed.
         if self.broker == "kafka" and not all(ADDRESS.fullmatch(one) for one in self.server.split(",")):
             raise DemoError("--server: must be the address of a Kafka broker, such as 127.0.0.1:9092")
         if self.broker == "jetstream" and not all(_is_url(url) for url in self.server.split(",")):
@@ -171,7 +171,7 @@ class DemoConfig:
 class WorkerConfig:
     """The configuration of a worker process.
 
-    It travels as JSON in the environment, because every user can read the arguments of a process.
+    The configuration is passed as JSON in the environment, because every user can read the arguments of a process.
 
     Attributes:
         server: Address of the broker.
@@ -186,8 +186,8 @@ class WorkerConfig:
         max_in_flight: Bound on delivered, unsettled messages.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
         seconds: Length of the one-at-a-time sample in seconds.
-        fail_every: One of so many events fails at first.
-        poison_every: One of so many events always fails.
+        fail_every: Average number of events for each event that fails at first.
+        poison_every: Average number of events for each event that always fails.
         broker: Kind of broker.
         protocol: Protocol of the Kafka group.
         lease: Lease in a cohort in seconds; 0 for a worker alone.
@@ -242,7 +242,7 @@ def check_run(events: int | None, name: str | None, concurrency: int, max_in_fli
         raise DemoError(f"events={events}: must be 1 or more, or left out for all")
     if name is not None and not _NAME.fullmatch(name):
         raise DemoError(
-            f"name={name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because it names what is made on the servers"
+            f"name={name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because the servers use it in names"
         )
     try:
         settings(concurrency, max_in_flight)

@@ -41,7 +41,7 @@ GENERATED_EVENTS: Final = sum(steps * cases for steps, cases in LENGTHS.items())
 _FIRST_DAY: Final = datetime(2017, 1, 9, 8, tzinfo=UTC)
 _CASE_EVERY: Final = timedelta(hours=1.7)
 _STEP_AFTER: Final = timedelta(hours=60)
-"""Mean time between two starts, and between two steps: together they interleave some 600 cases in 2,000 events."""
+"""Mean time between two steps of a case. With ``_CASE_EVERY`` it interleaves about 600 cases in 2,000 events."""
 
 _FIRST: Final = ("Declaration SUBMITTED by EMPLOYEE", "EMPLOYEE")
 _BETWEEN: Final = (
@@ -65,7 +65,7 @@ class Event(NamedTuple):
 def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
     """Return the first ``limit`` events (None = all) of the log at ``path``, or of a generated log.
 
-    Blocks. Raises ``DemoError`` naming file and line for anything that is wrong with the log.
+    Blocks. Raises ``DemoError`` with file and line for a fault in the log.
     """
     if path is None:
         return generate(GENERATED_EVENTS if limit is None else limit, seed)
@@ -76,15 +76,15 @@ def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
             if len(events) == limit:
                 break
     except FileNotFoundError:
-        raise DemoError(f"{path}: no such file; correct --data, or leave it out for a generated log") from None
+        raise DemoError(f"{path}: no such file; correct --data, or leave out --data for a generated log") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DemoError(
-            f"{path}: the gzip data is damaged behind event {len(events)} ({error}): get it again"
+            f"{path}: the gzip data is damaged after event {len(events)} ({error}): copy the file again"
         ) from None
     except OSError as error:
-        raise DemoError(f"{path}: cannot be read ({error.strerror}): correct --data, or leave it out") from None
+        raise DemoError(f"{path}: cannot be read ({error.strerror}): correct --data, or leave out --data") from None
     if not events:
-        raise DemoError(f"{path}: holds no event; pass a log with one JSON object a line, or leave --data out")
+        raise DemoError(f"{path}: has no event; pass a log with one JSON object a line, or leave --data out")
     return events
 
 
@@ -101,8 +101,8 @@ def read(path: Path) -> Iterator[Event]:
             expected = following.get(event.case, 0)
             if event.step != expected:
                 raise DemoError(
-                    f"{path}:{number}: case {event.case!r} has step {event.step} where step {expected} is next: "
-                    "sort the log by time, steps counted 0, 1, 2 … within each case"
+                    f"{path}:{number}: case {event.case!r} has step {event.step} instead of step {expected}: "
+                    "sort the log by time, and number the steps of each case 0, 1, 2 …"
                 )
             following[event.case] = expected + 1
             yield event
@@ -112,20 +112,20 @@ def _parse(line: bytes, where: str) -> Event:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DemoError(f"{where}: no JSON ({error}): {_shown(line)}; one JSON object a line is meant") from None
+        raise DemoError(f"{where}: not JSON ({error}): {_shown(line)}; write one JSON object on each line") from None
     if not isinstance(fields, dict):
-        raise DemoError(f"{where}: no JSON object: {_shown(line)}; one JSON object a line is meant")
+        raise DemoError(f"{where}: not a JSON object: {_shown(line)}; write one JSON object on each line")
     for name, kinds in FIELDS.items():
         if name not in fields:
-            raise DemoError(f"{where}: the field {name!r} is missing; needed: {', '.join(FIELDS)}")
+            raise DemoError(f"{where}: the field {name!r} is missing; write the fields {', '.join(FIELDS)}")
         value = fields[name]
         if not isinstance(value, kinds) or isinstance(value, bool):
             wanted = " or ".join(kind.__name__ for kind in kinds)
             raise DemoError(f"{where}: {name}={_shown(value)} is {type(value).__name__}, must be {wanted}")
     if not CASE.fullmatch(fields["case"]):
         raise DemoError(
-            f"{where}: case={_shown(fields['case'])} cannot be a token of a subject: 1 to 128 characters without "
-            "blanks, dots, * and >"
+            f"{where}: case={_shown(fields['case'])} cannot be a token of a subject: use 1 to 128 "
+            "characters without blanks, dots, * and >"
         )
     return Event(fields["case"], fields["step"], line)
 

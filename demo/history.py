@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Facts that are in no history: snapshots of the group from its broker, and the faults."""
+    """Facts that no history has: snapshots of the group from its broker, and the faults."""
 
     snapshots: Sequence[Snapshot]
     faults: Sequence[Fault]
@@ -47,7 +47,7 @@ def examine(directory: Path, seen: Seen | None = None) -> Findings:
         # A missing history proves nothing.
         return Findings([Verdict("history", "unproven", str(error))], {}, 0)
     knowledge = Knowledge(segments, seen.snapshots, seen.faults) if seen is not None else None
-    # A process that the demo froze was late by the length of the freeze, which its history does not tell.
+    # A frozen process is late by the length of the freeze, and its history does not record the freeze.
     checkers = checkers_within(MARGIN + (knowledge.frozen if knowledge is not None else 0.0))
     if knowledge is not None and knowledge.deadlines:
         checkers += (partial(BoundedRepeats, excused=knowledge.forgotten),)

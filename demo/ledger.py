@@ -1,8 +1,9 @@
 """The ledger: the outcome of every event, in a SQLite file that only the parent process opens.
 
-An apply of (case, step) is *applied* when the step is above the last one of its case. Each applied step is stored in
-an append-only table without a unique key, so a ledger that applied one twice would show it. A refused apply is a
-*repeat* when that step is stored (harmless, as delivery is at least once), else an *order violation*.
+The ledger applies a write of (case, step) if the step is above the last step of its case. Each applied step is a row of
+an append-only table without a unique key, so a step that was applied twice has two rows. A refused write is a *repeat*
+if the step is stored, which is harmless because delivery is at least once. Any other refused write is an *order
+violation*.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Audit:
     Attributes:
         stored: Number of distinct stored events.
         repeats: Number of writes that were refused because the ledger had the event already.
-        violations: Writes that were refused out of order.
+        violations: Steps of the writes that were refused out of order.
         doubled: Events stored more than once.
         lost: Events neither stored nor dead-lettered.
-        foreign: Stored steps that are no event.
+        foreign: Stored steps that are not in the log.
     """
 
     stored: int
@@ -61,10 +62,18 @@ class Audit:
 
 
 class Ledger:
-    """One ledger in one new file. Not thread-safe; every call blocks for its SQLite work.
+    """One ledger in one new file. Not thread-safe. Every call blocks while SQLite works.
 
-    ``stored``, ``repeats`` and ``violations`` count since it was opened. Raises ``DemoError`` when the file
-    cannot be made or written.
+    Args:
+        path: Path of the new file.
+
+    Attributes:
+        stored: Number of applied writes.
+        repeats: Number of refused writes of stored steps.
+        violations: Number of writes that were refused out of order.
+
+    Raises:
+        DemoError: The file cannot be created or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +86,7 @@ class Ledger:
             self._database = sqlite3.connect(path, isolation_level=None)
             self._cursor = self._database.cursor()
             self._cursor.execute("PRAGMA journal_mode = WAL")
-            # The file need not survive a crash of the machine, and an fsync for each batch would take most of the time.
+            # The file need not survive a crash of the machine, and an fsync for each batch is slow.
             self._cursor.execute("PRAGMA synchronous = OFF")
             self._cursor.executescript(_TABLES)
         except sqlite3.Error as error:

@@ -1,6 +1,6 @@
 """Snapshots of a group from its broker, and the times at which the broker removed members.
 
-The assignments of a cohort have leases, whose ends are in the histories of the members.
+For a cohort, the histories of the members give the end of each lease.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ class Member(NamedTuple):
 class Snapshot(NamedTuple):
     """The group at a moment between ``asked`` and ``answered``, in seconds of the engine's clock.
 
-    ``members`` have the names of their histories. ``state`` is the broker's word. For a cohort, ``generation`` and
-    ``planned`` are its plan: the planned owner of each partition; generation 0 is no plan.
+    Attributes:
+        asked: Time of the question.
+        answered: Time of the answer.
+        state: State of the group, as the broker names it.
+        members: Members by their names in the histories.
+        generation: Generation of a cohort's plan; 0 without a plan.
+        planned: Planned owner of each partition of a cohort.
     """
 
     asked: float
@@ -67,9 +72,12 @@ class Moves(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An assignment in its member's history, from ``begin`` to ``end``; an infinite ``end`` is unknown.
+    """An assignment in its member's history.
 
-    ``ending`` is revoked, lost or crashed, or empty for one that had no end.
+    Attributes:
+        begin: Time of the assignment, in seconds of the engine's clock.
+        end: Time of the end; infinite if the history has no end of the assignment.
+        ending: Kind of the end: revoked, lost or crashed; "" without an end.
     """
 
     begin: float
@@ -190,7 +198,7 @@ def _members_removed(snapshots: Sequence[Snapshot]) -> dict[str, list[Removal]]:
     present: dict[str, tuple[str, float]] = {}
     for snapshot in snapshots:
         if snapshot.state == "DEAD":
-            # A broker reports this state for a group that it has not loaded yet.
+            # A broker that has not loaded the group yet reports this state.
             continue
         for name, (number, asked) in list(present.items()):
             member = snapshot.members.get(name)

@@ -13,14 +13,19 @@ from demo.errors import DemoError
 
 @dataclass(frozen=True)
 class Places:
-    """The folders of a run: ``sockets``, and ``folder`` for ledger, history and log. Only ``folder`` can be kept."""
+    """The folders of a run.
+
+    Attributes:
+        sockets: Temporary folder for sockets.
+        folder: Folder for ledger, history and log, which ``--keep`` keeps after the run.
+    """
 
     sockets: Path
     folder: Path
 
     @property
     def history(self) -> Path:
-        """Folder for the history segments of publisher and workers."""
+        """Folder of the history segments that the publisher and the workers write."""
         return self.folder / "history"
 
     @property
@@ -31,18 +36,23 @@ class Places:
 
 @contextmanager
 def places(keep: Path | None) -> Iterator[Places]:
-    """Create the folders, and remove the temporary folder at the end. Raises ``DemoError`` for an unusable folder."""
+    """Yield the folders of a run, and remove the temporary folder after the block.
+
+    Raises ``DemoError`` if a folder cannot be created, or if ``keep`` is not empty.
+    """
     if keep is not None:
         try:
             keep.mkdir(parents=True, exist_ok=True)
             taken = next(keep.iterdir(), None)
         except OSError as error:
-            raise DemoError(f"--keep {keep}: cannot be used ({error.strerror}): choose another folder") from None
+            raise DemoError(f"--keep {keep}: cannot be created or read ({error.strerror}): choose another folder") from None
         if taken is not None:
-            raise DemoError(f"--keep {keep}: is not empty ({taken.name}): choose an empty or a new folder")
+            raise DemoError(f"--keep {keep}: the folder is not empty ({taken.name}): choose an empty or a new folder")
     try:
         temporary = tempfile.TemporaryDirectory(prefix="lanes-demo-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise DemoError(f"no temporary folder can be made ({error.strerror}): free space, or set TMPDIR") from None
+        raise DemoError(
+            f"a temporary folder cannot be created ({error.strerror}): free space on the disk, or set TMPDIR"
+        ) from None
     with temporary as name:
         yield Places(Path(name), keep if keep is not None else Path(name))

@@ -10,11 +10,24 @@ from typing import Any
 class Progress:
     """The state of a run, updated in place.
 
-    ``phase``: what happens now, in words. ``seconds``: since the main part began. ``stored``, ``dead_letters``:
-    events done so. ``repeats``, ``violations``: refused applies. ``pending``, ``unacknowledged``: what the server
-    says of the consumer. ``answering``: whether the server answers. ``worker_pid``: of the worker that runs, or
-    None. ``starts``: workers started so far. ``status``: what the worker said last, as numbers. ``stream``:
-    where the events are.
+    Attributes:
+        events: Number of events of the log.
+        cases: Number of cases of the log.
+        phase: Current step of the run, in words.
+        seconds: Seconds since the main part began.
+        published: Number of published events.
+        serial_rate: Events per second of the serial loop; 0.0 before the measurement.
+        stored: Number of events stored in the ledger.
+        dead_letters: Number of dead-lettered events.
+        repeats: Number of refused writes of stored events.
+        violations: Number of writes that were refused out of order.
+        pending: Number of undelivered messages, by the server's report.
+        unacknowledged: Number of delivered and unacknowledged messages, by the server's report.
+        answering: Whether the server answers.
+        worker_pid: Process id of the running worker; None without a running worker.
+        starts: Number of workers or drivers started so far.
+        stream: Name of the stream or topic of the events.
+        status: Latest report of the worker, as numbers by name.
     """
 
     events: int = 0

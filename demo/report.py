@@ -37,9 +37,9 @@ class Report:
         violations: Steps refused out of order.
         lost: Events neither stored nor dead-lettered.
         doubled: Events stored more than once.
-        foreign: Stored steps that are no event of the log.
+        foreign: Stored steps that are not in the log.
         missing_letters: Poison events without a dead letter.
-        unexpected_letters: Dead letters of events that are no poison.
+        unexpected_letters: Dead letters of events that can succeed.
         redelivered: Cause → number of redeliveries.
         verdicts: Verdicts of the checkers over the histories.
         failure: Reason that the run ended early, or None.
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def broken(self) -> list[str]:
-        """Broken promises, one line each, which begins with the name of the line in the report."""
+        """Broken promises, one line each. A line begins with the name of a row of the report."""
         lines = []
         for name, steps, meaning in (
             ("order violations", self.violations, "applied after a later step of its case"),
@@ -176,10 +176,10 @@ def _broken_by(group: GroupFindings) -> list[str]:
         named = "; ".join(group.witnesses)
         lines.append(f"overlaps: {group.overlaps} (two runs of a key, or a result after the loss): {named}")
     if count := _unexcused(group):
-        lines.append(f"duplicates: {count} (run again, and nothing was killed or frozen that had it)")
+        lines.append(f"duplicates: {count} (repeated runs without a kill or a freeze of the earlier owner)")
     for kind, seconds in group.recovery.items():
         if seconds == inf:
-            lines.append(f"recovery: after a {kind} not every partition was begun anew")
+            lines.append(f"recovery: after a {kind}, a partition never started again")
     return lines
 
 
@@ -187,7 +187,7 @@ def _figures(group: GroupFindings) -> dict[str, object]:
     return {
         "duplicates_by_cause": dict(group.duplicates),
         "rebalances": group.rebalances,
-        # Infinity is no JSON.
+        # JSON has no infinity.
         "recovery_s": {kind: round(each, 2) if each < inf else None for kind, each in group.recovery.items()},
         "overlaps": group.overlaps,
         "overlaps_at_loss": group.overlaps_at_loss,
@@ -214,7 +214,7 @@ def _rows_of(group: GroupFindings) -> list[tuple[str, str, bool]]:
     ]
     if group.moves is not None:
         made, least = group.moves
-        rows.append(("partitions moved", f"{made:,}, no fewer than {least:,} had to", made <= least))
+        rows.append(("partitions moved", f"{made:,}, and at least {least:,} had to move", made <= least))
     if group.handover is not None:
         rows.append(("clean hand-over, median", f"{group.handover * 1000:,.0f} ms", True))
     return rows

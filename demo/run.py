@@ -48,9 +48,18 @@ _Answer = TypeVar("_Answer")
 async def run(config: DemoConfig, view: View | None = None) -> Report:
     """Run the demo once. The run always removes its processes, its streams and its temporary files.
 
-    Runs on asyncio only, until every event of the log is handled. To stop it, cancel an ``anyio.CancelScope`` around
-    it. Raises ``DemoError`` or another ``LanesError`` for bad input and for what keeps the parent itself from going
-    on; everything that goes wrong under ``lanes`` is in the report.
+    Runs on asyncio only, until every event of the log is handled. To stop the run, cancel an ``anyio.CancelScope``
+    around the call. The report has every failure under ``lanes``.
+
+    Args:
+        config: Configuration of the run.
+        view: Display of the progress; None = no display.
+
+    Returns:
+        The report.
+
+    Raises:
+        LanesError: The input is wrong, or the parent process cannot continue.
     """
     # The log is checked before the run touches a server.
     events = await asyncio.to_thread(load, config.data, config.events, config.seed)
@@ -67,7 +76,8 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
                     stayed = await broker.close()
                 if stayed:
                     names = ", ".join(stayed)
-                    print(f"lanes: the server does not answer; delete there: {names}", file=sys.stderr, flush=True)
+                    line = f"lanes: the server does not answer; delete these names on the server: {names}"
+                    print(line, file=sys.stderr, flush=True)
 
 
 async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: Places, progress: Progress) -> Report:
@@ -156,5 +166,5 @@ async def _patiently(question: Callable[[], Awaitable[_Answer]]) -> _Answer:
             return await question()
         except NoAnswer as error:
             if monotonic() > deadline:
-                raise DemoError(f"{error}; the dead letters cannot be counted without it") from None
+                raise DemoError(f"{error}; without the server the dead letters cannot be counted") from None
         await asyncio.sleep(_RETRY)

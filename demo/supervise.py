@@ -14,13 +14,16 @@ from demo.errors import DemoError
 
 _CHUNK: Final = 1 << 16
 _WORDS_LIMIT: Final = 500
-"""Most characters that are kept of a child's last line."""
+"""Most characters of a child's last line that are kept."""
 
 
 class Child:
-    """One process. ``command`` is started by ``start``; what it says on stderr is appended to ``log``.
+    """One child process.
 
-    ``environment``: None = that of this process.
+    Args:
+        command: Command that ``start`` runs.
+        log: File to which the child's stderr is appended.
+        environment: Environment of the child; None = the environment of this process.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -45,8 +48,8 @@ class Child:
     async def start(self) -> None:
         """Start the child. Raises ``DemoError`` if the program cannot be started."""
         try:
-            # Its own group: a Ctrl+C at the terminal is the parent's to deal with. The same session: when its parent is
-            # gone, the system has a frozen one go on, and hangs it up.
+            # In its own group, the child does not receive a Ctrl+C at the terminal. In the same session, the system
+            # resumes and hangs up a frozen child after the end of its parent.
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,

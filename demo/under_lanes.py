@@ -1,4 +1,4 @@
-"""The main part: a worker handles the log under ``lanes``, and is killed and started again."""
+"""The main part: a worker handles the log under ``lanes``. The parent kills the worker and starts another worker."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ class UnderLanes:
                 await self._service.close()
             self._progress.worker_pid = None
         if self.failure is None and self._kill_at:
-            self.failure = f"{len(self._kill_at)} of {len(self._config.kill_at)} kills were not reached"
+            self.failure = f"{len(self._kill_at)} of {len(self._config.kill_at)} planned kills did not happen"
 
     async def _tick(self, poller: asyncio.Task[None]) -> None:
         progress, worker = self._progress, self._worker
         assert worker is not None
         progress.seconds = self._pace.elapsed
         if not self._broker.connected:
-            # Known at once, also where a question of before waits for its answer longer than the outage lasts.
+            # The flag changes at once, because an earlier question may wait longer than the outage.
             progress.answering = False
             self._outage = True
         if self._service.failure is not None:
@@ -151,7 +151,7 @@ class UnderLanes:
         no_server = status == EXIT_FAILED and not self._heard and self._outage
         if not worker.killed and not no_server:
             self.failure = (
-                f"worker {self.workers} ended by itself with status {status}: {worker.last_words or 'it said nothing'}"
+                f"worker {self.workers} ended by itself with status {status}: {worker.last_words or 'no output'}"
             )
         elif self._broker.connected:
             await worker.end()
@@ -178,7 +178,8 @@ class UnderLanes:
         self.peak_in_flight = max(self.peak_in_flight, status["peak_in_flight"])
         self.rss_mb = max(self.rss_mb, status["rss_mb"])
         status["retries"] += self._retries
-        # A new assignment begins at 0 and a released one has none: the server's count is the same, and goes on.
+        # The floor of a new assignment begins at 0, and a released assignment has no floor. The server's floor
+        # continues.
         status["floor"] = max(status["floor"] or 0, self._left.floor if self._left is not None else 0)
         self._progress.status = status
 

@@ -12,8 +12,8 @@ from demo.brokers.broker import Broker
 from demo.config import DemoConfig, WorkerConfig
 
 SESSION: Final = 6.0
-"""Seconds without a heartbeat after which a member of a classic group is taken for dead; under KIP-848 the broker has
-this setting."""
+"""Seconds without a heartbeat after which the broker removes a member of a classic group. Under KIP-848 the broker's
+own setting decides."""
 
 HEARTBEAT: Final = 0.5
 """Seconds between two heartbeats."""
@@ -74,7 +74,7 @@ def dead_letters_of(config: WorkerConfig) -> lanes.DeadLetters:
 
 
 def member_settings(config: WorkerConfig) -> dict[str, Any]:
-    """Return the client settings of a member of the Kafka group. Its name is its name in the history."""
+    """Return the client settings of a member of the Kafka group. The member has the same name as in the history."""
     settings: dict[str, Any] = {
         "bootstrap.servers": config.server,
         "group.id": config.durable,

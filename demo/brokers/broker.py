@@ -31,10 +31,14 @@ class Left:
 
 
 class Broker(Protocol):
-    """One run's place on one server; asyncio only.
+    """The topics or streams of one run on one server. Runs on asyncio only.
 
-    ``stream`` holds the events, ``durable`` reads them, and ``dead_subject`` takes the dead letters; a worker receives
-    all three. A request raises ``NoAnswer`` while the server is gone, and ``DemoError`` for a permanent failure.
+    A request raises ``NoAnswer`` while the server is unreachable, and ``DemoError`` for a permanent failure.
+
+    Attributes:
+        stream: Name of the stream or topic of the events.
+        durable: Name of the durable consumer, the group or the cohort that reads the events.
+        dead_subject: Subject or topic of the dead letters.
     """
 
     stream: str
@@ -43,18 +47,18 @@ class Broker(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the server answers, by the latest knowledge."""
+        """Whether the server has answered the latest request."""
 
     async def open(self) -> None:
         """Connect, and create the topics or streams of the run. Raises ``LanesError`` if that fails."""
 
     async def close(self) -> list[str]:
-        """Remove the topics or streams of the run, and disconnect. Return the names of those that stay. Idempotent."""
+        """Remove the topics or streams of the run, and disconnect. Return the names that remain. Idempotent."""
 
     async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
-        """Publish the events behind those of earlier calls, in their order, each exactly once, and record them.
+        """Publish the events after the events of earlier calls, in order, each exactly once, and record the events.
 
-        Waits for a server that is gone, for as long as it takes; raises ``DemoError`` when it refuses an event.
+        Waits without a limit for an unreachable server. Raises ``DemoError`` if the server refuses an event.
         """
 
     async def left(self) -> Left | None:

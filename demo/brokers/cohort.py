@@ -1,4 +1,4 @@
-"""The demo's streams for a cohort: partitions of a stream, and their owners by the cohort's own records."""
+"""The demo's streams for a cohort: the partitions of a stream, and their owners by the cohort's bucket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEASES_EVERY: Final = 0.5
 
 
 class CohortBroker(JetStreamBroker):
-    """See ``GroupBroker``; on JetStream. ``stream`` stores ``<partition>.declarations.<name>.<case>``."""
+    """A ``GroupBroker`` on JetStream. ``stream`` stores ``<partition>.declarations.<name>.<case>``."""
 
     def __init__(self, server: str, name: str, partitions: int, retention: Retention) -> None:
         super().__init__(server, name, retention=retention, transform=_transform(partitions))
@@ -36,7 +36,7 @@ class CohortBroker(JetStreamBroker):
         self._looked = 0.0
 
     async def open(self) -> None:
-        """See ``Broker.open``; the bucket is made by the first member, and removed with the streams."""
+        """See ``Broker.open``. The first member creates the bucket, and ``close`` removes it."""
         await super().open()
         self._made.append(f"KV_{bucket_name(self.stream, NAMESPACE)}")
 
@@ -60,7 +60,7 @@ class CohortBroker(JetStreamBroker):
         )
 
     async def group(self) -> Snapshot:
-        """Return the living members and the holders of leases, see ``GroupBroker.group``."""
+        """Return the members with a heartbeat and the owners of leases, see ``GroupBroker.group``."""
         asked = monotonic()
         try:
             if not self._there:

@@ -1,6 +1,6 @@
 """Questions to a group's coordinator, asked by a separate process.
 
-The client library aborts its process when the broker goes away during such a question (librdkafka, issue 4605).
+The client library aborts its process if the connection to the broker breaks during a question (librdkafka, issue 4605).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _WITHIN: Final = 5.0
 """Most seconds for an answer of the coordinator."""
 
 _MARGIN: Final = 10.0
-"""Further seconds after which the process counts as stuck. They include the start of the process."""
+"""Further seconds after which the process counts as stuck. The seconds include the start of the process."""
 
-_SILENT: Final = '{"error": "the process that asks it ended, or is stuck"}'
+_SILENT: Final = '{"error": "the asking process has ended, or is stuck"}'
 
 _GROUP: Final = "group"
 _DELETE: Final = "delete"
@@ -85,7 +85,7 @@ class Coordinator:
             if "error" in answer:
                 # A client that has lost its coordinator may never find the coordinator again.
                 child.kill()
-                raise NoAnswer(f"{self._server} does not say what it knows of the group ({answer['error']})")
+                raise NoAnswer(f"{self._server} does not report the state of the group ({answer['error']})")
         return answer
 
     async def _started(self) -> Child:

@@ -46,10 +46,15 @@ _PAUSE: Final = 0.2
 
 
 class JetStreamBroker:
-    """See ``Broker``; on JetStream.
+    """A ``Broker`` on JetStream.
 
-    ``stream`` captures ``declarations.<name>.<case>``, ``dead_stream`` the subject ``dead_subject``. ``transform``: a
-    first token for what is stored; None = it is stored as it comes.
+    ``stream`` captures ``declarations.<name>.<case>``, and ``dead_stream`` captures the subject ``dead_subject``.
+
+    Args:
+        server: URL of the server.
+        name: Name of the run, part of all names on the server.
+        retention: Retention of ``stream``.
+        transform: First token that the server adds to each stored subject; None = no token.
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class JetStreamBroker:
         return bool(self._connection.client.is_connected)
 
     async def close(self) -> list[str]:
-        """Delete the streams of ``open``, and close the connection. Return the names of streams that stay."""
+        """Delete the streams of ``open``, and close the connection. Return the names that could not be deleted."""
         stayed = []
         for stream in self._made:
             if not self.connected:
@@ -132,7 +137,9 @@ class JetStreamBroker:
         except ApiError as error:
             if error.err_code == _CONSUMER_NOT_FOUND:
                 return None
-            raise DemoError(f"consumer {self.stream}/{self.durable}: {error}: leave its stream alone") from None
+            raise DemoError(
+                f"consumer {self.stream}/{self.durable}: {error}: do not change the stream during the demo"
+            ) from None
         return Left(
             pending=int(info["num_pending"]),
             unacknowledged=int(info["num_ack_pending"]),
@@ -169,7 +176,7 @@ class JetStreamBroker:
         try:
             state: dict[str, Any] = (await self._ask(f"STREAM.INFO.{stream}"))["state"]
         except ApiError as error:
-            raise DemoError(f"stream {stream}: {error}: leave it alone") from None
+            raise DemoError(f"stream {stream}: {error}: do not change the stream during the demo") from None
         return state
 
     async def _make(self, stream: str, subject: str, more: Mapping[str, Any]) -> None:
@@ -191,10 +198,10 @@ class JetStreamBroker:
             found = await self._ask(f"STREAM.INFO.{stream}")
         except ApiError as error:
             if error.err_code != _STREAM_NOT_FOUND:
-                raise DemoError(f"{where}: {error}: JetStream must be usable by this account") from None
+                raise DemoError(f"{where}: {error}: allow this account to use JetStream") from None
         else:
             raise DemoError(
-                f"{where} is there already, with the subjects {found['config'].get('subjects')} and "
+                f"{where} exists already, with the subjects {found['config'].get('subjects')} and "
                 f"{found['state']['messages']} messages: delete it, or choose another --name"
             )
         try:
@@ -202,17 +209,17 @@ class JetStreamBroker:
         except ApiError as error:
             remedy = "see the server's limits for streams and storage"
             if error.err_code == _SUBJECTS_OVERLAP:
-                remedy = f"another stream there captures {subject!r}: delete it, or use another server"
-            raise DemoError(f"{where} cannot be made: {error}: {remedy}") from None
+                remedy = f"another stream captures {subject!r}: delete that stream, or use another server"
+            raise DemoError(f"{where} cannot be created: {error}: {remedy}") from None
         self._made.append(stream)
 
 
 class _Publisher:
-    """A publisher with many unconfirmed events at once, which keeps the order of the log through any loss.
+    """A publisher that sends many events before their confirmations, and keeps the order of the log after a loss.
 
-    Each event names the one that must be the last in the stream (``Nats-Expected-Last-Msg-Id``), so when one
-    is lost on the way the server refuses everything behind it. Then all unconfirmed events are sent again; those
-    that are stored already are recognised by their ``Nats-Msg-Id`` and confirmed with their old sequence.
+    Each event names the previous event as the last event of the stream (``Nats-Expected-Last-Msg-Id``). So after a lost
+    event the server refuses all later events. The publisher then sends all unconfirmed events again. The server
+    recognises stored events by their ``Nats-Msg-Id`` and confirms their old sequences.
     """
 
     def __init__(self, client: Client, subject: str, events: Sequence[Event]) -> None:
@@ -304,6 +311,6 @@ class _Publisher:
             event = self._events[int(index)]
             self._failure = DemoError(
                 f"the server refused case {event.case!r} step {event.step}: {error.get('description')} "
-                f"({error.get('err_code')}): free space on its disk, or raise its limits"
+                f"({error.get('err_code')}): free space on the server's disk, or raise its limits"
             )
         self._wake.set()

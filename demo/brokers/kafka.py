@@ -38,10 +38,9 @@ _Answer = TypeVar("_Answer")
 
 
 class KafkaBroker:
-    """See ``Broker``; on Kafka, with topics of this run's own, and a group.
+    """A ``GroupBroker`` on Kafka, with its own topics and its own group.
 
-    ``stream`` has ``partitions`` partitions, ``dead_subject`` has one; both have one replica, or as many as the broker
-    says where it wants more.
+    ``stream`` has ``partitions`` partitions, and ``dead_subject`` has one partition. Both topics have one replica.
     """
 
     def __init__(self, server: str, name: str, partitions: int) -> None:
@@ -71,7 +70,7 @@ class KafkaBroker:
             await asyncio.to_thread(self._make)
         except KafkaException as failure:
             raise DemoError(
-                f"no Kafka broker reached at {self._server} ({_said(failure)}): start one there, or correct --server"
+                f"no Kafka broker answers at {self._server} ({_said(failure)}): start a broker, or correct --server"
             ) from None
         self.connected = True
 
@@ -84,8 +83,8 @@ class KafkaBroker:
             except KafkaException as failure:
                 remedy = "see the broker's limits and permissions"
                 if failure.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                    remedy = "delete it, or choose another --name"
-                raise DemoError(f"topic {topic} cannot be made ({_said(failure)}): {remedy}") from None
+                    remedy = "delete the topic, or choose another --name"
+                raise DemoError(f"topic {topic} cannot be created ({_said(failure)}): {remedy}") from None
             self._made.append(topic)
 
     async def close(self) -> list[str]:
@@ -153,7 +152,7 @@ class KafkaBroker:
             event, error = failures[0]
             raise DemoError(
                 f"the broker refused case {event.case!r} step {event.step}: {error.name()}: {error.str()}: free space "
-                "on its disk, or raise its limits"
+                "on the broker's disk, or raise its limits"
             )
         return places
 
@@ -198,7 +197,7 @@ class KafkaBroker:
                     letters.append((str(event["case"]), int(event["step"])))
                     deadline = monotonic() + _WITHIN
                 if monotonic() > deadline or self._closing:
-                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the dead letters are not handed out"))
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the dead letters did not arrive"))
         finally:
             self._reader.unassign()
         return letters

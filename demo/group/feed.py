@@ -30,15 +30,15 @@ class Feed:
 
     def open(self) -> None:
         """Begin the history."""
-        # A publisher has nothing in flight in the sense of a consumer; the bounds of its segment say so little.
+        # A publisher has no messages in flight, so the bounds in its segment do not matter.
         self._history.open(
             source=self._broker.stream, concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=monotonic()
         )
 
     async def publish(self, share: float = 1.0) -> int:
-        """Publish events until ``share`` of all events is published, and return their number.
+        """Publish events until ``share`` of all events is published, and return the number of published events.
 
-        Raises as ``Broker.publish`` does.
+        Raises the errors of ``Broker.publish``.
         """
         begin, end = self.published, round(len(self._events) * share)
 
@@ -46,7 +46,7 @@ class Feed:
             progress = self._progress
             progress.published = begin + count
             progress.answering = self._broker.connected
-            # Under way, the main part calls the hook itself.
+            # After the first start, the main part calls the hook itself.
             hook = None if progress.starts else self._config.on_progress
             if hook is not None and monotonic() - self._hooked >= HOOK_EVERY:
                 self._hooked = monotonic()

@@ -1,7 +1,7 @@
-"""Figures from the histories of a group: overlaps, repeated runs by cause, the time that a fault cost.
+"""Figures from the histories of a group: overlaps, repeated runs by cause, the recovery time of each fault.
 
-A fault in a process may make two processes run one message; no library can prevent that. The figures tell the repeats
-by faults from those that a library must prevent.
+After a fault, two processes may run the same message, and no library can prevent that. The figures separate these
+repeats from the repeats that a library must prevent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CAUSES: Final = ((("freeze", "pause"), "freeze"), (("cut",), "cut"))
 
 
 class Fault(NamedTuple):
-    """A fault of the group, with its begin and end in seconds of the engine's clock."""
+    """A fault of the group, with its start and end in seconds of the engine's clock."""
 
     kind: FaultKind
     member: str
@@ -65,13 +65,13 @@ class GroupFindings:
     Attributes:
         duplicates: Repeated runs of a message by cause: kill, freeze, cut, broker, or ``clean`` for no excuse.
         rebalances: Number of times that partitions moved.
-        recovery: Fault kind → longest time in seconds until every partition concerned started again; infinite if
-            one never did.
+        recovery: Fault kind → longest time in seconds until every affected partition started again; infinite
+            if a partition never started again.
         overlaps: Number of unexcused overlapping runs of a key, plus results that counted after their partition was
-            lost. Under a lease, a run overlaps that starts before the lease of the earlier one has expired.
-        overlaps_at_loss: Number of overlaps that started before the loss, or before their member could know of it.
-        witnesses: Names of some overlaps.
-        moves: Moves of a cohort's partitions, by its plans.
+            lost. With leases, a run overlaps an earlier run whose lease has not expired.
+        overlaps_at_loss: Number of overlaps that started before the loss, or before the member was told of the loss.
+        witnesses: Descriptions of the first overlaps.
+        moves: Moves of a cohort's partitions, by the plans of the cohort; None without leases.
         handover: Median time in seconds from the end of the last handler to the next owner; None without a handover.
     """
 
@@ -86,14 +86,14 @@ class GroupFindings:
 
 
 class Knowledge:
-    """The assignments of a run, as its members, its broker and its faults show them."""
+    """The assignments of a run, derived from the histories, the snapshots of the broker and the faults."""
 
     def __init__(self, segments: Sequence[Segment], snapshots: Sequence[Snapshot], faults: Sequence[Fault]) -> None:
         self.segments = segments
         self.faults = faults
         self.spans: dict[Assignment, Span] = spans(segments)
         self.deadlines: dict[Assignment, float] = deadlines(segments)
-        # Where there are leases, their deadlines say what a broker cannot: when each assignment was over.
+        # With leases, the deadlines give the end of each assignment, which no broker reports.
         self.removals: dict[Assignment, Removal] = {} if self.deadlines else removals(self.spans, snapshots)
         self.moves = moves(snapshots) if self.deadlines else None
         self.rebalances = rebalances(snapshots)
@@ -141,7 +141,7 @@ class Knowledge:
 
 
 def findings(knowledge: Knowledge) -> GroupFindings:
-    """Compute all figures of a run, by some passes over its rows."""
+    """Compute all figures of a run, in several passes over its rows."""
     from memsource.history.timeline import Timeline
 
     overlaps, runs = _Overlaps(knowledge), _Runs(knowledge)
@@ -164,10 +164,10 @@ def findings(knowledge: Knowledge) -> GroupFindings:
 def recovery(knowledge: Knowledge) -> dict[str, float]:
     """Return the longest recovery of each kind of fault, in seconds. Pure.
 
-    A recovery ends when every partition of the member has started again. For a join it ends with the first partition
-    of the new member; a member that was killed or stopped without one does not count. A partition that another member
-    had started by then no longer belonged to the failed member, which may not know it. If the run ended before the
-    last owner started, the broker's word for the owner counts.
+    A recovery ends when every partition of the member has started again. For a join, the recovery ends when the
+    new member starts its first partition. A killed or stopped member without a partition does not count. A partition
+    that another member has started by then does not count for the failed member. If the run ended before the last owner
+    started, the owner in the broker's report counts.
     """
     begun: dict[str, list[float]] = defaultdict(list)
     for (_, partition, _), span in knowledge.spans.items():
@@ -208,7 +208,7 @@ class _Overlaps:
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
         self._running: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
-        # Of processes that are gone: what they ran, until the leases of that have run out.
+        # Messages that a crashed process was running. The messages count until their leases expire.
         self._ghosts: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
         self._lost: set[Assignment] = set()
         self._sent: dict[Assignment, float] = {}
@@ -273,7 +273,7 @@ class _Overlaps:
             removal = self._knowledge.removals.get(one)
             if removal is not None:
                 return removal.after <= row.mono
-        # It had joined again before the broker was asked; or it gave up what it could not keep.
+        # The member had joined again between two snapshots, or had recorded the loss itself.
         span = self._knowledge.spans.get(earlier)
         return span is not None and span.ending == "lost"
 
@@ -284,7 +284,7 @@ class _Overlaps:
 
 
 class _Run:
-    """A message in an assignment: its first start, and whether it was finished or abandoned in the assignment."""
+    """A message in an assignment: its first start, and whether the assignment finished or abandoned the message."""
 
     __slots__ = ("abandoned", "begun", "finished")
 
@@ -310,7 +310,7 @@ class _Runs:
             if run is not None and event == "abandoned":
                 run.abandoned = True
             elif run is not None and not run.abandoned:
-                # A dead letter that is on its way in a hand-over is not waited for, and does not count then.
+                # A handover does not wait for an unconfirmed dead letter, so such a message does not count as finished.
                 run.finished = True
 
     def duplicates(self) -> dict[str, int]:
@@ -326,16 +326,16 @@ class _Runs:
     def _cause(
         self, assignment: Assignment, earlier: Sequence[Assignment], runs: Mapping[Assignment, _Run]
     ) -> str | None:
-        """Why this assignment ran a message that others had run; None when they had not, or not to its end.
+        """Return the cause of a repeated run; None if no earlier assignment had run the message to its end.
 
-        A clean handover may leave a message that was held for a retry. A crash and a loss leave every message that
-        had run, because its result may never have reached the broker.
+        After a clean handover, the next owner may run a message that was held for a retry. After a crash or a loss, the
+        next owner may run every earlier message again, because the broker may not have received the result.
         """
         if not earlier:
             return None
         removal = self._knowledge.removals.get(assignment)
         if removal is not None and runs[assignment].begun > removal.after:
-            # It ran on beside its next owner, until it heard of that.
+            # The removed member continued beside the next owner until the member was told of its removal.
             return self._knowledge.cause(assignment)
         for one in reversed(earlier):
             cause = self._knowledge.cause(one)

@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 
 class Process:
-    """One member. ``name`` is its name in history and group. ``begun`` tells whether it has received a message."""
+    """One member, by its name in history and group. ``begun`` tells whether the member has received a message."""
 
     def __init__(self, name: str, child: Child) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Process:
 
 
 class Members:
-    """A group of members over one topic, or a cohort over one stream, until nothing is left. asyncio only.
+    """A group of members over one topic, or a cohort over one stream, until all events are handled. asyncio only.
 
     Args:
         config: Configuration of the run.
@@ -66,8 +66,8 @@ class Members:
         places: Folders of the run.
         progress: State of the run, updated in place.
         feed: Publishes the log for the script.
-        script: Scenario, called with this object. It acts by ``join``, ``kill``, ``freeze``, ``thaw`` and ``stop``, and
-            waits by ``until``.
+        script: Scenario, called with this object. The scenario calls ``join``, ``kill``, ``freeze`` and ``stop``, and
+            waits with ``until``.
 
     Attributes:
         seconds: Time from the first start to the last event done.
@@ -131,7 +131,7 @@ class Members:
 
     @property
     def left(self) -> int:
-        """Number of events that are published and not yet settled, by the latest knowledge."""
+        """Number of events that are published and not yet settled, by the latest report."""
         return self._left.pending + self._left.unacknowledged if self._left is not None else 0
 
     # --- the whole
@@ -184,9 +184,9 @@ class Members:
     # --- what a script does
 
     async def feed(self, share: float) -> int:
-        """Publish events until ``share`` of all events is published, and return their number.
+        """Publish events until ``share`` of all events is published, and return the number of published events.
 
-        Waits for their confirmation.
+        Waits until the broker has confirmed the events.
         """
         count = await self._feed.publish(share)
         self._pace.moved()
@@ -199,7 +199,7 @@ class Members:
             if self.failure is not None or self._over:
                 raise Stopped
             self._committed.clear()
-            # The count of dead letters is asked for only sometimes.
+            # The broker is asked for the number of dead letters only at an interval.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL):
                     await self._committed.wait()
@@ -285,7 +285,7 @@ class Members:
         if status is None:
             self._fail(f"{process.name} did not end within {_STOP_WITHIN:g} s of SIGTERM: {words}")
         elif status != EXIT_DRAINED and (process.begun or status != -signal.SIGTERM):
-            # A member that had just begun does not handle the signal yet.
+            # A member that has just started does not handle the signal yet.
             self._fail(f"{process.name} ended with status {status} after SIGTERM: {words}")
 
     async def _ended(self, process: Process) -> None:
@@ -298,7 +298,7 @@ class Members:
             self.faults = [one for one in self.faults if one not in joined]
             await self.join(fault=bool(joined))
         else:
-            words = process.child.last_words or "it said nothing"
+            words = process.child.last_words or "no output"
             self._fail(f"{process.name} ended by itself with status {status}: {words}")
 
     def _fail(self, failure: str) -> None:

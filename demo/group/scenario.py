@@ -40,7 +40,7 @@ async def _frozen(group: Members) -> None:
     thaw = group.freeze(group.busiest())
     # The other members own its partitions, but the frozen member does not know that.
     await group.until(group.settled)
-    # And have work of the same keys while it goes on with what it holds.
+    # The other members run messages of the same keys while the frozen member resumes its old messages.
     count = await group.feed(0.85)
     thaw()
     group.progress.phase = "the frozen one goes on"

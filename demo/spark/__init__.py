@@ -1,8 +1,8 @@
-"""The demo on Spark: a replay of a Kafka topic with fenced effects in PostgreSQL, which is killed twice.
+"""The demo on Spark: a replay of a Kafka topic, with fenced effects in PostgreSQL and two kills.
 
-A parent process owns what must survive: the tables, the approval service, the topics. A driver is the process that
-Spark runs in, with its JVM; its workers run the handler of the demo. A worker and a driver are killed with -9, and the
-outcome is judged by SQL against the log, and by an audit of the journal.
+A parent process owns all parts that must survive: the tables, the approval service, the topics. A driver is the process
+of Spark, with its JVM. The driver's workers run the handler of the demo. The parent kills a worker and a driver with
+-9. Then SQL compares the effects with the log, and an audit judges the journal.
 
 Reading order: ``run``, ``config``, ``drivers``, ``driver``, ``tasks``, ``tables``, ``checkpoint``, ``judge``,
 ``report``.

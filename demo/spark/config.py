@@ -32,15 +32,31 @@ _POSTGRES: Final = re.compile(rf"postgres(?:ql)?://(?:{_TOLD}*@)?(?:{_TOLD}|/)+"
 
 @dataclass(frozen=True, kw_only=True)
 class SparkConfig:
-    """One run of the demo on Spark. Raises ``DemoError`` for a value that cannot be.
+    """The configuration of one run on Spark.
 
-    ``kafka``: addresses of brokers. ``postgres``: the URL of a server whose user may create a schema. ``jars``: of
-    Spark's Kafka connector; none = Spark finds it by itself. ``data``, ``events``, ``seed``, ``latency``,
-    ``concurrency``, ``max_in_flight``, ``keep``, ``name``, ``faults``: as in ``DemoConfig``; the bounds hold in each
-    task. ``partitions``: of the topic. ``batches``: how many the log makes, about. ``cores``: of Spark, each a worker.
-    ``connections``: to PostgreSQL, of each task. ``kill_worker_at``, ``kill_driver_at``: fractions of the events after
-    which a worker and the driver are killed with -9, None = not. ``stall_timeout``: seconds without any progress after
-    which the run is given up; a JVM starts in them. ``driver_command`` starts a driver.
+    Raises ``DemoError`` for a value that cannot be used.
+
+    Attributes:
+        kafka: Addresses of Kafka brokers.
+        postgres: URL of a PostgreSQL server whose user may create a schema.
+        jars: Paths of the jars of Spark's Kafka connector; empty = Spark finds the jars itself.
+        data: Path of a log (see ``demo.events``); None generates a log from ``seed``.
+        events: Maximum number of events of the log; None takes all.
+        seed: Seed of the generated log.
+        latency: Mean time of an approval in seconds.
+        concurrency: Maximum number of running handlers in a task.
+        max_in_flight: Bound on delivered, unsettled messages in a task.
+        partitions: Number of partitions of the topic.
+        batches: Approximate number of batches of the log.
+        cores: Number of cores of Spark. Each core runs one worker.
+        connections: Number of PostgreSQL connections of each task.
+        kill_worker_at: Fraction of the events after which a worker is killed with -9; None = no kill.
+        kill_driver_at: Fraction of the events after which the driver is killed with -9; None = no kill.
+        stall_timeout: Seconds without progress after which the run fails. The start of a JVM needs part of this time.
+        keep: Folder for journal and log; None removes them.
+        name: Name of the topics and the schema; None draws a random name.
+        faults: The events that fail.
+        driver_command: Command that starts a driver.
     """
 
     kafka: str = field(repr=False)
@@ -65,7 +81,7 @@ class SparkConfig:
     driver_command: Sequence[str] = (sys.executable, "-m", "demo.spark.driver")
 
     def __post_init__(self) -> None:
-        # Neither the value nor a part of it: what cannot be read cannot be cleared of a password.
+        # The error omits the value, because a password in an unreadable value cannot be found and removed.
         if not all(ADDRESS.fullmatch(one) for one in self.kafka.split(",")):
             raise DemoError("--kafka: must be the address of a Kafka broker, such as 127.0.0.1:9092")
         if not _POSTGRES.fullmatch(self.postgres):
@@ -98,10 +114,27 @@ class SparkConfig:
 class ReplayConfig:
     """The configuration of a driver and its workers.
 
-    It travels as JSON in the environment, because every user can read the arguments of a process.
+    The configuration is passed as JSON in the environment, because every user can read the arguments of a process.
 
-    ``service``: address of the approval service, ``token`` opens it. ``topic``, ``dead_topic``: on ``kafka``.
-    ``schema``: of the tables, and the name of the subscription. ``journal``, ``checkpoint``, ``scratch``: folders.
+    Attributes:
+        kafka: Addresses of Kafka brokers.
+        postgres: URL of the PostgreSQL server.
+        jars: Paths of the jars of Spark's Kafka connector.
+        topic: Topic of the events.
+        dead_topic: Topic of the dead letters.
+        schema: Schema of the tables, and name of the subscription.
+        service: Address of the approval service.
+        token: Secret that opens the approval service.
+        journal: Folder of the journal.
+        checkpoint: Folder of the checkpoint.
+        scratch: Folder for Spark's temporary files.
+        cores: Number of cores of Spark.
+        connections: Number of PostgreSQL connections of each task.
+        rows_per_batch: Most rows of a batch.
+        concurrency: Maximum number of running handlers in a task.
+        max_in_flight: Bound on delivered, unsettled messages in a task.
+        fail_every: Average number of events for each event that fails at first.
+        poison_every: Average number of events for each event that always fails.
     """
 
     kafka: str = field(repr=False)

@@ -1,7 +1,7 @@
-"""A driver of the demo: one replay on Spark, to its end, and the audit of its journal.
+"""A driver of the demo: one complete replay on Spark, and the audit of its journal.
 
-``python -m demo.spark.driver``, told by ``ReplayConfig`` in its environment; started by the demo's parent, and
-gone with it. It says on stdout what came of the replay, and then of the audit, each as one line of JSON.
+The demo's parent runs ``python -m demo.spark.driver`` with a ``ReplayConfig`` in the environment. The driver ends with
+its parent. It prints the result of the replay and then the result of the audit, each as one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The main part on Spark: drivers, one after another, until the replay has ended, and the kills."""
+"""The main part on Spark: drivers, one after another, until the replay has ended, and kills of processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STARTS: Final = 5
 
 @dataclass
 class _Seen:
-    """A task's last report, and its driver."""
+    """A task's last report, and the number of its driver."""
 
     pid: int
     attempt: int
@@ -66,7 +66,7 @@ class Drivers:
         seconds: Time from the first start to the end of the replay.
         workers_killed: Number of workers killed.
         drivers_killed: Number of drivers killed.
-        tried_again: Number of task attempts after a failed one.
+        tried_again: Number of task attempts after a failed attempt.
         interrupted: Batches under way when a driver was killed.
         told: Output of the last driver.
         failure: Reason that the run ended early, or None.
@@ -124,7 +124,7 @@ class Drivers:
     @property
     def missed(self) -> list[str]:
         """Planned kills that did not happen."""
-        return [f"{kill.what} was not killed: the replay was through before" for kill in self._kills]
+        return [f"{kill.what} was not killed: the replay ended first" for kill in self._kills]
 
     @property
     def done(self) -> set[int]:
@@ -205,7 +205,7 @@ class Drivers:
             await self._start(environment)
             return
         words = driver.last_words or "nothing"
-        self.failure = f"driver {self._progress.starts} ended by itself with status {driver.status}, and said: {words}"
+        self.failure = f"driver {self._progress.starts} ended by itself with status {driver.status}: {words}"
 
     # --- kills
 

@@ -19,7 +19,7 @@ _FOREIGN: Final[LiteralString] = _DONE + " EXCEPT SELECT case_id, step FROM {sch
 _DOUBLED: Final[LiteralString] = (
     "SELECT case_id, step, count(*) - 1 FROM {schema}.effects GROUP BY case_id, step HAVING count(*) > 1"
 )
-# The rows of a case are in the order of their transactions, because each waits for the position before.
+# The rows of a case are in the order of their transactions, because each event waits for its predecessor.
 _DISORDERED: Final[LiteralString] = (
     "SELECT case_id, step FROM (SELECT case_id, step, "
     "row_number() OVER (PARTITION BY case_id, step ORDER BY id) AS nth, "
@@ -40,10 +40,14 @@ _LETTERS: Final[LiteralString] = "SELECT DISTINCT case_id, step FROM {schema}.de
 class Judgement:
     """The effects of the replay compared with the log. Every list is sorted.
 
-    ``lost``: neither stored nor dead-lettered. ``doubled``: how many effects too many each event has had.
-    ``violations``: had their effect behind a later step of their case, or had none because of one. ``foreign``: stored
-    or dead-lettered, and no event of the log. ``states``: cases whose state is not that of their effects.
-    ``dead_letters``: events that have one. ``repeats``: how often the fence refused what had its effect already.
+    Attributes:
+        lost: Events that are neither stored nor dead-lettered.
+        doubled: Case, step and number of surplus effects of each event with several effects.
+        violations: Events whose effect came after a later step of their case, or was refused for that reason.
+        foreign: Events that are stored or dead-lettered, but not in the log.
+        states: Cases whose state differs from their effects.
+        dead_letters: Events with a dead letter.
+        repeats: Number of refused effects of events that already had their effect.
     """
 
     lost: Sequence[Step]

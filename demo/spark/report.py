@@ -32,8 +32,8 @@ class SparkReport:
         drivers: Number of drivers started.
         workers_killed: Number of workers killed with -9 in the middle of a task.
         drivers_killed: Number of drivers killed with -9 in the middle of a batch.
-        missed: Kills that were requested and not made.
-        tried_again: Number of task attempts after a failed one.
+        missed: Planned kills that did not happen.
+        tried_again: Number of task attempts after a failed attempt.
         batches: Number of batches.
         interrupted: Number of batches that the kill of a driver interrupted.
         resumed: Number of interrupted batches that were finished.
@@ -41,8 +41,8 @@ class SparkReport:
         audit: Verdict of the audit in one word.
         verdicts: Verdicts of the audit for each promise.
         duplicates: Cause → number of repeated runs, as the audit counts them.
-        unfinished: Number of journal files not written to their end, as a killed worker leaves them; no verdict
-            covers them.
+        unfinished: Number of incomplete journal files, for example of a killed worker. No verdict includes
+            incomplete files.
         failure: Reason that the run ended early, or None.
     """
 
@@ -92,7 +92,7 @@ class SparkReport:
             ("lost", judged.lost, "neither stored nor dead-lettered"),
             ("double effects", doubled, "stored more than once"),
             ("foreign", judged.foreign, "stored, but not in the log"),
-            ("states", judged.states, "the state of a case is not that of its effects"),
+            ("states", judged.states, "the state of a case differs from its effects"),
             ("dead letters missing", sorted(set(self.poison) - letters), "never succeeds, and has no dead letter"),
             (
                 "dead letters unexpected",
@@ -106,7 +106,7 @@ class SparkReport:
         if self.workers_killed and not self.tried_again:
             lines.append("kills: a worker was killed in a task, and no task was tried again")
         if self.resumed < self.interrupted:
-            lines.append(f"resumed batches: {self.resumed} of {self.interrupted} that were interrupted")
+            lines.append(f"resumed batches: {self.resumed} of {self.interrupted} interrupted batches")
         if self.audit != AUDIT[0]:
             lines.append(f"audit: {self.audit}")
         lines += [f"audit {v.name}: {v.status}: {v.detail}" for v in self.verdicts if v.status != "held"]

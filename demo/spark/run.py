@@ -39,9 +39,18 @@ _JOURNAL_WITHIN: Final = 30.0
 async def run(config: SparkConfig, view: View | None = None) -> SparkReport:
     """Run the demo once. The run always removes its processes, its topics, its schema and its temporary files.
 
-    asyncio only; takes a minute or more. To stop it, cancel an ``anyio.CancelScope`` around it. Raises ``DemoError`` or
-    another ``LanesError`` for bad input and for what keeps the parent itself from going on; everything that goes wrong
-    on Spark is in the report.
+    Runs on asyncio only, for a minute or more. To stop the run, cancel an ``anyio.CancelScope`` around the call. The
+    report has every failure on Spark.
+
+    Args:
+        config: Configuration of the run.
+        view: Display of the progress; None = no display.
+
+    Returns:
+        The report.
+
+    Raises:
+        LanesError: The input is wrong, or the parent process cannot continue.
     """
     # The log is checked before the run touches a server.
     events = await asyncio.to_thread(load, config.data, config.events, config.seed)
@@ -67,7 +76,8 @@ async def run(config: SparkConfig, view: View | None = None) -> SparkReport:
                         stayed.append(f"the schema {tables.schema}")
                 if stayed:
                     names = ", ".join(stayed)
-                    print(f"lanes: a server does not answer; delete there: {names}", file=sys.stderr, flush=True)
+                    line = f"lanes: a server does not answer; delete these names on the servers: {names}"
+                    print(line, file=sys.stderr, flush=True)
 
 
 async def _run(
@@ -117,7 +127,7 @@ async def _publish(events: list[Event], broker: KafkaBroker, where: Places, prog
     journal = Journal(_journal(where), member="publisher")
     history = recorder(None, journal)
     assert history is not None, "there is a journal"
-    # A publisher has nothing in flight in the sense of a consumer; the bounds of its segment say so little.
+    # A publisher has no messages in flight, so the bounds in its segment do not matter.
     history.open(source=broker.stream, concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=monotonic())
 
     async def published(count: int) -> None:
@@ -175,7 +185,7 @@ async def _letters(broker: KafkaBroker) -> list[Step]:
             return await broker.dead_letters()
         except NoAnswer as error:
             if monotonic() > deadline:
-                raise DemoError(f"{error}; the dead letters cannot be counted without it") from None
+                raise DemoError(f"{error}; without the broker the dead letters cannot be counted") from None
         await asyncio.sleep(0.25)
 
 

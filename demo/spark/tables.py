@@ -1,8 +1,8 @@
-"""The tables of a run, in a schema of its own: the effects of the handler, and the log.
+"""The tables of a run, in their own schema: the effects of the handler, and the log.
 
-``effects`` has a row for each effect, without a unique key, so it shows a fence that let one through twice. ``cases``
-has the state of each case. ``refused`` has the refusals of the fence: a *repeat* when that step has had its effect
-(harmless, as delivery is at least once), else an *order violation*.
+``effects`` has a row for each effect, without a unique key, so an effect that was admitted twice has two rows.
+``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if the step already had
+its effect, which is harmless because delivery is at least once. Any other refusal is an *order violation*.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _DROP_SECONDS: Final = 10
 
 
 class Tables:
-    """The tables in the schema of that name, on the server at ``url``. Blocks, but for ``put`` and ``stored``.
+    """The tables in the schema ``schema``, on the server at ``url``. All methods block except the async methods.
 
-    Raises ``DemoError`` for a server that is not there or refuses.
+    Raises ``DemoError`` if the server is unreachable or refuses a request.
     """
 
     def __init__(self, url: str, schema: str) -> None:
@@ -114,7 +114,7 @@ class Tables:
         return int(found[0]) if found is not None else 0
 
     async def put(self, connection: AsyncConnection[Any], message: Message, step: Step) -> bool:
-        """Store the effect of a message with its position in one transaction. Return False if it is stored already."""
+        """Store the effect of a message with its position in one transaction. Return False for a repeated effect."""
         async with self._positions.once(connection, message) as fresh:
             if fresh:
                 place = (message.partition.id.number, message.position)
@@ -131,4 +131,4 @@ def _mapped() -> Iterator[None]:
     except psycopg.Error as error:
         # The first line of the client's error names host and port, but no password.
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DemoError(f"PostgreSQL: {first}: start a server there, see its log, or correct --postgres") from None
+        raise DemoError(f"PostgreSQL: {first}: start the server, see its log, or correct --postgres") from None

@@ -1,6 +1,7 @@
 """The handler of the demo in a worker of Spark, with its effect in PostgreSQL.
 
-The resources of a handler belong to its task: ``begin`` makes them on the task's event loop, ``end`` closes them.
+The resources of a handler belong to its task. ``begin`` opens the resources on the task's event loop, and ``end``
+closes the resources.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def letters() -> DeadLetters:
 
 
 class _Effect:
-    """An approval by the service, and an effect in the tables, under the fence of its message."""
+    """An approval by the service, and an effect in the tables, which is fenced by the position of its message."""
 
     __slots__ = ("_message", "_task")
 
@@ -98,6 +99,6 @@ class _Effect:
         await self._task.client.approve(case, step)
 
     async def apply(self, case: str, step: int, epoch: int) -> bool:
-        del epoch  # the position fences, whatever the process
+        del epoch  # The position fences the effect, so the epoch is not used.
         async with self._task.pool.connection() as connection:
             return await self._task.tables.put(connection, self._message, (case, step))

@@ -1,4 +1,4 @@
-"""The client of the approval service: one connection for any number of concurrent requests."""
+"""The client of the approval service, which sends any number of concurrent requests on one connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RECONNECT: Final = 0.02
 """Seconds between two attempts to reconnect."""
 
 _CONNECT_TIMEOUT: Final = 5.0
-"""Seconds after which a request without a connection fails."""
+"""Most seconds that a request waits for a connection."""
 
 
 class ServiceGone(ConnectionError):
@@ -22,10 +22,10 @@ class ServiceGone(ConnectionError):
 
 
 class Client:
-    """A client of ``demo.workers.service``. asyncio only; call everything from one event loop.
+    """A client of ``demo.workers.service``. Runs on asyncio only. All calls must come from one event loop.
 
-    Requests of one turn of the loop leave by one write. A connection that breaks fails the requests open on it
-    and is made again.
+    One write sends all requests of a turn of the loop. If the connection breaks, its open requests fail, and the client
+    connects again.
     """
 
     def __init__(self, address: str, token: str) -> None:
@@ -56,7 +56,7 @@ class Client:
         return await self._request("w", f"{case} {step} {epoch}")
 
     def say(self, status: Mapping[str, object]) -> None:
-        """Send a status. Does not block. Drops the status without a connection."""
+        """Send a status, or drop the status if no connection is open. Does not block."""
         if self._connected.is_set():
             self._write(f"s {json.dumps(status)}\n".encode())
 

@@ -24,7 +24,7 @@ class Approvals(Protocol):
 
 
 class Approve:
-    """A handler that awaits the approval of an event and applies the event to the ledger. Some fail by ``faults``."""
+    """A handler that awaits the approval of an event and writes the event to the ledger. Some events fail by ``faults``."""
 
     def __init__(self, client: Approvals, faults: Faults) -> None:
         self._client = client
@@ -41,5 +41,5 @@ class Approve:
         await self._client.approve(case, step)
         failures = self._faults.failures(case, step)
         if attempt <= failures:
-            raise Declined("this one is never approved" if failures == POISON else f"attempt {attempt} was declined")
+            raise Declined("this event is never approved" if failures == POISON else f"attempt {attempt} was declined")
         await self._client.apply(case, step, epoch)

@@ -20,7 +20,7 @@ class Pace:
         self._done_at = 0.0
 
     def begin(self) -> None:
-        """Record the begin of the main part."""
+        """Record the start of the main part."""
         self._begun = self._changed = self._done_at = monotonic()
 
     def moved(self) -> None:
@@ -53,8 +53,8 @@ class Pace:
             self.moved()
 
     def no_more(self, missing: int, in_flight: int) -> bool:
-        """Whether none of the ``missing`` events can still come, when the server has none left.
+        """Whether no ``missing`` event can still arrive after the server has delivered all messages.
 
-        An event that is missing once nothing moves is lost, and the audit reports it.
+        After the last progress, every missing event is lost, and the audit reports the event.
         """
         return missing <= 0 or (self.quiet > _QUIET and not in_flight)

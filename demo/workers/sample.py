@@ -57,7 +57,7 @@ def worker_config(
     member: str,
     server: str | None = None,
 ) -> WorkerConfig:
-    """Make the configuration of a child process. ``server``: its address; None is that of the run."""
+    """Make the configuration of a child process. ``server`` is the broker's address; None = the address of the run."""
     return WorkerConfig(
         server=server or config.server,
         stream=broker.stream,

@@ -1,7 +1,7 @@
 """The serial loop: a plain consumer with the same handler, as a baseline for the demo.
 
-``python -m demo.workers.serial``, told by ``WorkerConfig`` in its environment. Prints one JSON object: how many
-events it handled in how many seconds.
+The demo's parent runs ``python -m demo.workers.serial`` with a ``WorkerConfig`` in the environment. The loop prints one
+JSON object with the number of handled events and the seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
         config = WorkerConfig.load()
         events, seconds = asyncio.run(_loop(config))
     except Exception as error:
-        # Whatever the client of the broker calls its errors: one line, for the parent to quote.
+        # The broker's client may raise any class of error. The parent quotes this line.
         print(f"lanes: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     print(json.dumps({"events": events, "seconds": seconds}), flush=True)
@@ -61,7 +61,7 @@ async def _loop(config: WorkerConfig) -> tuple[int, float]:
 
 
 async def _from_jetstream(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
-    """The messages, each acknowledged when the next one is asked for; no more = the log is shorter than the sample."""
+    """Yield the messages until the log ends, and acknowledge each message before the next message."""
     import nats
     import nats.errors
     from nats.js.api import AckPolicy, ConsumerConfig
@@ -82,7 +82,7 @@ async def _from_jetstream(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
 
 
 async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of a topic, and commit after every batch, in a group of its own."""
+    """Yield the messages of a topic, read by a separate group, and commit after every batch."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(
@@ -97,7 +97,7 @@ async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
     consumer.subscribe([config.stream])
     patience = _JOIN_TIMEOUT
     try:
-        # More than one at once would be waited for even where there is no more.
+        # A call for several messages waits for all of them, so the first call asks for one message.
         while first := await asyncio.to_thread(consumer.consume, 1, patience):
             patience = _FETCH_TIMEOUT
             for message in first + consumer.consume(_BATCH - 1, 0):
@@ -109,7 +109,7 @@ async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
 
 
 async def _handle(handler: Approve, payload: bytes) -> None:
-    """In order, and without a pause between attempts: as fast as one at a time can be."""
+    """Handle one event, with retries and without a pause between the attempts."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             await handler.handle(payload, attempt, 0)

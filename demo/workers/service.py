@@ -1,14 +1,15 @@
 """The service for approvals and for writes to the ledger: a local socket in the parent process.
 
-A request is one line, its answer one line, matched by a number; any number of them may be open at once:
+A request is one line, and an answer is one line with the number of its request. A connection may have any number of
+open requests:
 
-- ``h <token>`` opens a connection; anything else before it closes it
-- ``a <number> <case> <step>`` asks for an approval, answered after the latency
-- ``w <number> <case> <step> <epoch>`` applies a step, answered with the ledger's verdict once it is committed
-- ``s <json>`` says how the worker is; not answered
+- ``h <token>`` opens the connection. The service closes a connection that begins with another line.
+- ``a <number> <case> <step>`` asks for an approval. The answer comes after the latency.
+- ``w <number> <case> <step> <epoch>`` applies a step. The answer is the ledger's verdict, after the commit.
+- ``s <json>`` reports the status of the worker, and has no answer.
 
-Applies that arrive in one turn of the loop share one transaction. Answers that are due together share one write. So the
-service keeps up with thousands of requests a second.
+All writes of one turn of the loop share one transaction. Answers that are due together share one write. So the service
+answers thousands of requests a second.
 """
 
 from __future__ import annotations
@@ -35,13 +36,21 @@ _LINE_LIMIT: Final = 1 << 16
 
 
 class Service:
-    """One service over one ledger, or, with None, of approvals alone. asyncio only.
+    """A service for approvals and for writes to one ledger. Runs on asyncio only.
 
-    An approval takes 0.5 to 1.5 times ``latency`` (seconds), as a function of case and step. So two concurrent handlers
-    of one key overtake each other sooner or later. ``on_status`` receives the reports of workers. ``on_commit`` is
-    called after every committed batch, before its answers leave.
+    An approval takes 0.5 to 1.5 times the mean, as a function of case and step. So two concurrent handlers of one key
+    finish in the wrong order sooner or later.
 
-    ``failed`` is set when the ledger can no longer be written; ``failure`` has the reason.
+    Args:
+        ledger: Ledger to write to; None = approvals only.
+        latency: Mean time of an approval, in seconds.
+        token: Secret that opens a connection.
+        on_status: Function that takes the reports of workers.
+        on_commit: Function that is called after every committed batch, before the answers of the batch.
+
+    Attributes:
+        address: Address of the service; "" before ``start``.
+        failure: Error of the ledger, which can no longer be written; None without an error.
     """
 
     def __init__(
@@ -69,7 +78,7 @@ class Service:
         self.failure: DemoError | None = None
 
     async def start(self, folder: Path) -> None:
-        """Listen in ``folder``, or on a loopback port where there are no such sockets; sets ``address``."""
+        """Listen on a socket in ``folder``, or on a loopback port if that fails, and set ``address``."""
         self._loop = asyncio.get_running_loop()
         path = folder / "approvals.sock"
         if hasattr(socket, "AF_UNIX"):
@@ -133,7 +142,7 @@ class Service:
 
     def _commit(self) -> None:
         batch, self._applies = self._applies, []
-        assert self._ledger is not None, "nothing is applied without one"
+        assert self._ledger is not None, "only a service with a ledger applies steps"
         try:
             verdicts = self._ledger.apply(apply for _, _, apply in batch)
         except DemoError as error:
@@ -186,7 +195,7 @@ class _Connection(asyncio.Protocol):
             if len(self._rest) > _LINE_LIMIT:
                 raise ValueError("line too long")
         except ValueError:
-            # Not our worker, or a broken one: its handlers fail and are retried.
+            # The client is no worker of the demo, or is broken. A worker retries the failed handlers.
             self.transport.abort()
 
     def answer(self, line: bytes) -> None:

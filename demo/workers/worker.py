@@ -1,7 +1,7 @@
 """A worker of the demo: one consumer under ``lanes.serve``, as its own process.
 
-``python -m demo.workers.worker``, told by ``WorkerConfig`` in its environment; started by the demo's parent, and gone
-with it: the parent holds the other end of stdin.
+The demo's parent runs ``python -m demo.workers.worker`` with a ``WorkerConfig`` in the environment. The worker ends
+with its parent, because the parent holds the other end of stdin.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def _report(consumer: lanes.Consumer, client: Client, member: str) -> None
 
 
 def _say(consumer: lanes.Consumer, client: Client, member: str) -> None:
-    # Before the source is open, or when it could not be opened, there is nothing to say yet.
+    # Before the source is open, the consumer has no status.
     with contextlib.suppress(lanes.LanesError, AttributeError):
         client.say({"member": member, **numbers(consumer.status())})
 

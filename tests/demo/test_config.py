@@ -84,7 +84,7 @@ def test_a_worker_is_told_everything_by_its_environment(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"server": 1}'])
 def test_a_worker_started_by_hand_says_what_is_wrong(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(DemoError, match="LANES_DEMO_WORKER holds no configuration of a worker"):
+    with pytest.raises(DemoError, match="LANES_DEMO_WORKER has no configuration of a worker"):
         WorkerConfig.load()
 
 

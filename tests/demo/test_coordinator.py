@@ -44,9 +44,9 @@ async def real(kafka: KafkaServer) -> AsyncIterator[Coordinator]:
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        ("os.abort()", "the process that asks it ended"),
-        ("os._exit(0)", "the process that asks it ended"),
-        ("print('{', end='', flush=True); os.abort()", "the process that asks it ended"),
+        ("os.abort()", "the asking process has ended"),
+        ("os._exit(0)", "the asking process has ended"),
+        ("print('{', end='', flush=True); os.abort()", "the asking process has ended"),
         ("print(json.dumps({'error': '_TIMED_OUT: late'}), flush=True); continue", "_TIMED_OUT: late"),
     ],
     ids=["abort", "exit", "torn", "error"],
@@ -55,7 +55,7 @@ async def test_a_process_that_has_no_answer_is_replaced(others: str, said: str) 
     asking = asker(others)
     first = await asking.group()
     assert first.members == {"m-1": Member(str(asking.pid), frozenset({("S", 0)}))}
-    with pytest.raises(NoAnswer, match=rf"127\.0\.0\.1:1 does not say what it knows of the group \({said}"):
+    with pytest.raises(NoAnswer, match=rf"127\.0\.0\.1:1 does not report the state of the group \({said}"):
         await asking.group()
     second = await asking.group()
     assert second.members["m-1"].id == str(asking.pid) != first.members["m-1"].id

@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path: Path) -> 
         load(tmp_path / "nowhere", None, 1)
     with pytest.raises(DemoError, match=r"cannot be read \(Is a directory\)"):
         load(tmp_path, None, 1)
-    with pytest.raises(DemoError, match="holds no event"):
+    with pytest.raises(DemoError, match="has no event"):
         load(write(tmp_path / "empty"), None, 1)
 
 
@@ -92,7 +92,7 @@ def test_damaged_gzip_is_one_line_too(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "log.jsonl.gz"
     whole = gzip.compress("".join(json.dumps(row("a", step)) + "\n" for step in range(50)).encode())
     path.write_bytes(whole[:cut])
-    with pytest.raises(DemoError, match="the gzip data is damaged behind event"):
+    with pytest.raises(DemoError, match="the gzip data is damaged after event"):
         load(path, None, 1)
     path.write_bytes(whole[:cut] + b"\xff" * 40)
     with pytest.raises(DemoError, match="damaged"):
