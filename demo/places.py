@@ -45,7 +45,9 @@ def places(keep: Path | None) -> Iterator[Places]:
             keep.mkdir(parents=True, exist_ok=True)
             taken = next(keep.iterdir(), None)
         except OSError as error:
-            raise DemoError(f"--keep {keep}: cannot be created or read ({error.strerror}): choose another folder") from None
+            raise DemoError(
+                f"--keep {keep}: cannot be created or read ({error.strerror}): choose another folder"
+            ) from None
         if taken is not None:
             raise DemoError(f"--keep {keep}: the folder is not empty ({taken.name}): choose an empty or a new folder")
     try:

@@ -24,7 +24,7 @@ class Approvals(Protocol):
 
 
 class Approve:
-    """A handler that awaits the approval of an event and writes the event to the ledger. Some events fail by ``faults``."""
+    """A handler that awaits an approval of an event, and writes the event to the ledger. ``faults`` sets failures."""
 
     def __init__(self, client: Approvals, faults: Faults) -> None:
         self._client = client

@@ -98,7 +98,7 @@ def test_the_folder_to_keep_must_be_empty(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "ledger.sqlite").exists()
     with pytest.raises(DemoError, match=r"is not empty \(ledger\.sqlite\)"), places(tmp_path / "new"):
         pass
-    with pytest.raises(DemoError, match="cannot be used"), places(tmp_path / "new" / "ledger.sqlite"):
+    with pytest.raises(DemoError, match="cannot be created or read"), places(tmp_path / "new" / "ledger.sqlite"):
         pass
 
 
@@ -110,7 +110,7 @@ def test_without_a_folder_to_keep_nothing_stays() -> None:
 
 def test_no_temporary_folder_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    with pytest.raises(DemoError, match="no temporary folder can be made"), places(None):
+    with pytest.raises(DemoError, match="a temporary folder cannot be created"), places(None):
         pass
 
 

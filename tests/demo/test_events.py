@@ -47,11 +47,11 @@ def test_a_compressed_log_is_read_whatever_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"log\.jsonl:2: no JSON \(.*\): b'\{'; one JSON object a line"),
-        ("[1]", r"log\.jsonl:2: no JSON object: b'\[1\]'"),
-        ("\ufffd" * 80, r"log\.jsonl:2: no JSON \(.*…; one JSON object a line"),
-        ("[" * 100_000, r"log\.jsonl:2: no JSON"),
-        ({"case": "a"}, r"log\.jsonl:2: the field 'time' is missing; needed: time, case, step"),
+        ("{", r"log\.jsonl:2: not JSON \(.*\): b'\{'; write one JSON object on each line"),
+        ("[1]", r"log\.jsonl:2: not a JSON object: b'\[1\]'"),
+        ("\ufffd" * 80, r"log\.jsonl:2: not JSON \(.*…; write one JSON object on each line"),
+        ("[" * 100_000, r"log\.jsonl:2: not JSON"),
+        ({"case": "a"}, r"log\.jsonl:2: the field 'time' is missing; write the fields time, case, step"),
         (row(step="1"), r"log\.jsonl:2: step='1' is str, must be int"),
         (row(step=True), r"log\.jsonl:2: step=True is bool, must be int"),
         (row(amount="3"), r"log\.jsonl:2: amount='3' is str, must be int or float"),

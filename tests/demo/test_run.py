@@ -87,13 +87,13 @@ async def test_a_worker_that_does_nothing_is_given_up(nats_server: NatsServer) -
 async def test_a_stream_that_is_in_the_way_is_named(nats_server: NatsServer, client: Client) -> None:
     stream = client.jetstream()
     await stream.add_stream(name="DECLARATIONS_taken", subjects=["taken.by.others"])
-    with pytest.raises(DemoError, match=r"stream DECLARATIONS_taken .* is there already.*another --name"):
+    with pytest.raises(DemoError, match=r"stream DECLARATIONS_taken .* exists already.*another --name"):
         await run(config(nats_server, name="taken"))
     # It was not the demo's to delete.
     assert "DECLARATIONS_taken" in await streams(client)
     await stream.delete_stream("DECLARATIONS_taken")
     await stream.add_stream(name="TAKEN", subjects=["declarations.taken.>"])
-    with pytest.raises(DemoError, match=r"cannot be made: .*another stream there captures"):
+    with pytest.raises(DemoError, match=r"cannot be created: .*another stream captures"):
         await run(config(nats_server, name="taken"))
     await stream.delete_stream("TAKEN")
 

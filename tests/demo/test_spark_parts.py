@@ -357,7 +357,7 @@ async def test_a_worker_and_a_driver_are_killed_in_their_work(tmp_path: Path, po
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_driver_that_dies_by_itself_is_quoted(tmp_path: Path, postgres: PostgresServer) -> None:
     drivers = await driven("import sys; sys.exit('no luck today')", tmp_path, postgres)
-    assert drivers.failure == "driver 1 ended by itself with status 1, and said: no luck today"
+    assert drivers.failure == "driver 1 ended by itself with status 1: no luck today"
     assert len(drivers.missed) == 2
 
 

@@ -113,7 +113,7 @@ class Priorities(RandomWalk):
         if changes < 0 or span < max(1, changes) or not 0 <= mix <= 1:
             raise ValueError(
                 f"Priorities(changes={changes}, span={span}, mix={mix}): changes must be 0 or more, "
-                "span no less than changes and 1, mix 0 to 1"
+                "span must be at least changes and at least 1, and mix must be 0 to 1"
             )
         super().__init__(seed)
         self._priorities: Final[dict[int, float]] = {}

@@ -390,7 +390,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.fail(
             NeverYields(
                 f"{who} does not yield: turn {self.turns}, at {place_of_frame(frame)}, has no end: "
-                "await something in it, such as anyio.sleep(0)"
+                "await something in the task, such as anyio.sleep(0)"
             )
         )
 
@@ -409,7 +409,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _deadlock(self) -> str:
         frozen = f"; frozen for ever: {', '.join(sorted(self._frozen))}" if self._frozen else ""
-        what = f"every task waits for another one, and none for a time{frozen}"
+        what = f"every task waits for another task, and no task waits for a time{frozen}"
         return "\n".join([f"turn {self.turns}, time {self._now:g}: {what}", *waits(asyncio.all_tasks(self))])
 
     def _standing_still(self) -> Livelock:
@@ -444,5 +444,5 @@ def current() -> SimLoop:
     """
     loop = _get_running_loop()
     if not isinstance(loop, SimLoop):
-        raise SimulationError("no simulation is running here; call it inside memsource.sim.loop.virtual.run")
+        raise SimulationError("no simulation is running in this thread; call current() inside memsource.sim.loop.virtual.run")
     return loop

@@ -1,4 +1,4 @@
-"""Guards that refuse calls without virtual time: threads, sockets, processes, signals and sleeps.
+"""Guards that refuse calls that virtual time cannot control: threads, sockets, processes, signals and sleeps.
 
 The guards replace functions of the standard library and of anyio's asyncio backend while a simulation runs in the
 process. A guard refuses a call only on the loop of a simulation, and lets calls of other threads through. A guard does
@@ -62,7 +62,7 @@ _LOOP: Final = "await on the loop of the simulation"
 _PROCESS: Final = "give the handler a function in its place"
 _SIGNAL: Final = "call what the signal's handler would call"
 _FROM_THREAD: Final = (
-    'a function of threads="inline" runs on the loop\'s own thread: return to it instead of calling it'
+    'a function of threads="inline" runs on the loop\'s own thread: return a value instead of calling the loop'
 )
 
 _GUARDS: Final[tuple[tuple[object, str, str, str], ...]] = (

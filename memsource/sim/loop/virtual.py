@@ -73,7 +73,7 @@ def run(
         ValueError: An argument is out of its range.
     """
     if _get_running_loop() is not None:
-        raise SimulationError("a simulation cannot run in an event loop: call run where none is running")
+        raise SimulationError("an event loop is running in this thread: call run outside of an event loop")
     if turns_limit < 1 or not step_limit > 0:
         raise ValueError(f"turns_limit={turns_limit}, step_limit={step_limit}: both must be above 0")
     if threads not in get_args(Threads):

@@ -112,7 +112,7 @@ class FaultBudget:
         """
         if isinstance(personalities, str):
             raise ImpossiblePlan(
-                f"personalities={personalities!r}: must be several, ({personalities!r},) for one alone"
+                f"personalities={personalities!r}: must be a sequence; write ({personalities!r},) for one broker"
             )
         for name in personalities:
             if name not in PERSONALITIES:
@@ -123,7 +123,7 @@ class FaultBudget:
             if self.of(kind) and all(kind in IMPOSSIBLE_FAULTS[name] for name in personalities):
                 able = " or ".join(repr(name) for name in PERSONALITIES if kind not in IMPOSSIBLE_FAULTS[name])
                 raise ImpossiblePlan(
-                    f"{kind}={self.of(kind)}: never happens on {', '.join(personalities)}; leave it out, or add {able}"
+                    f"{kind}={self.of(kind)}: never happens on {', '.join(personalities)}; leave out {kind}, or add {able}"
                 )
 
 
@@ -181,4 +181,4 @@ def crash_sweep(boundaries: int, target: int = 0, amount: float = 1.0) -> Iterat
 
 def _check_boundaries(boundaries: int) -> None:
     if boundaries < 0:
-        raise ImpossiblePlan(f"boundaries={boundaries}: a run has 0 or more")
+        raise ImpossiblePlan(f"boundaries={boundaries}: must be 0 or more")

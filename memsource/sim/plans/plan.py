@@ -100,15 +100,15 @@ class Schedule:
         for turn, index in self.deviations:
             if not _whole(turn, 0) or not _whole(index, 1):
                 raise ImpossiblePlan(
-                    f"deviation ({turn}, {index}): a schedule deviates at a turn of 0 or more, to an index of 1 or more"
+                    f"deviation ({turn}, {index}): the turn must be 0 or more, and the index 1 or more"
                 )
         for turn in self.jumps:
             if not _whole(turn, 0):
-                raise ImpossiblePlan(f"jump at turn {turn}: a turn is a whole number, 0 or more")
+                raise ImpossiblePlan(f"jump at turn {turn}: the turn must be a whole number, 0 or more")
         for turns in ([turn for turn, _ in self.deviations], self.jumps):
             for before, turn in pairwise(turns):
                 if turn <= before:
-                    raise ImpossiblePlan(f"turn {turn} follows turn {before}: a schedule names each turn once, rising")
+                    raise ImpossiblePlan(f"turn {turn} follows turn {before}: sort the turns, and name each turn once")
 
     def __len__(self) -> int:
         return len(self.deviations) + len(self.jumps)
@@ -141,15 +141,15 @@ class Plan:
         if not _whole(self.seed, 0):
             raise ImpossiblePlan(f"seed={self.seed}: must be a whole number in 0 … 2**64-1")
         if self.limit is not None and not _whole(self.limit, 1):
-            raise ImpossiblePlan(f"limit={self.limit}: must be 1 or more, or None")
+            raise ImpossiblePlan(f"limit={self.limit}: must be a number of messages, 1 or more; None = all messages")
         for fault in self.faults:
             if fault.kind in IMPOSSIBLE_FAULTS[self.personality]:
                 raise ImpossiblePlan(
-                    f"fault {fault.kind!r} in a plan for {self.personality!r}: never happens there; leave it out, "
-                    "or use another personality"
+                    f"fault {fault.kind!r} never happens on {self.personality!r}: leave out this fault, or use another "
+                    "personality"
                 )
         if list(self.faults) != sorted(self.faults):
-            raise ImpossiblePlan("the faults of a plan rise by their boundary: sort them")
+            raise ImpossiblePlan("faults= are not in the order of their boundaries: sort the faults")
 
 
 def _whole(value: object, least: int) -> bool:

@@ -57,10 +57,10 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPT
         ValueError: ``attempts`` is below 1.
     """
     if attempts < 1:
-        raise ValueError(f"attempts={attempts}: shrinking takes 1 or more, the first is the plan itself")
+        raise ValueError(f"attempts={attempts}: must be 1 or more; the first attempt runs the plan itself")
     search = _Search(fails, attempts)
     if not search.smaller(plan):
-        raise SimulationError("the plan to shrink does not fail: nothing of it can be left out; run it again as it is")
+        raise SimulationError("the plan does not fail, so it cannot be shrunk; pass a plan that fails")
     complete = True
     try:
         before = None

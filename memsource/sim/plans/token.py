@@ -39,7 +39,7 @@ DICTIONARY: Final = (
     b'"io_fails","clock_jump","freeze",0,0.0],["crash",0,1.0]],"faults":[[{"lanes":"0.1.0","python":"3.11",'
     b'"personality":"jetstream","kafka","seed":'
 )
-"""Preset dictionary of the compression: parts of most texts, the commonest last. A change breaks the format."""
+"""Preset dictionary of the compression: parts of most texts, the most frequent part last. A change breaks the format."""
 
 _LANES: Final = version("lanes-runtime")
 _PYTHON: Final = "{}.{}".format(*sys.version_info)
@@ -66,7 +66,7 @@ def encode(plan: Plan) -> str:
     if len(text) > LIMIT:
         raise ImpossiblePlan(
             f"a plan of {len(plan.faults)} faults and {len(plan.schedule)} deviations is too large for a token "
-            f"({len(text)} characters of {LIMIT}): shrink it first"
+            f"({len(text)} characters, and {LIMIT} is the limit): shrink the plan first"
         )
     return _packed(text)
 
@@ -119,15 +119,15 @@ def _packed(text: str) -> str:
 def _text_of(token: str) -> str:
     """Return the JSON text of a token."""
     if not isinstance(token, str):
-        raise TokenRefused(f"replay token: is a {type(token).__name__}, not a str; paste what the failing run printed")
+        raise TokenRefused(f"replay token: is a {type(token).__name__}, not a str; paste the token of the failing run")
     if not token.startswith(_PREFIX):
-        raise TokenRefused(f"replay token {_shown(token)}: begins with {_PREFIX!r} when it is one of this format")
+        raise TokenRefused(f"replay token {_shown(token)}: does not begin with {_PREFIX!r}; paste the token of the failing run")
     if len(token) > LIMIT:
-        raise TokenRefused(f"replay token: {len(token)} characters are too many, {LIMIT} is the most")
+        raise TokenRefused(f"replay token: has {len(token)} characters, and {LIMIT} is the limit; paste only the token")
     foreign = re.search("[^A-Za-z0-9_-]", token)
     if foreign is not None:
         raise TokenRefused(
-            f"replay token: has {foreign[0]!r} at character {foreign.start()}; paste it as one word, without quotes"
+            f"replay token: has {foreign[0]!r} at character {foreign.start()}; paste the token as one word, without quotes"
         )
     body = token[len(_PREFIX) :]
     try:
@@ -137,7 +137,7 @@ def _text_of(token: str) -> str:
     check, data = packed[:_CHECK_BYTES], packed[_CHECK_BYTES:]
     # The spare bits of the last character must be 0, so that the same bytes have only one token.
     if not data or _base64(packed) != body or zlib.crc32(data).to_bytes(_CHECK_BYTES, "little") != check:
-        raise TokenRefused(f"replay token {_shown(token)}: is damaged (its checksum is wrong); paste all of it")
+        raise TokenRefused(f"replay token {_shown(token)}: is damaged (its checksum is wrong); paste the whole token")
     return _inflated(data)
 
 
@@ -146,12 +146,12 @@ def _inflated(data: bytes) -> str:
     try:
         text = inflater.decompress(data, LIMIT + 1)
         if len(text) > LIMIT:
-            raise TokenRefused(f"replay token: stands for more than {LIMIT} characters, which no plan has")
+            raise TokenRefused(f"replay token: its content has more than {LIMIT} characters; paste the token of a failing run")
         if not inflater.eof or inflater.unused_data:
-            raise TokenRefused("replay token: its content ends too soon, or something follows it")
+            raise TokenRefused("replay token: its content is cut off or too long; paste the token of a failing run")
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        raise TokenRefused(f"replay token: its content cannot be read ({error})") from error
+        raise TokenRefused(f"replay token: its content cannot be read ({error}); paste the token of a failing run") from error
 
 
 def _plan(text: str) -> Plan:
@@ -159,10 +159,10 @@ def _plan(text: str) -> Plan:
     _check_origin(fields)
     unknown = [name for name in fields if name not in _FIELDS]
     if unknown:
-        raise TokenRefused(f"replay token: has the unknown field {_shown(unknown[0])}; known are {', '.join(_FIELDS)}")
+        raise TokenRefused(f"replay token: has the unknown field {_shown(unknown[0])}; use {', '.join(_FIELDS)}")
     deviations = _list(fields, "deviations")
     if len(deviations) % 2:
-        raise TokenRefused("replay token: its deviations have a turn without an index")
+        raise TokenRefused("replay token: its deviations have a turn without an index; paste the token of a failing run")
     try:
         plan = Plan(
             personality=cast(Any, fields.get("personality")),
@@ -175,9 +175,9 @@ def _plan(text: str) -> Plan:
             limit=cast(Any, fields.get("limit")),
         )
     except TypeError as error:
-        raise TokenRefused(f"replay token: holds no plan ({error})") from error
+        raise TokenRefused(f"replay token: has no valid plan ({error}); paste the token of a failing run") from error
     if _text(plan) != text:
-        raise TokenRefused("replay token: has another text than lanes writes; paste a token that lanes printed")
+        raise TokenRefused("replay token: its text was changed; paste a token that lanes printed")
     return plan
 
 
@@ -186,29 +186,29 @@ def _fields(text: str) -> dict[str, object]:
         fields = json.loads(text, parse_constant=_no_number)
     # A number of more than 4,300 digits raises ValueError, and too deep nesting raises RecursionError.
     except (ValueError, RecursionError) as error:
-        raise TokenRefused(f"replay token: its content is no JSON ({error})") from error
+        raise TokenRefused(f"replay token: its content is not JSON ({error}); paste the token of a failing run") from error
     if not isinstance(fields, dict):
-        raise TokenRefused(f"replay token: holds a {type(fields).__name__}, not the fields of a plan")
+        raise TokenRefused(f"replay token: its content is a {type(fields).__name__}, not an object; paste the token of a failing run")
     return fields
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _check_origin(fields: dict[str, object]) -> None:
     for name, here in (("lanes", _LANES), ("python", _PYTHON)):
         if fields.get(name) != here:
             raise TokenRefused(
-                f"replay token: was made by {name} {_shown(fields.get(name))}, this is {name} {here}; another version "
-                "takes other steps: replay it with that one"
+                f"replay token: was made by {name} {_shown(fields.get(name))}, and this process has {name} {here}; "
+                f"replay the token with that version of {name}"
             )
 
 
 def _list(fields: dict[str, object], name: str) -> list[Any]:
     found = fields.get(name, [])
     if not isinstance(found, list):
-        raise TokenRefused(f"replay token: its {name} are a {type(found).__name__}, not a list")
+        raise TokenRefused(f"replay token: its {name} are a {type(found).__name__}, not a list; paste the token of a failing run")
     return found
 
 
@@ -219,7 +219,7 @@ def _distances(turns: Iterable[int]) -> list[int]:
 def _turns(distances: Sequence[Any]) -> list[int]:
     for distance in distances:
         if type(distance) is not int or not 0 <= distance < NUMBERS_END:
-            raise TokenRefused(f"replay token: goes on by {_shown(distance)} turns; must be a whole number below 2**64")
+            raise TokenRefused(f"replay token: has the distance {_shown(distance)} between turns; must be a whole number below 2**64")
     return list(accumulate(distances))
 
 

@@ -61,19 +61,19 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 0:
-            raise ImpossiblePlan(f"n={self.n!r}: traffic has a whole number of messages, 0 or more")
+            raise ImpossiblePlan(f"n={self.n!r}: must be a whole number of messages, 0 or more")
         if isinstance(self.keys, str | bytes):
-            raise ImpossiblePlan(f"keys={self.keys!r}: must be a count or several keys, [{self.keys!r}] for one alone")
+            raise ImpossiblePlan(f"keys={self.keys!r}: must be a count or a sequence of keys; write [{self.keys!r}] for one key")
         if isinstance(self.keys, int):
             if isinstance(self.keys, bool) or self.keys < 1:
-                raise ImpossiblePlan(f"keys={self.keys!r}: must be 1 or more; for messages without a key keyless=1.0")
+                raise ImpossiblePlan(f"keys={self.keys!r}: must be 1 or more; for messages without a key set keyless=1.0")
         else:
             distinct = {key_bytes(key) for key in self.keys}
             if not distinct or len(distinct) < len(self.keys):
-                raise ImpossiblePlan(f"keys={self.keys!r}: must name one key or more, each once")
+                raise ImpossiblePlan(f"keys={self.keys!r}: must name one key or more, and each key once")
         for name, share in (("hot", self.hot), ("keyless", self.keyless), ("gaps", self.gaps)):
             if not 0 <= share <= 1:
-                raise ImpossiblePlan(f"{name}={share!r}: is a share of the messages, in 0 … 1")
+                raise ImpossiblePlan(f"{name}={share!r}: must be a share of the messages, 0 … 1")
         if not 0 <= self.skew <= 10:
             raise ImpossiblePlan(f"skew={self.skew!r}: must be in 0 (all keys alike) … 10 (nearly always the first)")
 
@@ -93,7 +93,7 @@ class Traffic:
             ImpossiblePlan: ``partitions`` is below 1.
         """
         if partitions < 1:
-            raise ImpossiblePlan(f"partitions={partitions}: there is 1 or more")
+            raise ImpossiblePlan(f"partitions={partitions}: must be 1 or more")
         keys = self._keys()
         homes = [zlib.crc32(key_bytes(key)) % partitions for key in keys]
         bounds = list(accumulate(self._weights(len(keys))))

@@ -1,4 +1,4 @@
-"""A campaign: one test under many plans, and the smallest failing one."""
+"""A campaign: one test under many plans, and the smallest failing plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUNS_A_SEED: Final = 20
 """Number of runs that share their traffic, and therefore one run without faults for the comparison."""
 
 RECHECKED: Final = 50
-"""Number of runs of which one is made twice."""
+"""Number of runs of which one run is repeated and compared."""
 
 FEW_ATTEMPTS: Final = 30
 """The most runs to make an ``Overtime`` small, because each such run takes some seconds."""
@@ -91,8 +91,8 @@ class CampaignReport:
 class Campaign:
     """Runs of a test on each personality in turn, with drawn faults and schedules of every kind.
 
-    The first run on each personality is without faults. A campaign needs at least one run for each personality, and one
-    more run if it has a budget.
+    The first run on each personality has no faults. A campaign needs at least one run for each personality. A campaign
+    with a budget needs one more run.
 
     Args:
         conditions: Conditions of all runs.
@@ -126,11 +126,11 @@ class Campaign:
         _check(runs, seed, sometimes)
         named, least = ", ".join(personalities), len(personalities)
         if runs < least:
-            raise ImpossiblePlan(f"runs={runs}: not one for each of {named}; make {least} or more")
+            raise ImpossiblePlan(f"runs={runs}: fewer than the personalities {named}; set runs to {least} or more")
         if runs == least and len(self._budget):
             raise ImpossiblePlan(
-                f"runs={runs}: the first run on each of {named} is without faults, and there would be no other; make "
-                f"{least + 1} or more, or leave the faults out"
+                f"runs={runs}: the first run on each of {named} has no faults, so no run would have faults; set runs "
+                f"to {least + 1} or more, or leave out faults"
             )
         self._runs = runs
         self._personalities = tuple(personalities)
@@ -166,8 +166,8 @@ class Campaign:
         missing = [name for name in self._sometimes if not self.report.happened[name]]
         if missing:
             raise ImpossiblePlan(
-                f"{', '.join(missing)}: never happened in {self._runs} runs, although sometimes= names it; make more "
-                "runs, or raise its number in faults="
+                f"{', '.join(missing)}: never happened in {self._runs} runs, although sometimes= requires it; raise "
+                "runs=, or raise the numbers in faults="
             )
         return self.report
 
@@ -226,12 +226,12 @@ class Campaign:
                 which = f" of check {number + 1}" if len(clean.states) > 1 else ""
                 run.findings.setdefault(
                     "FaultDifferential",
-                    f"the final state{which} differs from that without faults: {apart(found, expected)}",
+                    f"the final state{which} differs from the state without faults: {apart(found, expected)}",
                 )
         if len(run.states) != len(clean.states) and not run.findings:
             run.findings["FaultDifferential"] = (
                 f"World.check(state=…) was called {len(run.states)} times, and {len(clean.states)} without faults: "
-                "call it as often in every run"
+                "call World.check equally often in every run"
             )
 
     def recheck(self, run: Run) -> None:
@@ -248,8 +248,8 @@ class Campaign:
         if difference:
             raise Nondeterministic(
                 f"the same plan gave two different runs ({encode(run.plan)}); {difference}\nLook for a clock, a "
-                "random number or the order of a set in the handler, or state that outlives a run: setup= is called "
-                "before each"
+                "random number or the order of a set in the handler, or state that outlives a run. Reset such state in "
+                "setup="
             )
 
     def _is_innate(self, plan: Plan, name: str) -> bool:
@@ -296,24 +296,24 @@ def _difference(first: Run, second: Run) -> str:
         return f"they differ{apart_at}"
     for one, other in zip(first.states, second.states, strict=False):
         if one != other:
-            return f"their histories are equal, and the states they noted are not: {apart(other, one)}"
+            return f"their histories are equal, but their final states differ: {apart(other, one)}"
     if first.findings.keys() != second.findings.keys():
         found = " and then ".join(", ".join(run.findings) or "nothing" for run in (first, second))
-        return f"their histories are equal, and their findings are not: {found}"
+        return f"their histories are equal, but their findings differ: {found}"
     if len(first.states) != len(second.states):
         counts = f"{len(first.states)} and then {len(second.states)}"
-        return f"their histories are equal, and the states they noted are {counts}"
+        return f"their histories are equal, but the numbers of their final states are {counts}"
     return ""
 
 
 def _check(runs: object, seed: object, sometimes: object) -> None:
     """Raise ``ImpossiblePlan`` for a value of the wrong kind."""
     if type(runs) is not int or runs < 1:
-        raise ImpossiblePlan(f"runs={runs!r}: must be 1 or more, a whole number")
+        raise ImpossiblePlan(f"runs={runs!r}: must be a whole number, 1 or more")
     if type(seed) is not int or not 0 <= seed < NUMBERS_END:
         raise ImpossiblePlan(f"seed={seed!r}: must be a whole number in 0 … 2**64-1")
     if isinstance(sometimes, str) or not isinstance(sometimes, Sequence):
-        raise ImpossiblePlan(f"sometimes={sometimes!r}: must be several names, such as [{sometimes!r}]")
+        raise ImpossiblePlan(f"sometimes={sometimes!r}: must be a sequence of names, such as [{sometimes!r}]")
     for name in sometimes:
         kind = name.removeprefix("fault: ") if isinstance(name, str) else ""
         if kind not in (EVENTS if kind == name else FAULT_KINDS):

@@ -40,7 +40,7 @@ Test = Callable[[World], Awaitable[None]]
 TIME_LIMIT: Final = 86_400.0
 """The longest test, in virtual seconds."""
 
-_SETUP: Final = "must be a plain function, which is called before each run; put async code into the test"
+_SETUP: Final = "must be a plain function; put async code into the test"
 _MARGIN: Final = 1.0
 """Allowed delay of a process without a freeze, in virtual seconds: the wait after a failure."""
 
@@ -87,7 +87,7 @@ class Conditions:
         if inspect.isawaitable(done):
             if inspect.iscoroutine(done):
                 done.close()
-            raise ImpossiblePlan(f"setup={self.setup!r}: it returned {done!r}, {_SETUP}")
+            raise ImpossiblePlan(f"setup={self.setup!r}: returned {done!r}; {_SETUP}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
             raise
         cause = notable(error)
         if is_finding(cause) or isinstance(cause, asyncio.CancelledError):
-            world.find(type(cause).__name__, f"the test raised it: {cause}", cause)
+            world.find(type(cause).__name__, f"the test raised an exception: {cause}", cause)
         else:
             world.interrupt(cause)
     finally:

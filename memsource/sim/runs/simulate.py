@@ -147,7 +147,7 @@ def simulate(
 
     def decorate(test: Simulated) -> Simulation:
         if not inspect.iscoroutinefunction(test):
-            raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world; options go by their names")
+            raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world; pass options by name")
         place = _place_of_world(test)
         conditions = Conditions(test=test, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit)
         make = functools.partial(Campaign, budget=faults, personalities=personalities, seed=seed)
@@ -156,7 +156,7 @@ def simulate(
 
         def campaign(*args: Any, **kwargs: Any) -> Campaign:
             if len(args) < place:
-                raise ImpossiblePlan(f"{test.__qualname__} is a method: pass the object it is called on, too")
+                raise ImpossiblePlan(f"{test.__qualname__} is a method: also pass the object of the method")
             whole = replace(conditions, test=lambda world: test(*args[:place], world, *args[place:], **kwargs))
             return make(whole, runs=OPTIONS.runs or runs, sometimes=() if OPTIONS.runs else sometimes)
 
@@ -193,7 +193,7 @@ def simulate(
 
 
 def _place_of_world(test: Simulated) -> int:
-    """Return the index of the world among the test's parameters: 0, or 1 for a method.
+    """Return the index of the world among the test's parameters. The index is 0, or 1 for a method.
 
     Raises:
         ImpossiblePlan: The test has no parameter for the world at this index.
@@ -203,12 +203,12 @@ def _place_of_world(test: Simulated) -> int:
     name = getattr(test, "__qualname__", repr(test))
     if len(parameters) <= place or parameters[place].kind not in _BY_POSITION:
         takes = ", ".join(map(str, parameters)) or "nothing"
-        raise ImpossiblePlan(f"simulate({name}): its first parameter must be the world, and it takes {takes}")
+        raise ImpossiblePlan(f"simulate({name}): its first parameter must be the world, but its parameters are {takes}")
     first = parameters[place]
     if not _is_world(first) and any(map(_is_world, parameters)):
         raise ImpossiblePlan(
             f"simulate({name}): {first.name!r} comes before the world; make the world the first parameter, and put "
-            "those of the test runner after it"
+            "fixtures after the world"
         )
     return place
 

@@ -25,15 +25,15 @@ def copied(state: Callable[[], object]) -> object:
     if not callable(state) or inspect.iscoroutinefunction(state):
         raise ImpossiblePlan(
             f"check(state={state!r:.200}): must be a plain function that returns the state, such as "
-            "lambda: rows; await the state before"
+            "lambda: rows; await the state before the call"
         )
     found = state()
     if inspect.isawaitable(found):
         if inspect.iscoroutine(found):
             found.close()
         raise ImpossiblePlan(
-            f"check(state=…): the function returned {found!r:.200}: await it before, and let the function "
-            "return the result"
+            f"check(state=…): the function returned {found!r:.200}: await the result before check, and let the "
+            "function return the result"
         )
     try:
         kept = copy.deepcopy(found)

@@ -137,7 +137,7 @@ def checked_app(app: object, what: str) -> App:
     if inspect.iscoroutine(app):
         app.close()
     if not callable(app):
-        raise ImpossiblePlan(f"{what}: {app!r:.200} is neither a handler nor an App; pass one of them")
+        raise ImpossiblePlan(f"{what}: {app!r:.200} is neither a handler nor an App; pass a handler or an App")
     return App(handler=app)
 
 
@@ -243,7 +243,7 @@ class Worker:
             if self.gone:
                 return
             if is_finding(cause):
-                self.world.find(type(cause).__name__, f"{self.name} ended with it: {cause}", cause)
+                self.world.find(type(cause).__name__, f"{self.name} ended with an exception: {cause}", cause)
             else:
                 self.world.interrupt(cause)
         finally:

@@ -132,7 +132,7 @@ class World:
             ImpossiblePlan: A number is out of its range, or the world has another topic.
         """
         if self._topic not in (None, topic):
-            raise ImpossiblePlan(f"topic {topic!r}: this world has {self._topic!r} already, and a world has one topic")
+            raise ImpossiblePlan(f"topic {topic!r}: this world has the topic {self._topic!r} already; publish to one topic only")
         self._topic = topic
         if self.plan.limit is not None:
             n = min(n, self.plan.limit)
@@ -196,12 +196,12 @@ class World:
             ConfigError: The settings contradict each other.
         """
         if type(count) is not int or count < 1:
-            raise ImpossiblePlan(f"workers({count!r}): start 1 or more")
+            raise ImpossiblePlan(f"workers({count!r}): must start 1 or more workers")
         if (app is None) == (make is None):
             given = "neither" if app is None else "both"
             raise ImpossiblePlan(
-                f"workers({count}) with {given} of handler and make=: pass the handler that all of them share, or "
-                "make=, a function that makes one for each process"
+                f"workers({count}) with {given} of handler and make=: pass either a handler that all workers share, or "
+                "make=, a function that makes a handler for each process"
             )
         if make is None:
             one = checked_app(app, "workers(app)")
@@ -268,7 +268,7 @@ class World:
         if self._faulty:
             raise ImpossiblePlan(
                 "check(state=…) while faults happen: the state is not final; call it after await world.settled(), "
-                "and after another one when more was produced"
+                "and call world.settled() again after each later produce()"
             )
         self.states.append(copied(state))
 
@@ -379,7 +379,7 @@ class World:
                 await worker.ended.wait()
         for worker in left:
             if not worker.ended.is_set():
-                self.find("StopEnds", f"{worker.name} has not stopped {limit:g} s after it was told to")
+                self.find("StopEnds", f"{worker.name} has not stopped {limit:g} s after the order to stop")
 
     def end(self) -> None:
         """End the run, so that no history records its cleanup."""
