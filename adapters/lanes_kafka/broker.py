@@ -57,9 +57,12 @@ def wait_for(
 
 
 def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Callable[[], bool] = lambda: False) -> _T:
-    """Wait for one future, and return its result; see ``wait_for``. Raises ``KafkaException`` without a result."""
+    """Wait for one future as ``wait_for`` does, and return the result of the future.
+
+    Raises ``KafkaException`` if the future has failed or has no result in time.
+    """
     done = wait_for(admin, [future], deadline, give_up)
-    # An error may be kept for long, and its traceback references this frame: it must not keep the client alive.
+    # The traceback of a stored error references this frame, so the frame must not keep the client alive.
     del admin
     if not done:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time"))
@@ -69,7 +72,7 @@ def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Cal
 def settings_of(
     admin: AdminClient, kind: ResourceType, name: str, deadline: float, give_up: Callable[[], bool] = lambda: False
 ) -> dict[str, str]:
-    """The settings of a broker or a topic by name. Blocks and raises like ``answer``."""
+    """Return the settings of a broker or a topic, by the name of the setting. Blocks and raises like ``answer``."""
     resource = ConfigResource(kind, name)
     asked: dict[ConfigResource, Future[dict[str, Any]]] = admin.describe_configs(
         [resource], request_timeout=max(_POLL, deadline - time.monotonic())

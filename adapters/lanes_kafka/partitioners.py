@@ -62,9 +62,9 @@ def murmur2_partition(key: bytes, partitions: int) -> int:
 
 
 def crc32_partition(key: bytes, partitions: int) -> int:
-    """The partition of a key by librdkafka with its default, ``partitioner=consistent``.
+    """Return the partition that librdkafka's default partitioner, ``consistent``, chooses for a key.
 
-    Returns 0 … ``partitions`` - 1. Raises ``ValueError`` for less than one partition.
+    The result is 0 … ``partitions`` - 1. Raises ``ValueError`` if ``partitions`` is below 1.
     """
     return zlib.crc32(key) % _at_least_one(partitions)
 

@@ -144,7 +144,7 @@ def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> d
         return {name: str(note[name]) for name in (*names, *defaults)}
     except (ValueError, KeyError, TypeError):
         raise SourceError(
-            f"the checkpoint is damaged: {path} is not as it was written; restore that file, or use a new checkpoint "
+            f"the checkpoint is damaged: {path} has an unexpected content; restore that file, or use a new checkpoint "
             "with from_= after the last handled message"
         ) from None
 
@@ -155,7 +155,7 @@ def literal(path: str) -> str:
 
 
 def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
-    """Read the first column of the first row; None if the file is missing or has no row. Blocks.
+    """Read the first value of the first row; None if the file is missing or empty. Blocks.
 
     Args:
         read: Function that opens a path, already escaped by ``literal``.
@@ -169,7 +169,7 @@ def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
     try:
         row = read(literal(path)).first()
     except AnalysisException as error:
-        # Any other condition means an unreadable file, which is not a missing file.
+        # An error with another condition means that the file exists, but is unreadable.
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return None
@@ -177,7 +177,7 @@ def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
 
 
 def local_folder(spark: SparkSession, path: str) -> Path | None:
-    """Return the local folder that Spark's driver uses for this path; None if the path is remote or unknown."""
+    """Return the path as a local folder of Spark's driver; None if the file system is remote or unknown."""
     place = qualified(spark, path)
     return Path(place[1]) if place is not None and place[0] == "file" else None
 

@@ -56,7 +56,12 @@ class DrainInTime(TimedChecker[Drain]):
 
 
 class _Closing(Drain):
-    """A drain, with the highest started position, and whether handlers were cancelled at its timeout."""
+    """A drain, with the highest position that was started before the drain, and with the state of its timeout.
+
+    Attributes:
+        highest: Highest started position.
+        over: Whether the timeout has cancelled the handlers.
+    """
 
     __slots__ = ("highest", "over")
 
@@ -69,9 +74,9 @@ class _Closing(Drain):
 class DrainStartsNothing(PromiseChecker):
     """No handler of a partition starts after ``revoking`` (37).
 
-    If the completed set cannot be handed over, messages queued below the highest started message still run, until the
-    drain times out and cancels its handlers. The rows of a batch after its first message are written at the end of
-    the call. These rows may come during the drain, and then the highest started message is unknown.
+    A source without a handover of the completed set is an exception: queued messages below the highest started message
+    still run until the drain times out. For a batch, only the row of the first message is written at its start. If the
+    other rows are written during the drain, the highest started message is unknown.
 
     Args:
         timeline: History to judge.

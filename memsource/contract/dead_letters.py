@@ -170,15 +170,15 @@ async def check_concurrent_puts_are_all_stored(harness: DeadLetterHarness) -> No
 
 @_check("place")
 async def check_its_own_dead_letters_are_refused(harness: DeadLetterHarness) -> None:
-    """``put`` refuses, without a retry, the dead letter of a message that comes from the target itself."""
+    """``put`` refuses the dead letter of a message from its own target, by an error that is not retryable."""
     one = dead_letter_from(harness, 1, **harness.own()._asdict())
     async with opened(harness.dead_letters()) as writer:
         try:
             await writer.put(one)
         except SourceError as error:
-            expect(not error.retryable, "put() refused a dead letter for good, but the error is retryable")
+            expect(not error.retryable, "put() refused the dead letter of a message from the target, but the error is retryable")
         else:
-            raise ContractBroken("put() accepted the dead letter of a message from the target of dead letters")
+            raise ContractBroken("put() accepted the dead letter of a message from the target, but must refuse")
     expect(not await harness.stored(), "put() refused a dead letter, but the dead letter is stored")
 
 
@@ -292,14 +292,14 @@ async def check_other_messages_are_counted(harness: DeadLetterHarness) -> None:
 
 @_check("box")
 async def check_a_dead_letter_is_published_to_its_origin(harness: DeadLetterHarness) -> None:
-    """``publish`` sends value and headers to the origin, with the id in a header. It does not dispose."""
+    """``publish`` sends value and headers to the origin, with the id in a header. ``publish`` disposes of nothing."""
     headers = (("color", b"red"), (REPLAYED, b"of before"), ("Lanes-Custom", b"mine"))
     one = dead_letter_from(harness, 1, headers=headers)
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
     async with opened(harness.box()) as box:
         place = await box.publish(await stored_in(box, one))
-        expect(bool(place), "publish() must return the place of the message")
+        expect(bool(place), "publish() returned no place, but must return the place of the message")
         expect(list(await box.ids()) == [one.id], "publish() disposed of the dead letter: only dispose() may do so")
     (found,) = await harness.published()
     expect(found.value == one.value, f"{found.value!r} was published for {one!r}")

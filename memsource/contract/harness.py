@@ -109,11 +109,11 @@ class Harness(Protocol):
         """
 
     async def finish(self) -> None:
-        """Let the newest source end after all published messages. Needed only with the ability ``finish``."""
+        """Let the newest source end after all published messages. Needed only for the ability ``finish``."""
 
 
 class Committing:
-    """The progress of a partition of a source that commits. Simple and slow: each answer scans all positions."""
+    """The expected progress of a partition under a source that commits. Each answer scans all positions."""
 
     def __init__(self, floor: int, completed: Sequence[tuple[int, int]]) -> None:
         self.highest = floor - 1

@@ -17,13 +17,13 @@ class Scope:
     """The scope of an exploration.
 
     Attributes:
-        messages: (partition, key) of each message, in the order of publication.
-        gap: Whether one position is left out after the first message and after the last message.
+        messages: Partition and key of each message, in the order of publication.
+        gap: Whether the log skips one position after the first message and one position after the last message.
         partitions: Number of partitions.
-        members: Number of members; the first member is in the group from the beginning.
-        moves: Number of times that a member joins or is stopped.
+        members: Number of members. The first member is in the group from the start.
+        moves: Number of joins and orderly stops of members, in total.
         faults: Losses, expired sessions, crashes, missed deadlines and refused releases, in total.
-        failures: Number of handlers that fail.
+        failures: Number of failing calls of handlers.
         unknown: Number of commits that are answered late or never.
         settles: Whether finished messages may enter the ledger without a commit.
         rotate: Whether all partitions go to the last member that joined. False = the members share the partitions

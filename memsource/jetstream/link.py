@@ -29,8 +29,9 @@ class LinkFault:
     """The fault of one request.
 
     Attributes:
-        kind: ``"request lost"``: the server does nothing. ``"reply lost"``: the server acts, and its answer is lost.
-            ``"late"``: the server writes ``seconds`` later, when the client may have given up, and loses a read.
+        kind: ``"request lost"``: the request does not arrive. ``"reply lost"``: the server acts, but its
+            answer is lost.
+            ``"late"``: a write takes effect ``seconds`` later, maybe after the client's timeout, and a read is lost.
         seconds: Delay of a late write.
     """
 
@@ -46,8 +47,8 @@ class Link:
         clock: Clock of the server, in seconds.
         later: Schedules an action of the server.
         timeout: Seconds that the client waits for an answer.
-        before: Awaited before and after each request, with whether the request writes. The first result is the fault
-            of the request. None = no faults.
+        before: Async function that is awaited before and after each request. Its argument tells whether the request
+            writes. Its first result is the fault of the request. None = no faults.
         latency: Seconds of each request.
         cut: Whether all requests are lost.
         faults: Faults of the next requests, in order. These faults replace the faults of ``before``.

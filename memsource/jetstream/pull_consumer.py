@@ -165,13 +165,13 @@ class PullConsumer:
                 self._changed()
 
     def extend(self, sequence: int, now: float) -> None:
-        """Restart the wait of a message that is in progress. The server still redelivers a queued message."""
+        """Restart the wait for the acknowledgement of a message. A queued message stays in the queue."""
         pending = self._pending.get(sequence)
         if pending is not None:
             self._set(sequence, pending._replace(stamp=now), self._repeats.get(sequence, 0), now)
 
     def nak(self, sequence: int, now: float, delay: float = 0.0) -> None:
-        """Append a message to the queue, or redeliver the message after ``delay`` seconds."""
+        """Queue a message for redelivery now, or redeliver the message after ``delay`` seconds."""
         pending = self._pending.get(sequence)
         if pending is None:
             return

@@ -27,7 +27,7 @@ _ACKS_KEPT: Final = 10_000
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """The state of an announced partition. Without a ``takeover`` the partition delivers nothing more."""
+    """The state of an announced partition. A partition without a ``takeover`` delivers no further message."""
 
     epoch: int
     takeover: Takeover | None
@@ -36,7 +36,7 @@ class _Slot:
 class JetStreamMemberSource(ScriptedSource):
     """The source of a member of the broker's cohort. The member joins with ``open`` and leaves with ``aclose``.
 
-    Tokens are ``Delivery`` values. After ``sever``, all calls but ``aclose`` raise ``SourceError`` and change nothing.
+    Tokens are ``Delivery`` values. After ``sever``, ``aclose`` still works, and any other call raises ``SourceError``.
 
     Args:
         broker: The broker.

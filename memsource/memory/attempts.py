@@ -48,7 +48,7 @@ class MemoryAttempts:
         return {position: attempt for position, (attempt, _) in self._of(partition).items()}
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Keep the attempt of a message, unless the store has a later attempt or the attempt of a newer owner.
+        """Store the attempt of a message. A later attempt, or the attempt of a newer owner, is never replaced.
 
         Args:
             message: The message.

@@ -53,17 +53,17 @@ _POLL_INTERVAL: Final = 0.05
 
 
 _API_LEVEL: Final = 1
-"""The API level of a server with message TTLs, which came with 2.11."""
+"""Lowest API level of servers with message TTLs: nats-server 2.11."""
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")
 _KEY: Final = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 
 
 def bucket_name(stream: str, namespace: str) -> str:
-    """Make the name of a cohort's bucket, unique for each stream and namespace.
+    """Return the name of a cohort's bucket, which is unique for each stream and namespace.
 
-    The name is ``lanes_<stream>_<namespace>``. If the namespace has an underscore, the name shows the length of the
-    namespace, because stream names may contain underscores too: ``lanes-<length>_<stream>_<namespace>``.
+    The name is ``lanes_<stream>_<namespace>``. For a namespace with an underscore, the name is
+    ``lanes-<length>_<stream>_<namespace>``, because the stream's name may contain underscores too.
     """
     return f"lanes-{len(namespace)}_{stream}_{namespace}" if "_" in namespace else f"lanes_{stream}_{namespace}"
 

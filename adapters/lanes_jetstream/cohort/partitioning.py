@@ -250,13 +250,13 @@ def _function(token: str) -> tuple[str, list[int]]:
 
 
 def _reference(token: str) -> int | None:
-    """Return the number of the source wildcard that a destination token repeats; None = the token repeats none."""
+    """Return the number of the source wildcard that a destination token copies; None for any other token."""
     name, arguments = _function(token)
     return arguments[0] if name == "wildcard" and arguments else None
 
 
 def _covers(pattern: str, subject: str) -> bool:
-    """Return whether ``pattern`` matches every subject that the pattern ``subject`` matches."""
+    """Return whether ``pattern`` matches every subject that the second pattern, ``subject``, matches."""
     wide, narrow = pattern.split("."), subject.split(".")
     for place, token in enumerate(wide):
         if token == ">":

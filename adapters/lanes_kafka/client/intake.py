@@ -63,9 +63,10 @@ class Intake:
         return events, len(raws) >= count
 
     def progress(self) -> list[Progressed]:
-        """Find gaps that the client has read: transaction markers, compacted or aborted messages.
+        """Find gaps that the client has read past: transaction markers, and compacted or aborted messages.
 
-        Returns the next position of each partition with such a gap after its last message.
+        Returns:
+            A ``Progressed`` event, with the next position, for each partition whose last message precedes a gap.
         """
         owned = [each for each in self.group.owned.values() if not each.released]
         if not owned:
@@ -79,9 +80,9 @@ class Intake:
         return events
 
     def gap_after(self, partition: Partition, committed: int) -> int | None:
-        """The end of the gap after the position ``committed``; None if a message follows, or if nothing follows.
+        """Return the end of the gap after the position ``committed``; None if a message or no gap follows the position.
 
-        Callable in callbacks too. Messages of the running ``consume`` do not count until that call returns.
+        A callback may call this method. Messages of the running ``consume`` count after ``consume`` returns.
         """
         assignment = self.group.assignment(partition)
         if assignment is None or assignment.end > committed:

@@ -385,7 +385,7 @@ class ClientThread:
             log.error("%s: %s; the client is rebuilt in %g s", self.name, what, self._rebuild_in)
 
     def _rebuild(self, pause: float) -> None:
-        """Rebuild the client after ``pause`` seconds. A stop ends the pause, because commands are served meanwhile."""
+        """Rebuild the client after ``pause`` seconds. Commands are served during the pause, and a stop ends the pause."""
         self._rebuild_in = None
         self._close()
         self.limit = self._commits.limit
@@ -393,7 +393,7 @@ class ClientThread:
         self._make_group()
         due = self.clock() + pause
         while not self._group.closing and (left := due - self.clock()) > 0:
-            # No client is there to be polled.
+            # During the pause no client exists, so the poll counts as done.
             self.polled = self.clock()
             self._mailbox.wait(min(left, _HOUSEKEEPING_EVERY))
         if not self._group.closing:

@@ -89,18 +89,18 @@ def examine(
     checkpoint: str = "",
     env: Mapping[str, str] | None = None,
 ) -> list[Check]:
-    """Check this machine for a session of Spark and a replay in that session. Blocks for some seconds, 60 at most.
+    """Check this machine before a replay on Spark. Blocks for some seconds, 60 at most.
 
     Args:
         master: Spark master; "" for the setting of Spark, else local.
         conf: Settings of the session.
-        effects: Effects of the replay's handler.
+        effects: Effects of the replay's handler, see ``lanes_spark.plan.Effects``.
         kafka: Whether the Kafka connector is required.
         checkpoint: Folder of the replay; "" without a checkpoint.
         env: Environment of the session. Default: the environment of this process.
 
     Returns:
-        The results. A program that does not answer is a failed check.
+        One result for each check. A check fails if its program does not answer.
     """
     env = dict(os.environ if env is None else env)
     home = machine.spark_home(env)

@@ -80,9 +80,9 @@ def begin_query(
     def handle(ranges: DataFrame, batch: int) -> None:
         found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
         taken = clipped(found, scope.islands)
-        # Spark calls this function through its JVM, which keeps only the text of an error.
+        # Spark calls ``handle`` through the JVM, which passes on only the text of an error.
         with crossing():
-            # An empty batch takes the folder too, because every finished batch of a checkpoint has a known folder.
+            # Every batch needs a known folder for its results, even a batch without positions.
             folder.take()
             if taken:
                 run.batches.run(spark, taken, batch=batch)

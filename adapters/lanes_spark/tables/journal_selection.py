@@ -28,13 +28,13 @@ Of = Literal["dead_lettered", "abandoned", "unfinished"]
 """State of the selected messages, see ``JournalSelection``."""
 
 GAP: Final = 200_000
-"""Number of positions in the largest gap that costs less to read than another batch."""
+"""Largest gap between two ranges of one batch, in positions. A larger gap begins another batch."""
 
 SMALL: Final = 1_000_000
-"""Most positions that an executor keeps in memory."""
+"""Most selected positions of a batch that an executor keeps in memory."""
 
 _TERMS: Final = 256
-"""Most ranges of one condition."""
+"""Most ranges of positions in one filter condition."""
 
 
 @dataclass(frozen=True, kw_only=True)

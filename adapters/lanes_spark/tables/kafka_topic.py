@@ -181,7 +181,7 @@ class KafkaTopic:
             ConfigError: Jars of the connector are missing.
             SourceError: The brokers do not answer, or refuse.
         """
-        # Kafka has whole milliseconds; rounding down skips no message.
+        # Kafka has timestamps in whole milliseconds. Rounding down skips no message.
         milliseconds = (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
         if not spans:
             return {}
@@ -194,7 +194,7 @@ class KafkaTopic:
         }
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Do nothing: without the refused options, a task of the connector reads one partition, in order.
+        """Do nothing, because each task of the connector reads one partition in order. Other options are refused.
 
         Args:
             rows: Not used.

@@ -33,7 +33,7 @@ class TaskJob:
     Args:
         topic: Topic of the rows.
         handler: Handler of one message or of a batch, see ``lanes.Consumer``.
-        name: Name of the job. A process takes jobs with the same name for the same job.
+        name: Name of the job. Jobs with the same name count as one job in a process.
         settings: Order, retries, poison policy and limits, see ``lanes.Consumer``. The limits hold in each task.
         results: pyarrow schema of the rows that the handler returns. None = returned rows are ignored.
         decode: Function that converts a message to the handler's argument, see ``lanes.Consumer``.
@@ -89,7 +89,7 @@ class _Begun:
 
     Attributes:
         job: The job; None before the first job.
-        hooked: Whether the exit of the process tears down the job.
+        hooked: Whether the exit of the process calls ``teardown``.
     """
 
     job: TaskJob | None = None
@@ -100,9 +100,9 @@ _BEGUN: Final = _Begun()
 
 
 def begin(name: str, load: Callable[[], TaskJob]) -> TaskJob:
-    """Return the job with this name. The first task in a process loads and sets up the job, and later tasks share it.
+    """Return the job with this name. The first task of a process loads the job and calls ``setup``.
 
-    A job with another name is torn down first. Only one thread may call this function.
+    If the latest job has another name, its ``teardown`` is called first. Only one thread may call this function.
 
     Args:
         name: Name of the job.

@@ -59,7 +59,7 @@ def checked_folder(journal: object) -> str | None:
 
 @contextmanager
 def shared(folder: str | None, name: str) -> Iterator[None]:
-    """Create the folder, and during the block a hidden file by which workers recognise the folder. Blocks.
+    """Create the folder, and for the time of the block a hidden file. Workers look for that file. Blocks.
 
     Args:
         folder: Folder of the journals; None without journals.
@@ -85,7 +85,7 @@ def shared(folder: str | None, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Another program may have removed the file or its folder.
+        # Another program may already have removed the file or its folder.
         sign.unlink(missing_ok=True)
 
 
@@ -99,7 +99,7 @@ def check_reached(folder: str | None, name: str) -> None:
 
 
 def task_journal(folder: str | None, member: str | None) -> Journal | None:
-    """Open the journal of an attempt. Without a ``member``, the name of the process is random."""
+    """Open the journal of an attempt. Without a ``member``, the journal gets a random name."""
     if folder is None:
         return None
     # Many attempts write journals, so each attempt writes one file unless its journal grows large.

@@ -444,5 +444,7 @@ def current() -> SimLoop:
     """
     loop = _get_running_loop()
     if not isinstance(loop, SimLoop):
-        raise SimulationError("no simulation is running in this thread; call current() inside memsource.sim.loop.virtual.run")
+        raise SimulationError(
+            "no simulation is running in this thread; call current() inside memsource.sim.loop.virtual.run"
+        )
     return loop

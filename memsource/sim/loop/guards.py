@@ -1,9 +1,9 @@
 """Guards that refuse calls that virtual time cannot control: threads, sockets, processes, signals and sleeps.
 
 The guards replace functions of the standard library and of anyio's asyncio backend while a simulation runs in the
-process. A guard refuses a call only on the loop of a simulation, and lets calls of other threads through. A guard does
-not see a function that was imported by name before (``from time import sleep``). The ``step_limit`` of the loop ends a
-step that waits by the wall clock.
+process. A guard refuses a call only on the loop of a simulation, and lets calls of other threads through. Guards do
+not replace a function that was imported by name earlier (``from time import sleep``). The ``step_limit`` of the loop
+ends a step that waits by the wall clock.
 """
 
 from __future__ import annotations

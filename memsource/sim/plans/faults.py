@@ -102,7 +102,7 @@ class FaultBudget:
         return tuple(kind for kind in FAULT_KINDS if self.of(kind) and kind not in IMPOSSIBLE_FAULTS[personality])
 
     def check(self, personalities: Sequence[PersonalityName]) -> None:
-        """Refuse a kind of fault that never happens on these brokers.
+        """Check that each kind of fault in the budget can happen on one of these brokers.
 
         Args:
             personalities: One or more brokers.
@@ -123,7 +123,8 @@ class FaultBudget:
             if self.of(kind) and all(kind in IMPOSSIBLE_FAULTS[name] for name in personalities):
                 able = " or ".join(repr(name) for name in PERSONALITIES if kind not in IMPOSSIBLE_FAULTS[name])
                 raise ImpossiblePlan(
-                    f"{kind}={self.of(kind)}: never happens on {', '.join(personalities)}; leave out {kind}, or add {able}"
+                    f"{kind}={self.of(kind)}: never happens on {', '.join(personalities)}; leave out {kind}, or add "
+                    f"{able}"
                 )
 
 

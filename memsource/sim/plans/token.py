@@ -39,7 +39,7 @@ DICTIONARY: Final = (
     b'"io_fails","clock_jump","freeze",0,0.0],["crash",0,1.0]],"faults":[[{"lanes":"0.1.0","python":"3.11",'
     b'"personality":"jetstream","kafka","seed":'
 )
-"""Preset dictionary of the compression: parts of most texts, the most frequent part last. A change breaks the format."""
+"""Preset dictionary of the compression: parts of most texts, the most frequent last. A change breaks the format."""
 
 _LANES: Final = version("lanes-runtime")
 _PYTHON: Final = "{}.{}".format(*sys.version_info)
@@ -121,13 +121,16 @@ def _text_of(token: str) -> str:
     if not isinstance(token, str):
         raise TokenRefused(f"replay token: is a {type(token).__name__}, not a str; paste the token of the failing run")
     if not token.startswith(_PREFIX):
-        raise TokenRefused(f"replay token {_shown(token)}: does not begin with {_PREFIX!r}; paste the token of the failing run")
+        raise TokenRefused(
+            f"replay token {_shown(token)}: does not begin with {_PREFIX!r}; paste the token of the failing run"
+        )
     if len(token) > LIMIT:
         raise TokenRefused(f"replay token: has {len(token)} characters, and {LIMIT} is the limit; paste only the token")
     foreign = re.search("[^A-Za-z0-9_-]", token)
     if foreign is not None:
         raise TokenRefused(
-            f"replay token: has {foreign[0]!r} at character {foreign.start()}; paste the token as one word, without quotes"
+            f"replay token: has {foreign[0]!r} at character {foreign.start()}; paste the token as one word, without "
+            "quotes"
         )
     body = token[len(_PREFIX) :]
     try:
@@ -146,12 +149,16 @@ def _inflated(data: bytes) -> str:
     try:
         text = inflater.decompress(data, LIMIT + 1)
         if len(text) > LIMIT:
-            raise TokenRefused(f"replay token: its content has more than {LIMIT} characters; paste the token of a failing run")
+            raise TokenRefused(
+                f"replay token: its content has more than {LIMIT} characters; paste the token of a failing run"
+            )
         if not inflater.eof or inflater.unused_data:
             raise TokenRefused("replay token: its content is cut off or too long; paste the token of a failing run")
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
-        raise TokenRefused(f"replay token: its content cannot be read ({error}); paste the token of a failing run") from error
+        raise TokenRefused(
+            f"replay token: its content cannot be read ({error}); paste the token of a failing run"
+        ) from error
 
 
 def _plan(text: str) -> Plan:
@@ -162,7 +169,9 @@ def _plan(text: str) -> Plan:
         raise TokenRefused(f"replay token: has the unknown field {_shown(unknown[0])}; use {', '.join(_FIELDS)}")
     deviations = _list(fields, "deviations")
     if len(deviations) % 2:
-        raise TokenRefused("replay token: its deviations have a turn without an index; paste the token of a failing run")
+        raise TokenRefused(
+            "replay token: its deviations have a turn without an index; paste the token of a failing run"
+        )
     try:
         plan = Plan(
             personality=cast(Any, fields.get("personality")),
@@ -186,9 +195,13 @@ def _fields(text: str) -> dict[str, object]:
         fields = json.loads(text, parse_constant=_no_number)
     # A number of more than 4,300 digits raises ValueError, and too deep nesting raises RecursionError.
     except (ValueError, RecursionError) as error:
-        raise TokenRefused(f"replay token: its content is not JSON ({error}); paste the token of a failing run") from error
+        raise TokenRefused(
+            f"replay token: its content is not JSON ({error}); paste the token of a failing run"
+        ) from error
     if not isinstance(fields, dict):
-        raise TokenRefused(f"replay token: its content is a {type(fields).__name__}, not an object; paste the token of a failing run")
+        raise TokenRefused(
+            f"replay token: its content is a {type(fields).__name__}, not an object; paste the token of a failing run"
+        )
     return fields
 
 
@@ -208,7 +221,9 @@ def _check_origin(fields: dict[str, object]) -> None:
 def _list(fields: dict[str, object], name: str) -> list[Any]:
     found = fields.get(name, [])
     if not isinstance(found, list):
-        raise TokenRefused(f"replay token: its {name} are a {type(found).__name__}, not a list; paste the token of a failing run")
+        raise TokenRefused(
+            f"replay token: its {name} are a {type(found).__name__}, not a list; paste the token of a failing run"
+        )
     return found
 
 
@@ -219,7 +234,9 @@ def _distances(turns: Iterable[int]) -> list[int]:
 def _turns(distances: Sequence[Any]) -> list[int]:
     for distance in distances:
         if type(distance) is not int or not 0 <= distance < NUMBERS_END:
-            raise TokenRefused(f"replay token: has the distance {_shown(distance)} between turns; must be a whole number below 2**64")
+            raise TokenRefused(
+                f"replay token: has the distance {_shown(distance)} between turns; must be a whole number below 2**64"
+            )
     return list(accumulate(distances))
 
 

@@ -63,10 +63,14 @@ class Traffic:
         if type(self.n) is not int or self.n < 0:
             raise ImpossiblePlan(f"n={self.n!r}: must be a whole number of messages, 0 or more")
         if isinstance(self.keys, str | bytes):
-            raise ImpossiblePlan(f"keys={self.keys!r}: must be a count or a sequence of keys; write [{self.keys!r}] for one key")
+            raise ImpossiblePlan(
+                f"keys={self.keys!r}: must be a count or a sequence of keys; write [{self.keys!r}] for one key"
+            )
         if isinstance(self.keys, int):
             if isinstance(self.keys, bool) or self.keys < 1:
-                raise ImpossiblePlan(f"keys={self.keys!r}: must be 1 or more; for messages without a key set keyless=1.0")
+                raise ImpossiblePlan(
+                    f"keys={self.keys!r}: must be 1 or more; for messages without a key set keyless=1.0"
+                )
         else:
             distinct = {key_bytes(key) for key in self.keys}
             if not distinct or len(distinct) < len(self.keys):

@@ -172,7 +172,7 @@ class Campaign:
         return self.report
 
     def each(self) -> Iterator[Run]:
-        """Iterate over all runs, also after a finding, and make no failure small.
+        """Iterate over all runs, also after a finding. Failures are not shrunk.
 
         Returns:
             An iterator that makes a run at each step.
@@ -180,11 +180,11 @@ class Campaign:
         return map(self._run, range(self._runs))
 
     def judged(self, plan: Plan, chooser: Chooser | None = None) -> Run:
-        """Make one run, and compare it with the run of the same traffic without faults.
+        """Make one run, and compare its final state with the state of a run of the same traffic without faults.
 
         Args:
             plan: The plan of the run.
-            chooser: Decides instead of the plan's schedule; None = the plan's schedule decides.
+            chooser: Chooser of the steps; None = the plan's schedule chooses.
 
         Returns:
             The run with the faults.

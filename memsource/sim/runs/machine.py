@@ -117,7 +117,9 @@ class SimulationMachine(RuleBasedStateMachine):
         Returns:
             The handler, or an ``App`` of the handler and its settings.
         """
-        raise NotImplementedError(f"{type(self).__name__}.app: return the handler, or an App with the handler and its settings")
+        raise NotImplementedError(
+            f"{type(self).__name__}.app: return the handler, or an App with the handler and its settings"
+        )
 
     def process(self) -> App | Handler:
         """Return the handler of one worker. Called at each start of a worker, also after a crash.

@@ -202,7 +202,7 @@ def _place_of_world(test: Simulated) -> int:
     place = int(bool(parameters) and parameters[0].name in _OWNERS)
     name = getattr(test, "__qualname__", repr(test))
     if len(parameters) <= place or parameters[place].kind not in _BY_POSITION:
-        takes = ", ".join(map(str, parameters)) or "nothing"
+        takes = ", ".join(map(str, parameters)) or "empty"
         raise ImpossiblePlan(f"simulate({name}): its first parameter must be the world, but its parameters are {takes}")
     first = parameters[place]
     if not _is_world(first) and any(map(_is_world, parameters)):

@@ -132,7 +132,9 @@ class World:
             ImpossiblePlan: A number is out of its range, or the world has another topic.
         """
         if self._topic not in (None, topic):
-            raise ImpossiblePlan(f"topic {topic!r}: this world has the topic {self._topic!r} already; publish to one topic only")
+            raise ImpossiblePlan(
+                f"topic {topic!r}: this world has the topic {self._topic!r} already; publish to one topic only"
+            )
         self._topic = topic
         if self.plan.limit is not None:
             n = min(n, self.plan.limit)

@@ -79,10 +79,13 @@ def unchecked(**wrong: Any) -> FaultBudget:
         (lambda: unchecked(freeze=FAULTS_MAX + 1), "freeze=1001"),
         (
             lambda: faults(redeliver=2).check(["kafka"]),
-            "redeliver=2: never happens on kafka; leave it out, or add 'jet",
+            "redeliver=2: never happens on kafka; leave out redeliver, or add 'jet",
         ),
         (lambda: faults(redeliver=2, crash=1).check(["kafka"]), "redeliver=2: never happens on kafka"),
-        (lambda: faults().check("kafka"), "personalities='kafka': must be several, ('kafka',) for one alone"),  # type: ignore[arg-type]
+        (
+            lambda: faults().check("kafka"),  # type: ignore[arg-type]
+            "personalities='kafka': must be a sequence; write ('kafka',) for one broker",
+        ),
         (lambda: faults().check(["rabbit"]), "personality 'rabbit' is unknown"),  # type: ignore[list-item]
         (lambda: faults().check([]), "personalities=(): name one or more of kafka, jetstream"),
         (lambda: draw(faults(), "kafka", -1, random.Random(1)), "boundaries=-1"),

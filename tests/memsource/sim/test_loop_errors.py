@@ -41,7 +41,7 @@ def test_a_deadlock_names_tasks_and_where_they_wait() -> None:
     with pytest.raises(Deadlock) as caught:
         run(main, chooser=Fifo())
     first, *lines = str(caught.value).splitlines()
-    assert first.endswith("every task waits for another one, and none for a time")
+    assert first.endswith("every task waits for another task, and no task waits for a time")
     assert f"  task 2 'lonely' waits at {__file__}:" in lines[1]
     assert lines[1].endswith("in waits_for_nobody")
     assert len(lines) == 3
@@ -208,7 +208,7 @@ def test_a_run_leaves_everything_as_it_was() -> None:
     assert before == (signal.getsignal(signal.SIGALRM), signal.getsignal(signal.SIGINT), threading.active_count())
     assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (alarm[0] > 0)
     assert len(os.listdir("/dev/fd")) == open_files
-    with pytest.raises(SimulationError, match="no simulation is running here"):
+    with pytest.raises(SimulationError, match="no simulation is running in this thread"):
         current()
 
 
@@ -216,9 +216,9 @@ def test_a_run_in_a_run_is_refused() -> None:
     async def main() -> None:
         run(programs.scopes, chooser=Fifo())
 
-    with pytest.raises(SimulationError, match="cannot run in an event loop"):
+    with pytest.raises(SimulationError, match="an event loop is running in this thread"):
         run(main, chooser=Fifo())
-    with pytest.raises(SimulationError, match="cannot run in an event loop"):
+    with pytest.raises(SimulationError, match="an event loop is running in this thread"):
         asyncio.run(main())
 
 

@@ -302,5 +302,6 @@ def test_a_handler_of_one_process_ends_with_the_process() -> None:
 
 
 def test_a_machine_without_an_app_names_the_missing_method() -> None:
-    with pytest.raises(NotImplementedError, match=r"SimulationMachine\.app: return the handler, or an App of it"):
+    said = r"SimulationMachine\.app: return the handler, or an App with the handler"
+    with pytest.raises(NotImplementedError, match=said):
         SimulationMachine()

@@ -107,7 +107,7 @@ def test_a_pytest_failure_is_shrunk() -> None:
 
     failure = test.campaign().failure
     assert failure is not None
-    assert failure.run.findings == {"Failed": "the test raised it: it has crashed"}
+    assert failure.run.findings == {"Failed": "the test raised an exception: it has crashed"}
     assert [fault.kind for fault in failure.run.plan.faults] == ["crash"]
     with pytest.raises(SimulationFailed, match="it has crashed"):
         test()

@@ -197,7 +197,7 @@ def test_a_plan_that_does_not_fail_is_refused() -> None:
 
 
 def test_no_attempts_are_refused() -> None:
-    with pytest.raises(ValueError, match="attempts=0: shrinking takes 1 or more"):
+    with pytest.raises(ValueError, match="attempts=0: must be 1 or more"):
         shrink(Plan(), lambda plan: True, attempts=0)
 
 

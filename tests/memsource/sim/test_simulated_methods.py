@@ -63,7 +63,7 @@ def test_campaign_and_replay_take_the_object() -> None:
     assert failure is not None
     run = Orders.test_wrong.replay(failure.token, Orders())
     assert (run.digest, list(run.findings)) == (failure.run.digest, ["AssertionError"])
-    with pytest.raises(ImpossiblePlan, match=r"Orders\.test_wrong is a method: pass the object it is called on, too"):
+    with pytest.raises(ImpossiblePlan, match=r"Orders\.test_wrong is a method: also pass the object of the method"):
         Orders.test_wrong.campaign()
 
 

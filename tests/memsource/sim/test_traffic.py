@@ -110,15 +110,15 @@ def any_value(value: object) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"n": -1}, "n=-1: traffic has a whole number of messages, 0 or more"),
+        ({"n": -1}, "n=-1: must be a whole number of messages, 0 or more"),
         ({"n": 1.5}, "n=1.5"),
-        ({"keys": 0}, "keys=0: must be 1 or more; for messages without a key keyless=1.0"),
+        ({"keys": 0}, "keys=0: must be 1 or more; for messages without a key set keyless=1.0"),
         ({"keys": True}, "keys=True"),
-        ({"keys": "orders"}, "keys='orders': must be a count or several keys, ['orders'] for one alone"),
-        ({"keys": b"a"}, "must be a count or several keys"),
-        ({"keys": []}, "keys=[]: must name one key or more, each once"),
-        ({"keys": ["a", b"a"]}, "each once"),
-        ({"hot": 1.1}, "hot=1.1: is a share of the messages, in 0 … 1"),
+        ({"keys": "orders"}, "keys='orders': must be a count or a sequence of keys; write ['orders'] for one key"),
+        ({"keys": b"a"}, "must be a count or a sequence of keys"),
+        ({"keys": []}, "keys=[]: must name one key or more, and each key once"),
+        ({"keys": ["a", b"a"]}, "each key once"),
+        ({"hot": 1.1}, "hot=1.1: must be a share of the messages, 0 … 1"),
         ({"keyless": -0.1}, "keyless=-0.1"),
         ({"gaps": float("nan")}, "gaps=nan"),
         ({"skew": -1.0}, "skew=-1.0"),
@@ -132,5 +132,5 @@ def test_impossible_traffic_is_refused_by_name(wrong: dict[str, object], said: s
 
 
 def test_traffic_without_partitions_is_refused() -> None:
-    with pytest.raises(ImpossiblePlan, match="partitions=0: there is 1 or more"):
+    with pytest.raises(ImpossiblePlan, match="partitions=0: must be 1 or more"):
         drawn(1, 10, 10, partitions=0)

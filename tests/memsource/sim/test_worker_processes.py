@@ -122,7 +122,8 @@ def test_a_factory_must_make_a_handler(later: bool) -> None:
 
     plan = Plan(faults=(Fault(10, "crash", 0, 1.0),))
     name = "w-2" if later else "w-1"
-    with pytest.raises(ImpossiblePlan, match=f"^make= of {name}: 3 is neither a handler nor an App; pass one of them"):
+    said = f"^make= of {name}: 3 is neither a handler nor an App; pass a handler or an App"
+    with pytest.raises(ImpossiblePlan, match=said):
         run_plan(plan, of(3))
     with pytest.raises(ImpossiblePlan, match=r"coroutine object .* is neither a handler nor an App"):
         run_plan(plan, of(factory()))
@@ -140,7 +141,7 @@ def test_handler_and_factory_exclude_each_other() -> None:
         with pytest.raises(ImpossiblePlan, match=r"workers\(2\) with both of handler and make=: pass "):
             world.workers(2, handle, make=lambda: handle)
         with pytest.raises(
-            ImpossiblePlan, match=r"workers\(app\): 'handle' is neither a handler nor an App; pass one of them"
+            ImpossiblePlan, match=r"workers\(app\): 'handle' is neither a handler nor an App; pass a handler or an App"
         ):
             world.workers(2, "handle")  # type: ignore[arg-type]
         assert world.members == []
