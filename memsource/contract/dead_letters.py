@@ -176,9 +176,9 @@ async def check_its_own_dead_letters_are_refused(harness: DeadLetterHarness) -> 
         try:
             await writer.put(one)
         except SourceError as error:
-            expect(not error.retryable, "put() refused the dead letter of a message from the target, but the error is retryable")
+            expect(not error.retryable, "put() refused its own target's message, but the error is retryable")
         else:
-            raise ContractBroken("put() accepted the dead letter of a message from the target, but must refuse")
+            raise ContractBroken("put() accepted the dead letter of a message from its own target")
     expect(not await harness.stored(), "put() refused a dead letter, but the dead letter is stored")
 
 

@@ -1,4 +1,4 @@
-"""Every order of events around the real engine, exhaustively, for small numbers of everything.
+"""An exhaustive search through the orders of events around the real engine, for few messages and few members.
 
 Reading order: ``scope``, ``search``, ``invariants``, ``member``, ``world``; and ``acks`` for a broker with individual
 acknowledgements.

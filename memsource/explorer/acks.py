@@ -24,7 +24,7 @@ from memsource.explorer.search import Broken
 
 
 class Sent(NamedTuple):
-    """An acknowledgement under way; ``again`` = its message was settled before."""
+    """An unanswered acknowledgement. ``again`` tells whether its message was settled before."""
 
     message: MessageId
     token: int
@@ -32,10 +32,19 @@ class Sent(NamedTuple):
 
 
 class AckState(NamedTuple):
-    """The engine, the newest token of each message (0 = none), and the acknowledged messages.
+    """A state: the engine, and the broker's side of one partition.
 
-    ``first``: messages that come before new ones. ``done``: messages that were handled in this assignment. ``sent``:
-    acknowledgements under way.
+    Attributes:
+        engine: State of the engine.
+        tokens: Newest token of each message; 0 = never delivered.
+        acked: Acknowledged messages.
+        first: Messages to redeliver before new messages are delivered.
+        done: Messages that were handled in this assignment.
+        sent: Unanswered acknowledgements.
+        redeliveries: Number of redeliveries so far.
+        failures: Number of failures of handlers so far.
+        losses: Number of losses of the partition so far.
+        lost_acks: Number of lost acknowledgements so far.
     """
 
     engine: EngineState
@@ -54,7 +63,7 @@ class AckWorld:
     """One member over individual acknowledgements, in every order of events.
 
     Args:
-        scope: The scope, with one member; ``faults`` are losses of the partition, ``unknown`` lost acknowledgements.
+        scope: The scope, with one member. ``faults`` counts losses of the partition, ``unknown`` lost acknowledgements.
         redeliveries: Maximum number of redelivered messages.
     """
 
@@ -85,7 +94,7 @@ class AckWorld:
         moving = False
         events = list(self._events(state))
         if all(may_stay_away for _, may_stay_away, _ in events):
-            # No other event must happen, so the broker's wait for an acknowledgement ends.
+            # No other event is certain to happen, so the broker's wait for an acknowledgement ends.
             events += [
                 (f"delivered again: {position}", False, partial(self._delivered, state, position))
                 for position, token in enumerate(state.tokens)
@@ -200,7 +209,7 @@ class AckWorld:
         return self._after(state._replace(sent=tuple(sent)), engine)
 
     def _answered(self, state: AckState, *, arrived: bool, known: bool) -> AckState:
-        """Answer the acknowledgements; ``arrived`` = at the broker, ``known`` = the engine learns of it."""
+        """Answer the acknowledgements. The broker gets them if ``arrived``, and the engine the answer if ``known``."""
         engine = restore(state.engine)
         newest = {one.message.position for one in state.sent if one.token == state.tokens[one.message.position]}
         acked = newest - set(state.first)
@@ -244,7 +253,7 @@ def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
     """Make the settlement of sent acknowledgements: messages in flight, and messages that are settled again."""
     partition = _owned(engine)
     if any(one.message.assignment != partition.assignment for one in sent):
-        # The assignment of the acknowledgements was lost meanwhile.
+        # The assignment of the acknowledgements is lost.
         partition = Partition(partition.id, READER)
         partition.ledger = AckLedger()
     held = {} if partition.assignment == 0 else {m.position: m for m in partition.ledger.in_flight()}

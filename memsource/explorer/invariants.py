@@ -38,14 +38,14 @@ def one_handler_a_key(running: Collection[tuple[object, ...]]) -> None:
 
 
 def starts_in_order(message: Message, last: int | None) -> None:
-    """2: within an assignment the handlers of a key start in rising order; only a retry starts the same again."""
+    """2: within an assignment the handlers of a key start in rising order. Only a retry starts a message again."""
     position = message.position
     if last is not None and (position < last or (position == last and message.attempt == 1)):
         broken(starts_in_order, f"position {position} starts after {last} of the same key")
 
 
 def former_ended_first(position: int, unfinished: Collection[int]) -> None:
-    """3: a message starts only after all earlier messages of its key have ended well; ``unfinished`` have not."""
+    """3: a message starts only after all ``unfinished`` earlier messages of its key have succeeded."""
     if unfinished:
         broken(former_ended_first, f"position {position} starts while {sorted(unfinished)} of its key are unfinished")
 
@@ -54,13 +54,13 @@ def former_ended_first(position: int, unfinished: Collection[int]) -> None:
 
 
 def commit_only_what_is_done(commit: Commit, unfinished: Collection[int]) -> None:
-    """8: each position that a commit says is finished was handled, or its dead letter confirmed."""
+    """8: each position that a commit declares finished was handled, or has a confirmed dead letter."""
     if wrong := covered(commit, unfinished):
-        broken(commit_only_what_is_done, f"commit {commit} says that {sorted(wrong)} are finished, and they are not")
+        broken(commit_only_what_is_done, f"commit {commit} declares the unfinished positions {sorted(wrong)} finished")
 
 
 def commits_rise(commit: Commit, before: Commit | None, positions: Sequence[int]) -> None:
-    """9: within an assignment no commit says less than the one before."""
+    """9: within an assignment no commit declares fewer positions finished than the previous commit."""
     if before is not None and (commit[0] < before[0] or covered(before, positions) - covered(commit, positions)):
         broken(commits_rise, f"commit {commit} is sent after {before}")
 
@@ -72,19 +72,19 @@ def committed_never_falls(commit: Commit, before: Commit, positions: Sequence[in
 
 
 def one_commit_under_way(commit: Commit, under_way: Commit | None) -> None:
-    """10: two commits of a partition are never under way at once, because they may overtake each other."""
+    """10: a partition has at most one unanswered commit, because two commits could arrive in the wrong order."""
     if under_way is not None:
         broken(one_commit_under_way, f"commit {commit} is sent while {under_way} is under way")
 
 
 def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
-    """11, 12: a commit belongs to the current assignment, and none follows its drain or loss."""
+    """11, 12: a commit belongs to the current assignment. No commit follows the drain or loss of its assignment."""
     if not owned:
         broken(commit_names_what_is_assigned, f"commit {commit} of an assignment that was released or lost")
 
 
 def given_up_is_forgotten(engine: Engine) -> None:
-    """12: a released or lost partition is in no collection from which the engine commits, settles or starts."""
+    """12: no collection from which the engine commits, settles or starts has a released or lost partition."""
     kept = {*engine.committer.partitions, *engine.committer.ahead, *engine.dirty}
     kept |= {message.partition for message in [*engine.stopped.by_head, *engine.chains.ready]}
     if strays := kept - set(engine.partitions.values()):
@@ -95,7 +95,7 @@ def given_up_is_forgotten(engine: Engine) -> None:
 
 
 def in_flight_bounded(state: EngineState) -> None:
-    """25: the count of messages in flight is right, and at most ``max_in_flight``."""
+    """25: the count of messages in flight is correct, and at most ``max_in_flight``."""
     counted, bound = state.flow.in_flight, state.policy.max_in_flight
     held = [m for a in state.assignments for m in a.in_flight + a.fenced + a.waiting if m.state != SETTLED]
     if len(held) != counted or counted > bound:
@@ -110,7 +110,7 @@ def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound:
 
 
 def only_its_lane_waits(state: EngineState) -> None:
-    """29: a lane waits only for its own head, and other messages only for ``max_ahead``, which the engine reports."""
+    """29: a lane waits only for its own head. Other messages wait only for ``max_ahead``, as the engine reports."""
     running_elsewhere = {(a.id, m.lane) for a in state.assignments for m in a.fenced}
     for each in state.assignments:
         if each.draining or not each.live:
@@ -128,13 +128,13 @@ def only_its_lane_waits(state: EngineState) -> None:
 
 
 def first_come_first_taken(taken: MessageId, ready: Sequence[MessageId]) -> None:
-    """30: the head that has been ready for longest is taken, so none starves."""
+    """30: the engine takes the head that has been ready for the longest time, so no lane starves."""
     if taken != ready[0]:
         broken(first_come_first_taken, f"position {taken.position} is taken before {ready[0].position}")
 
 
 def keeps_its_turn(before: Sequence[MessageId], after: Sequence[MessageId], gone: Collection[MessageId]) -> None:
-    """30: a ready head keeps its turn, and a new one queues after it."""
+    """30: a ready head keeps its place in the queue, and a new head goes to the end of the queue."""
     stayed = [one for one in before if one not in gone]
     if list(after[: len(stayed)]) != stayed:
         broken(keeps_its_turn, f"the queue was {list(before)} and is {list(after)}")
@@ -150,23 +150,23 @@ def drained_when_nothing_runs(running: Collection[int]) -> None:
 
 
 def prefix_closed(done: Collection[int], positions: Sequence[int]) -> None:
-    """36: where the completed set is not handed over, a drain leaves no hole below a finished message."""
+    """36: without a handover of the completed set, a drain leaves no unfinished message below a finished message."""
     holes = [p for p in positions if p < max(done, default=-1) and p not in done]
     if holes:
         broken(prefix_closed, f"drained with {sorted(done)} finished and {holes} not")
 
 
 def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:
-    """37: a drain starts nothing. If it closes the prefix, it starts nothing above the highest started message.
+    """37: a drain starts no message, except to close the prefix, and then only below the highest started message.
 
-    ``closing``: it closes the prefix, and its deadline has not passed.
+    ``closing`` tells whether the drain closes the prefix and its deadline has not passed.
     """
     if draining and (not closing or position > highest):
         broken(drain_starts_nothing_above, f"position {position} starts during a drain; highest started: {highest}")
 
 
 def other_partitions_untouched(before: EngineState, after: EngineState, given_up: Collection[int]) -> None:
-    """41: giving up one partition changes no other. ``given_up`` has the numbers of the partitions."""
+    """41: the end of an assignment changes no other partition. ``given_up`` has the numbers of the ended partitions."""
     for old, new in zip(_others(before, given_up), _others(after, given_up), strict=True):
         if old != new:
             broken(other_partitions_untouched, f"giving up {sorted(given_up)} changed {new} from {old}")
@@ -179,20 +179,20 @@ def _others(state: EngineState, given_up: Collection[int]) -> list[object]:
 
 
 def one_owner(owners: Mapping[int, Collection[str]]) -> None:
-    """43: without a lost member, a partition is worked on by one member at most."""
+    """43: without a lost member, at most one member works on a partition."""
     for number, names in owners.items():
         if len(names) > 1:
             broken(one_owner, f"partition {number} is worked on by {', '.join(sorted(names))}")
 
 
 def clean_rebalance_repeats_nothing(position: int, *, done: bool) -> None:
-    """44: without a fault no finished message runs again."""
+    """44: without a fault, no finished message runs again."""
     if done:
         broken(clean_rebalance_repeats_nothing, f"position {position} had finished, and runs again without a fault")
 
 
 def replay_from_the_committed(message: Message) -> None:
-    """56: an assignment runs no message that was committed before it."""
+    """56: an assignment runs no message that was committed before the assignment."""
     partition = message.partition
     if covered((partition.floor or 0, tuple(partition.completed)), [message.position]):
         broken(replay_from_the_committed, f"position {message.position} runs again although it was committed")
@@ -202,7 +202,7 @@ def replay_from_the_committed(message: Message) -> None:
 
 
 def zombie_changes_nothing(before: EngineState, after: EngineState) -> None:
-    """40, 53: a handler that ends after its fence changes no ledger, no commit and no settlement."""
+    """40, 53: a handler that ends after its fence changes no ledger, commit or settlement."""
     changed = [new for old, new in zip(_ledgers(before), _ledgers(after), strict=True) if old != new]
     if changed:
         broken(zombie_changes_nothing, f"the end of a fenced handler changed {changed}")
@@ -213,13 +213,13 @@ def _ledgers(state: EngineState) -> list[object]:
 
 
 def stop_keeps_what_is_done(commit: Commit, done: Collection[int]) -> None:
-    """54: an orderly release leaves every finished message committed."""
+    """54: before an orderly release, every finished message is committed."""
     if lacking := set(done) - covered(commit, done):
         broken(stop_keeps_what_is_done, f"released with {commit} committed, and {sorted(lacking)} had finished too")
 
 
 def nothing_stands_still(lacking: Collection[int]) -> None:
-    """56, 14: when no event is left, every message is handled and committed."""
+    """56, 14: when no event is possible, every message is handled and committed."""
     if lacking:
         broken(nothing_stands_still, f"nothing more happens, and {sorted(lacking)} are not handled or not committed")
 
@@ -249,7 +249,7 @@ def redelivery_joins_the_held(before: EngineState, after: EngineState, position:
 
 
 def settled_runs_no_more(after: EngineState, position: int, *, done: bool) -> None:
-    """22: a finished message that comes again is acknowledged again, and does not run."""
+    """22: a redelivered finished message is acknowledged again, and does not run."""
     queued = {m.position for a in after.assignments if a.owned for m in a.in_flight if m.state == QUEUED}
     if done and position in queued:
         broken(settled_runs_no_more, f"position {position} was done, came again, and is queued")

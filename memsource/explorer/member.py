@@ -1,7 +1,7 @@
-"""One member of a group: its value, and the next value after an event.
+"""One member of a group: its state, and the next state after an event.
 
-The value is the engine with the knowledge of the shell around it. The shell stands for the rest of ``lanes``. It
-performs the steps that the real drains request, without waiting.
+The state has the engine, and the facts that the shell around the engine stores. The shell stands for all of ``lanes``
+around the engine. The shell performs the steps that the real drains request, without waiting.
 """
 
 from __future__ import annotations
@@ -75,9 +75,15 @@ Published: TypeAlias = dict[int, dict[int, str]]
 
 
 class Event(NamedTuple):
-    """An event of a member: a word, with a partition, an assignment and a position where it needs them.
+    """An event of a member. A field that the event does not need has its default.
 
-    ``run``: positions and keys. ``notices``: news about partitions, each with its committed set.
+    Attributes:
+        word: Name of the event.
+        number: Number of the partition.
+        assignment: Number of the assignment.
+        position: Position of the message.
+        run: Position and key of each fetched message.
+        notices: Kind, partition and committed set of each assignment, revocation or loss.
     """
 
     word: str
@@ -89,7 +95,7 @@ class Event(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An effect of a member on the others: a word, with a partition, a position and a commit where it needs them."""
+    """An effect of a member on other members, by name. A field that the effect does not need has its default."""
 
     word: str
     number: int = 0
@@ -98,18 +104,25 @@ class Output(NamedTuple):
 
 
 class OnWay(NamedTuple):
-    """A commit that was sent and not answered. ``made``: the broker has made it."""
+    """An unanswered commit. ``made`` tells whether the broker has stored the commit."""
 
     commit: Commit
     made: bool = False
 
 
 class Assignment(NamedTuple):
-    """The knowledge of the shell about one assignment.
+    """The facts of the shell about one assignment.
 
-    ``origin``: the committed set at its beginning. ``done``: positions that it has handled. ``started``: the last
-    started position of each key. ``sent``: the last commit. ``confirmed``: the floor that the broker confirmed.
-    ``drain``: the phase of its drain. ``over``: it was lost or released.
+    Attributes:
+        number: Number of the partition.
+        origin: Committed set at the start of the assignment.
+        confirmed: Floor that the broker has confirmed.
+        done: Positions that the assignment has handled.
+        started: Last started position of each key.
+        sent: Last commit; None before the first commit.
+        on_way: Unanswered commit; None without an unanswered commit.
+        drain: Phase of the drain.
+        over: Whether the assignment was lost or released.
     """
 
     number: int
@@ -124,7 +137,7 @@ class Assignment(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member: its engine, the knowledge of its shell by assignment, and whether it is being stopped."""
+    """A member: its engine, the facts of its shell by assignment, and whether the member is stopping."""
 
     engine: EngineState
     assignments: tuple[tuple[int, Assignment], ...] = ()
@@ -132,7 +145,7 @@ class Member(NamedTuple):
 
 
 def events(scope: Scope, member: Member) -> list[Event]:
-    """Return the events that are possible without another member."""
+    """Return the possible events of a member that need no other member."""
     engine, known = restore(member.engine), dict(member.assignments)
     found: list[Event] = []
     if engine.ready and engine.running_handlers < engine.concurrency:
@@ -169,7 +182,7 @@ def events(scope: Scope, member: Member) -> list[Event]:
 
 
 class _Actor:
-    """A member at an event. ``outputs`` are its effects on others, and ``notes`` the rare branches that it took."""
+    """A member during an event. ``outputs`` are effects on other members, and ``notes`` are the rare branches taken."""
 
     def __init__(self, scope: Scope, topic: Published, member: Member) -> None:
         self._scope = scope
@@ -182,7 +195,7 @@ class _Actor:
         self.notes: list[str] = []
 
     def state(self) -> Member:
-        """Return the member now. Raises ``Broken`` when an invariant of every event does not hold."""
+        """Return the current state of the member. Raises ``Broken`` if an invariant of every event does not hold."""
         check(self._scope, invariants.given_up_is_forgotten, self.engine)
         engine = snapshot(self.engine)
         check(self._scope, invariants.in_flight_bounded, engine)
@@ -235,7 +248,7 @@ class _Actor:
             case "stops":
                 self._stops()
             case word:
-                raise AssertionError(f"nothing is known about {word!r}")
+                raise AssertionError(f"event {word!r} is unknown")
 
     def _note(self, note: str) -> None:
         self.notes.append(note)
@@ -431,9 +444,9 @@ class _Actor:
             self._note("abandoned by a drain")
 
     def _excuse(self) -> None:
-        """A drain waits for no waiting head and no failed handler.
+        """Record that a drain does not wait for waiting heads and failed handlers.
 
-        Without a completed set, messages above them may repeat.
+        Without a completed set, messages above such a head may repeat.
         """
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
@@ -462,14 +475,14 @@ class _Actor:
             check(self._scope, invariants.other_partitions_untouched, self._before, self._now(), {number})
 
     def _settled(self) -> None:
-        """Go on with the drains of which everything is settled."""
+        """Continue each drain whose messages are all settled."""
         for assignment, shell in list(self._known.items()):
             if shell.drain == SETTLING and not shell.over and not self._restored(assignment).left:
                 self._tell(assignment, "settled")
                 self._tell(assignment, "kept")
 
     def _settles_late(self, assignment: int) -> None:
-        """Finished messages were not settled in time. A commit under way is cancelled."""
+        """Let the settlement of finished messages time out, and cancel the unanswered commit."""
         self._tell(assignment, "late")
         if self._known[assignment].on_way is not None:
             self._unanswered(assignment)
@@ -508,7 +521,7 @@ class _Actor:
 
 
 class Act(NamedTuple):
-    """The result of an event: the member, its effects on others, and the rare branches that it took."""
+    """The result of an event: the member, its effects on other members, and the rare branches taken."""
 
     member: Member
     outputs: tuple[Output, ...]

@@ -82,8 +82,7 @@ class Scope:
             reached: Names of the events and branches reached, as in ``Exploration.reached``.
 
         Returns:
-            Names of the missing events and branches; an exploration that misses any has proved less than its scope
-            says.
+            Names of the missing events and branches. An exploration with missing events has not covered its scope.
         """
         return sorted(self.expected() - set(reached))
 

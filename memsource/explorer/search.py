@@ -10,7 +10,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Broken(Exception):
-    """An invariant does not hold; ``step`` = the last event, if the path lacks that event."""
+    """The error for a broken invariant. ``step`` is the last event if the path lacks that event."""
 
     def __init__(self, invariant: str, text: str, step: str | None = None) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -20,13 +20,13 @@ class Broken(Exception):
 
 
 class World(Protocol[S]):
-    """States as values, and the events that are possible in each."""
+    """The states to explore, as values, and the possible events of each state."""
 
     def start(self) -> S:
         """Return the first state."""
 
     def steps(self, state: S) -> Iterator[tuple[Callable[[], str], S]]:
-        """Yield every possible event of ``state``: a function that makes its text, and the next state. Pure.
+        """Yield a function that makes the text, and the next state, for every possible event of ``state``. Pure.
 
         Raises ``Broken`` for an event or a state that breaks an invariant.
         """
@@ -42,7 +42,7 @@ class Violation(NamedTuple):
     Attributes:
         invariant: Name of the invariant.
         text: The fault.
-        path: The shortest sequence of events that leads to it.
+        path: The shortest sequence of events that leads to the violation.
     """
 
     invariant: str

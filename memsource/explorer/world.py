@@ -34,10 +34,10 @@ _Call = tuple[int, str, tuple[object, ...]]
 
 
 class Groups:
-    """The states of a group, by number. Each call in one state is made once.
+    """The states of a group, by number. Each call in one state is computed once.
 
-    ``topic`` has the published messages: partition -> position -> key. The member ``first`` is there from the
-    beginning.
+    ``topic`` has the published messages: partition -> position -> key. The member ``first`` is in the group from the
+    start.
     """
 
     def __init__(self, scope: Scope, first: str) -> None:
@@ -140,7 +140,7 @@ class _Done(NamedTuple):
 class Members:
     """The states of a member, by number. Each event in one state is computed once.
 
-    ``fresh`` is the number of a member that has just started.
+    ``fresh`` is the number of the state of a newly started member.
     """
 
     def __init__(self, scope: Scope, topic: Published) -> None:
@@ -202,10 +202,19 @@ def _view(scope: Scope, member: Member) -> View:
 
 
 class State(NamedTuple):
-    """The whole state: the group, its members, the handled messages (one bit each), and the events that are used up.
+    """The whole state: the group, its members, the handled messages, and the number of limited events so far.
 
-    ``split``: a message that a member sent before a loss may arrive after it. ``excused``: a drain had to leave a hole.
-    ``crashed``: the member that crashed and did not start again yet.
+    Attributes:
+        group: Number of the state of the group.
+        members: Number of the state of each member.
+        done: Handled messages, one bit for each message.
+        moves: Number of joins and stops so far.
+        faults: Number of faults so far.
+        failures: Number of failures of handlers so far.
+        unknown: Number of late or missing answers to commits so far.
+        split: Whether a message that a member sent before a loss may arrive after the loss.
+        excused: Whether a drain had to leave an unfinished message below a finished message.
+        crashed: Index of the member that has crashed and has not started again; -1 = no member.
     """
 
     group: int
@@ -221,7 +230,7 @@ class State(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A possible event and the next state. ``moving``: the event must happen if nothing else does."""
+    """A possible event and the next state. ``moving`` tells whether the event happens if no other event does."""
 
     event: Event
     state: State
@@ -254,7 +263,7 @@ class GroupWorld:
         return State(self._groups.first, (self._members.fresh,) + (_DOWN,) * (len(self._names) - 1))
 
     def steps(self, state: State) -> Iterator[tuple[Callable[[], str], State]]:
-        """Yield every possible event of a state: a function that makes its text, and the next state. Pure.
+        """Yield a function that makes the text, and the next state, for every possible event of a state. Pure.
 
         Args:
             state: The state.
@@ -339,7 +348,7 @@ class GroupWorld:
         return state._replace(group=self._call(state, "lose", name, number), split=True)
 
     def _allowed(self, state: State, index: int, event: Event) -> State | None:
-        """Return the state in which a member may act; None = the event is refused, or the scope allows no more."""
+        """Return the state in which a member may act; None = the broker or the scope refuses the event."""
         scope, word, name = self._scope, event.word, self._names[index]
         if word in ("made", "confirmed", "unanswered"):
             on_way = dict(self._members[state.members[index]].assignments)[event.assignment].on_way
@@ -428,7 +437,7 @@ class GroupWorld:
         """Check the state at rest: each owned partition must be handled and committed."""
         for number, owner in enumerate(self._groups.owners(state.group)):
             if owner is None:
-                continue  # No member is there, or the next rebalance assigns it.
+                continue  # The group has no member, or the next rebalance assigns the partition.
             self.reached["came to rest"] += 1
             shells = self._members[state.members[self._names.index(owner)]].assignments
             shell = next((s for _, s in shells if s.number == number and not s.over), None)
@@ -453,12 +462,12 @@ def _with(state: State, index: int, member: int) -> State:
 
 
 def _faulty(state: State) -> State:
-    """Count a fault. Messages that were handled before it may repeat, so they are forgotten."""
+    """Count a fault. Forget the handled messages, because a message may repeat after a fault."""
     return state._replace(faults=state.faults + 1, done=0)
 
 
 def _text(name: str, event: Event) -> str:
-    """One line for a path."""
+    """Return the text of an event for the path to a violation."""
     place = f"partition {event.number}"
     if event.word in HANDLER:
         return f"{name}: the handler of {event.position} {event.word}"

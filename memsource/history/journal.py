@@ -120,21 +120,24 @@ class _Opened:
         """Return the id of the run. Raises ``JournalError`` unless the file is a journal of this schema."""
         version = self.metadata.get(VERSION)
         if version is None or RUN not in self.metadata or not version.isdigit():
-            raise JournalError(f"{self._path}: not a journal, lanes has not written it; pass unchanged files of lanes")
+            raise JournalError(f"{self._path}: not a journal of lanes; pass unchanged files of lanes")
         if int(version) > SCHEMA_VERSION:
             raise JournalError(
-                f"{self._path}: its schema is {int(version)}, this version of lanes reads up to {SCHEMA_VERSION}: "
-                "upgrade lanes-runtime"
+                f"{self._path}: its schema is {int(version)}, but this version of lanes reads schemas up to "
+                f"{SCHEMA_VERSION}; upgrade lanes-runtime"
             )
         if int(version) < SCHEMA_VERSION:
             raise JournalError(
-                f"{self._path}: its schema is {int(version)}: written by an earlier lanes, which cannot be judged; "
-                "judge it with the version that wrote it, or leave it out"
+                f"{self._path}: its schema is {int(version)}, of an earlier lanes, and cannot be read; judge the file "
+                "with the version of lanes that wrote the file, or leave out the file"
             )
         for field in self._wanted:
             at = self.schema.get_field_index(field.name)
             if at < 0 or self.schema.field(at).type != field.type:
-                raise JournalError(f"{self._path}: not a journal, it has no column {field.name} of type {field.type}")
+                raise JournalError(
+                    f"{self._path}: not a journal, because the file has no column {field.name} of type {field.type}; "
+                    "pass unchanged files of lanes"
+                )
         return self.metadata[RUN].decode(errors="replace")
 
     @property
@@ -169,8 +172,8 @@ def _guarded(path: Path, items: Iterable[Any]) -> Iterator[Any]:
 
 def _unreadable(path: Path, error: Exception) -> JournalError:
     return JournalError(
-        f"{path}: cannot be read as Parquet: {reason_of(error)}; lanes gives a file its name when it is whole, so "
-        "this one was damaged, or copied in part: copy it again, or leave it out"
+        f"{path}: cannot be read as Parquet: {reason_of(error)}; the file was damaged or copied in part, because "
+        "lanes names only complete files: copy the file again, or leave out the file"
     )
 
 
@@ -198,7 +201,7 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
             if len(lines) >= _CONVERTED_ROWS:
                 flush(file)
         if file is None:
-            raise JournalError(f"{stream.name}: no history in it; pass files written by lanes.History")
+            raise JournalError(f"{stream.name}: the file has no history; pass files of lanes.History")
         flush(file)
         file.publish()
     except BaseException:

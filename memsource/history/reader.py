@@ -144,7 +144,7 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
     segments += _journals(journals)
     if not segments:
         names = ", ".join(map(str, files)) or "no file"
-        raise HistoryError(f"{names}: no history in it; pass files or directories written by lanes.History")
+        raise HistoryError(f"{names}: no file has a history; pass files or directories of lanes.History")
     return _once(segments)
 
 
@@ -163,7 +163,7 @@ def read_bytes(data: bytes, file: str = "history") -> list[Segment]:
     """
     segments = _segments(file, io.BytesIO(data))
     if not segments:
-        raise HistoryError(f"{file}: no history in it")
+        raise HistoryError(f"{file}: the data has no history; pass the bytes of a file of lanes.History")
     return _once(segments)
 
 
@@ -175,7 +175,9 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
         except OSError as error:
             raise HistoryError(f"{path}: cannot be listed: {reason_of(error)}") from error
         if not found:
-            raise HistoryError(f"{path}: no *.jsonl file in this directory, nor a *.parquet one")
+            raise HistoryError(
+                f"{path}: the directory has no *.jsonl and no *.parquet file; pass a directory of lanes.History"
+            )
         for file in found:
             files.setdefault(file.absolute(), file)
     return list(files.values())
@@ -243,20 +245,20 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _Reader:
-    """Makes segments of the lines of ``file``, which may change between two lines."""
+    """A reader that makes segments of the lines of ``file``. The file may change between two lines."""
 
     def __init__(self, file: str) -> None:
         self.segments: list[Segment] = []
         self.file = file
         self._parser = RowParser()
         self._segment: Segment | None = None
-        self._n = 0  # of the last row of the segment
+        self._n = 0  # number of the last row of the segment
         self._incomplete = False
-        self._bad: Gap | None = None  # the first of the lines before the next row that are none
+        self._bad: Gap | None = None  # first bad line since the last row
         self._bad_count = 0
-        self._torn = False  # one malformed line is all that is bad since the last row
+        self._torn = False  # whether the only bad line since the last row is malformed
         self._torn_with_newline = False
-        self._number = 0  # of the last line
+        self._number = 0  # number of the last line
 
     def line(self, number: int, line: bytes) -> None:
         """Take the next line. Raises ``HistoryError`` only for a ``begin`` row of another format."""
@@ -361,13 +363,13 @@ class _Reader:
         version = whole_number(fields["format"])
         if version > FORMAT:
             raise HistoryError(
-                f"{self.file}: its format is {version}, this version of lanes reads up to {FORMAT}: "
+                f"{self.file}: its format is {version}, but this version of lanes reads formats up to {FORMAT}; "
                 "upgrade lanes-runtime"
             )
         if version < FORMAT:
             raise HistoryError(
-                f"{self.file}: its format is {version}: written by an earlier lanes, which cannot be judged; judge it "
-                "with the version that wrote it, or leave it out"
+                f"{self.file}: its format is {version}, of an earlier lanes, and cannot be read; judge the file with "
+                "the version of lanes that wrote the file, or leave out the file"
             )
         parser = self._parser
         segment = Segment(

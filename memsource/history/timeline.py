@@ -33,21 +33,20 @@ class Timeline:
 
     - An end after its assignment was fenced is a ``zombie``.
     - ``over`` follows the last row of a segment, and has that row.
-    - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. The row of ``passed`` is the row
-      of
-      the delivery, with number and time of the commit.
+    - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. The row of
+      ``passed`` is the row of the delivery, with number and time of the commit.
     - A ``gap`` comes at the earliest time of its missing rows.
 
     Args:
         segments: The segments, in any order.
         taken: Assignments that the broker has taken away, as (member, partition, number). A process that
-            died or stood still before it heard of the loss has no row of the loss.
+            died or froze before the news of the loss has no row of the loss.
 
     Attributes:
         segments: The segments.
         taken: Assignments that the broker has taken away.
         deadlines: Last deadline of each assignment under a lease, as ``mono``.
-        committing: Assignments whose source commits one position a partition.
+        committing: Assignments of sources that commit one position for each partition.
         incomparable: Partitions that cannot be compared across segments, with the reason.
         recreated: The incomparable partitions whose positions mean several messages.
     """

@@ -385,7 +385,7 @@ class ClientThread:
             log.error("%s: %s; the client is rebuilt in %g s", self.name, what, self._rebuild_in)
 
     def _rebuild(self, pause: float) -> None:
-        """Rebuild the client after ``pause`` seconds. Commands are served during the pause, and a stop ends the pause."""
+        """Rebuild the client after ``pause`` seconds. Commands run during the pause, and a stop ends the pause."""
         self._rebuild_in = None
         self._close()
         self.limit = self._commits.limit

@@ -98,7 +98,7 @@ class LaneView:
         tracks: Lines of the lane: one line, and more if handlers ran at the same time.
         positions: Position of a message → number of its track.
         ran: Positions whose handler has started.
-        odd: Whether a message did more than one successful run.
+        odd: Whether a message had any event besides one successful run.
     """
 
     partition: str

@@ -138,7 +138,7 @@ def test_an_impossible_world_is_refused_and_is_no_finding() -> None:
         ),
         (
             {"runs": 1, "faults": faults(crash=5), "personalities": ("kafka",)},
-            r"^runs=1: the first run on each of kafka has no faults, so no run would have faults; set runs to 2 or more",
+            r"^runs=1: the first run on each of kafka has no faults, so no run would have faults; set runs to 2",
         ),
         ({"personalities": "kafka"}, r"^personalities='kafka': must be a sequence"),
     ],
