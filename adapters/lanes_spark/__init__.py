@@ -1,4 +1,4 @@
-"""Runs a handler of ``lanes`` over stored messages on a Spark cluster, in order within a key.
+"""Replays on Spark: a handler of ``lanes`` runs over stored messages on a cluster, in order within a key.
 
 Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``; then the rooms ``task``, ``tables``, ``driver``,
 ``audits``, ``cli``.

@@ -204,7 +204,7 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
 
 @contextmanager
 def without_takeover(spark: SparkSession) -> Iterator[None]:
-    """Let a query fail that begins in the block while another query of this application uses its checkpoint.
+    """Make a query of the block fail if another query of this application uses the checkpoint.
 
     By default Spark stops the earlier query instead, as if that query had reached its end.
     """

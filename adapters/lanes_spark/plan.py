@@ -44,7 +44,7 @@ Effects = Literal["none", "fenced", "unfenced"]
 
 Eras = Sequence[Mapping[int, int]]
 """Changes of the number of partitions, in order. A change maps each earlier partition to its first position in the new
-era. The change added every partition that it does not name."""
+era. A partition that the change does not name was added by the change."""
 
 _SORT: Final[tuple[str, ...]] = ("offset", "partition")
 _SPREAD: Final = f"CAST(pmod(hash(partition, offset), {BUCKETS}) AS INT)"
@@ -53,7 +53,7 @@ _BY_KEY: Final = f"CAST(crc32(key) % {BUCKETS} AS INT)"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The way of rows to the tasks of Spark.
+    """The plan by which rows reach the tasks of Spark.
 
     Attributes:
         kind: ``"aligned"``: one task reads a whole partition. ``"reshard"``: a shuffle, then a sort. ``"as read"``: no

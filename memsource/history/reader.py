@@ -144,7 +144,7 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
     segments += _journals(journals)
     if not segments:
         names = ", ".join(map(str, files)) or "no file"
-        raise HistoryError(f"{names}: no file has a history; pass files or directories of lanes.History")
+        raise HistoryError(f"{names}: no history found; pass files or directories of lanes.History")
     return _once(segments)
 
 

@@ -56,7 +56,7 @@ def both_ways(data: bytes, folder: Path) -> tuple[list[Segment] | None, list[Seg
     try:
         first = read([history])
     except HistoryError:
-        with pytest.raises((HistoryError, JournalError), match="has (a|no) history"):
+        with pytest.raises((HistoryError, JournalError), match="no history"):
             read(convert([history], folder / "journal"))
         return None, None
     return first, read(convert([history], folder / "journal"))
@@ -239,11 +239,11 @@ def damaged(directory: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("cut", "cannot be read as Parquet: .*damaged, or copied in part"),
+        ("cut", "cannot be read as Parquet: .*damaged or copied in part"),
         ("no parquet", "cannot be read as Parquet"),
         ("of nobody", "not a journal of lanes"),
         ("of tomorrow", f"its schema is {SCHEMA_VERSION + 1}, .* reads schemas up to {SCHEMA_VERSION}; upgrade"),
-        ("of yesterday", f"its schema is {SCHEMA_VERSION - 1}: written by an earlier lanes, which cannot be judged"),
+        ("of yesterday", f"its schema is {SCHEMA_VERSION - 1}, of an earlier lanes, and cannot be read; judge"),
         ("without a column", "no column position of type int64"),
         ("of another type", "no column position of type int64"),
     ],

@@ -71,13 +71,13 @@ def audit(
 
     No Python code runs per row: one pass finds the few messages that need a close look. The verdicts equal those of
     ``lanes check`` for PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished and
-    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs where rows would have to be read one by
-    one:
+    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs in cases that need every row in
+    order:
 
     - If a process lacks rows, neither that process nor events across processes are judged. The promises are
       ``unproven``, even if the other rows show a violation. AtLeastOnce then has no violation, as in ``lanes check``.
-    - Violations that follow from each other may be counted differently. In an assignment whose commits fall, the audit
-      skips some commits.
+    - Violations that follow from each other may be counted differently. If the commits of an assignment fall, the audit
+      skips some of these commits.
     - With a ``source``, a message without a handler's success is lost. Without a ``source``, the message was left at
       the broker.
     - A killed task without a complete file has no rows. ``Audit.unfinished`` counts its file.

@@ -254,7 +254,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
 
 
 def behind_leases(known: Known) -> DataFrame:
-    """Return the findings about messages that were started or acknowledged after their own lease ended."""
+    """Return the findings about messages that were started or acknowledged after the end of their lease."""
     event = F.col("event")
     whole = known.segments.where(F.col("gap").isNull()).select(*SEGMENT)
     leased = known.assignments.where(F.col("leased")).select(

@@ -1,8 +1,8 @@
 """The one pass over the messages of a journal, which finds the suspect messages. DataFrames only.
 
 Nearly every message is delivered, started and ended once, after the end of its key's previous message. The numbers of
-its first and last rows prove that. Only other messages can break a promise about order, exclusion or settling, and
-these are the suspects. Messages of two keys with the same hash are suspects too.
+the message's first and last rows prove that order. The other messages are the suspects, because only they can break a
+promise about order, exclusion or settling. Messages of two keys with the same hash are suspects too.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def suspects(known: Known, screened: Screened) -> DataFrame:
 
 
 def committed(known: Known, assignments: DataFrame) -> DataFrame:
-    """Return the rows about commits of these assignments, with the same facts. ``ts`` orders a process. Blocks."""
+    """Return the rows about commits of these assignments, with the facts of ``suspects``. Blocks."""
     used = ("delivered", "redelivered", "ended", "dlq_sent", "dlq_confirmed", "archived", "commit_sent")
     rows = known.rows.where(F.col("event").isin(*used)).join(assignments, list(ASSIGNMENT), "left_semi")
     return computed(_known_of(known, rows.withColumn("time", F.lit(0.0))))

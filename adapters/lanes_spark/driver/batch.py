@@ -42,10 +42,10 @@ class BatchRun:
     Attributes:
         scope: Positions to handle, and their plan.
         job: Handler and its resources.
-        payload: The pickled job.
+        payload: Pickled job, for the workers.
         results_to: Folder for rows that handlers return; None if the job has no results.
         tracker: Counter of the progress.
-        given_up: Set by a caller that ends the run at once. The run then no longer waits for brokers.
+        given_up: Event that a caller sets to end the run at once. The run then no longer waits for brokers.
     """
 
     scope: ReplayScope
@@ -98,7 +98,7 @@ class BatchRun:
             counts.missing += scope.chosen.count(ranges) - (observed.get["delivered"] or 0)
 
     def _check_incarnation(self, spark: SparkSession) -> None:
-        """Check that the topic was not recreated during the batch. Tasks read by name and cannot detect that.
+        """Check that the topic was not recreated during the batch. Tasks cannot detect a recreation.
 
         The check waits while the brokers do not answer, because a failure would repeat the whole batch. Waiting hides
         no change, because Kafka never reuses a topic id.

@@ -1,7 +1,7 @@
 """A server on the driver that sends current offset ranges to the process in which Spark runs a stream's source.
 
-The source's process has no JVM and cannot ask the brokers. It asks the driver over a socket that only this user can
-reach. To stop a stream between two batches, the driver answers that no positions follow.
+The source's process has no JVM and cannot ask the brokers. The process asks the driver over a socket that only this
+user can reach. To stop a stream between two batches, the driver answers that no positions follow.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ numbers for other rows, so its batches would replace some of the results and lea
 
 A replay that was killed between the two notes has written no results. It may continue with any folder.
 
-Two replays may find the same folder empty at the same time, but at most one of them takes it. Each replay first creates
-a file with the name of its query, and then lists these files. The later replay sees both files and gives way. The file
-system does not need exclusive creation; a listing must only show written files.
+Two replays may find the same folder empty at the same time, but at most one replay takes the folder. Each replay first
+creates a file with the name of its query, and then lists these files. The later replay sees both files and stops. The
+file system needs no exclusive creation, but a listing must show all written files.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ResultsFolder:
     def check(self) -> None:
         """Check that the folder belongs to this checkpoint. Blocks.
 
-        A checkpoint of an earlier version has no note. It continues without results, or with a folder whose note names
-        the checkpoint. After its first finished batch, it refuses any other folder.
+        A checkpoint of an earlier version has no note. Such a checkpoint continues without results, or with a folder
+        whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other folder.
 
         Raises:
             ConfigError: The folder has results of another checkpoint, or the checkpoint was begun with another folder

@@ -43,7 +43,7 @@ class RunOptions(TypedDict, total=False):
         teardown: Function that closes resources of the handler, see ``TaskJob``.
         results: pyarrow schema of the rows that handlers return. Needs ``results_to``.
         results_to: Parquet folder for the rows that handlers return. With a checkpoint, every batch writes its own
-            folder inside, which a repeated batch replaces. A checkpoint keeps its folder, and a folder its checkpoint.
+            subfolder, and a repeated batch replaces its subfolder. Each checkpoint has its own folder.
         keys: The only keys to handle, 1 to 10,000 of them. Default: all.
         slots: The only slots to handle, numbers 0 to 65,535. Default: all.
         partitions: Numbers of the only partitions to handle. Default: all.
@@ -89,7 +89,7 @@ class Report:
             stream, only positions of its batches count.
         batches: Number of finished batches.
         seconds: Duration of the run, in seconds.
-        plan: Way of the rows to the tasks.
+        plan: Plan by which the rows reached the tasks.
         journal: Facts about the positions of ``only=``; None without ``only=``.
         missing: Number of selected journal positions that the source lacks. None without ``only=``, and if keys, slots
             or times select too.

@@ -41,7 +41,7 @@ class ReplayScope:
         selected: Selected ranges of positions, without empty ranges.
         places: Selected ranges of positions, with empty ranges. An empty partition differs from a lost partition.
         starts: First positions of a new checkpoint, for partitions where they differ from ``places``.
-        plan: Way of the rows to the tasks.
+        plan: Plan by which the rows reach the tasks.
         fixed: Whether new partitions would break the order.
         chosen: Positions of a journal; None without ``only=``.
         opened: Resources to close: the journal's positions and the lock on the checkpoint.
@@ -117,7 +117,7 @@ def open_scope(
         selection: Selected keys, slots, partitions and positions.
         only: Selection by a journal; None without a journal.
         checkpoint: Folder to lock, which also stores the positions of a journal; None without a checkpoint.
-        cap: Most positions of a batch; None for one batch.
+        cap: Most positions of a batch; None = one batch.
         tasks: Number of shuffle tasks; None for the default.
         effects: Effects of the handler.
 
@@ -189,7 +189,7 @@ def _positions(
                 check_kept(source.topic, starts, spans.by_partition, only=True)
         places = narrowed(places, chosen.islands)
     selected = {partition: (first, end) for partition, (first, end) in places.items() if first < end}
-    # A checkpoint may have passed a lost start already. Its first batch checks that.
+    # A checkpoint may already be past a lost start. Its first batch checks the start.
     starts = {partition: min(start, places[partition][0]) for partition, start in starts.items()}
     if isinstance(selection.start, datetime):
         # All rows below these positions are earlier than ``start``, so a new checkpoint begins at these positions.
@@ -218,7 +218,7 @@ def _joined(plan: Plan, chosen: Chosen, cap: int | None) -> Plan:
         + ("in memory, without a shuffle" if small else "by a shuffle before the sort")
     )
     return replace(
-        plan, why=(*plan.why, why, *(f"the journal may not say everything: {one}" for one in chosen.facts.doubts))
+        plan, why=(*plan.why, why, *(f"the journal may be incomplete: {one}" for one in chosen.facts.doubts))
     )
 
 

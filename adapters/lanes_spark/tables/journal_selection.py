@@ -219,7 +219,7 @@ class _Kept:
         try:
             row = self._spark.read.parquet(literal(self._facts)).first()
         except AnalysisException as error:
-            # With any other condition a selection may exist. It must not be repeated, because part of it is handled.
+            # After any other error a selection may exist. A new selection must not replace a partly handled selection.
             if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
                 raise
             return None

@@ -41,7 +41,7 @@ class ParquetTable:
     Args:
         path: Path of the table, or several paths.
         topic: Topic of the messages. If the table has a column ``topic``, only rows of this topic are read.
-        columns: Names of columns in the table that differ, by the names above.
+        columns: Name of the table's column for each message column that has another name in the table.
         aligned: Whether every partition is one file, written in the order of its positions and small enough for one
             task. An aligned table needs no shuffle. A replay checks the files.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
@@ -96,7 +96,7 @@ class ParquetTable:
         return self._all(spark).where(within(ranges))
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Return no positions, because Spark skips files by their statistics.
+        """Return no positions. A table needs none, because Spark skips files by their statistics.
 
         Args:
             spark: Not used.

@@ -107,7 +107,7 @@ def task_journal(folder: str | None, member: str | None) -> Journal | None:
 
 
 class Pace:
-    """A brake that slows a task down to the speed of its journal, so that the journal drops no rows."""
+    """A brake that makes a task wait for its journal, so that the journal drops no rows."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -1,4 +1,4 @@
-"""The source of one task of Spark: the rows of Arrow batches, a finite number.
+"""The source of one task of Spark: a finite number of rows of Arrow batches.
 
 The task's own thread offers the batches. A row becomes a message when the consumer has room. A partition is assigned at
 its first row, and stays assigned until the end of the task.
@@ -60,7 +60,7 @@ class ArrowSource:
 
     Attributes:
         delivered: Number of delivered rows.
-        pace: Async function that is awaited before each delivery; None without a brake.
+        pace: Async function that is awaited before each delivery; None = no wait.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ArrowSource:
         self._reader = RowReader(topic)
         self._places: dict[int, _Place] = {}
         self._batches: deque[Any] = deque()
-        self._windows: Iterator[Window] | None = None  # of the batch in front, which is still in ``_batches``
+        self._windows: Iterator[Window] | None = None  # windows of the first batch in ``_batches``
         self._window: Window
         self._rows = self._next_row = self._next_run = 0  # of the window
         self._announced: list[SourceEvent] = []
@@ -134,7 +134,7 @@ class ArrowSource:
             unsettled.difference_update(messages)
             self._settled(messages)
         if not unsettled:
-            # The next era may wait for this.
+            # The next era may wait for these settlements.
             self._wake.set()
 
     async def extend(self, messages: Sequence[Message]) -> None:
@@ -274,7 +274,7 @@ class ArrowSource:
         what = "comes twice" if offset == highest else f"comes after {highest}"
         return SourceError(
             f"{self._topic}/{number}: position {offset} {what}: positions of a task must rise within a partition; "
-            "leave out aligned=True, and remove rows that are in the table twice"
+            "leave out aligned=True, and remove repeated rows from the table"
         )
 
     def _era_begun(self, row: Row, begun: Sequence[_Place]) -> bool:

@@ -120,7 +120,7 @@ class _Task:
             self._source.pace = Pace(self._journal).wait
         self._finished = self._dead_lettered = 0
         self._ended: _Ended | None = None
-        self._waiting = 0  # batches that are not delivered to the end
+        self._waiting = 0  # number of batches with undelivered rows
         self._ready = False
         self._consumer: Consumer
         self._misfit: LanesError | None = None
@@ -134,7 +134,7 @@ class _Task:
     def run(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         self._thread.start()
         try:
-            yield from self._next(block=True)  # _Ready, or why there is no loop
+            yield from self._next(block=True)  # _Ready, or the error that ended the loop
             for batch in batches:
                 if not batch.num_rows:
                     continue
@@ -182,7 +182,7 @@ class _Task:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            # The loop is closed. The last event of the inbox has the reason.
+            # The loop is closed. The last event in the inbox has the error.
             pass
 
     def _close(self) -> None:

@@ -255,7 +255,7 @@ def test_an_earlier_format_is_refused(number: int) -> None:
     """Rows of an earlier format have other fields, which would be ignored or taken for damage."""
     earlier = segment(delivered(1))
     earlier[0]["format"] = number
-    with pytest.raises(HistoryError, match=rf"its format is {number}: written by an earlier lanes, which cannot be"):
+    with pytest.raises(HistoryError, match=rf"its format is {number}, of an earlier lanes, and cannot be"):
         parsed(segment(delivered(1)) + earlier)
 
 
@@ -322,7 +322,7 @@ def test_an_unreadable_file_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match="no file: no history"):
         read([])
     (tmp_path / "empty.jsonl").write_bytes(b"")
-    with pytest.raises(HistoryError, match="has (a|no) history"):
+    with pytest.raises(HistoryError, match="no history found"):
         read([tmp_path])
     with pytest.raises(TypeError, match="several paths"):
         read("file.jsonl")
