@@ -106,7 +106,7 @@ async def test_no_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_bad_log_is_known_before_a_server_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("no JSON\n")
-    with pytest.raises(DemoError, match="log:1: no JSON"):
+    with pytest.raises(DemoError, match="log:1: not JSON"):
         await run(DemoConfig(server="nats://127.0.0.1:1", data=tmp_path / "log"))
 
 

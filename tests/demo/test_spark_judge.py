@@ -136,7 +136,7 @@ def test_tables_are_gone_after_a_drop_and_a_second_one_is_harmless(tables: Table
 
 def test_a_server_that_is_not_there_is_one_clear_line() -> None:
     nowhere = Tables("postgresql://me:secret@127.0.0.1:1/test", "x")
-    with pytest.raises(DemoError, match=r"PostgreSQL: .*127\.0\.0\.1.*start a server there") as raised:
+    with pytest.raises(DemoError, match=r"PostgreSQL: .*127\.0\.0\.1.*start the server") as raised:
         nowhere.make(LOG)
     assert "secret" not in str(raised.value)
     assert not nowhere.drop()

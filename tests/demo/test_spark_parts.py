@@ -168,7 +168,7 @@ def test_no_repr_shows_where_the_servers_are() -> None:
 
 def test_a_driver_that_was_told_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(DemoError, match="start `python -m demo spark`"):
+    with pytest.raises(DemoError, match="run `python -m demo spark`"):
         ReplayConfig.load()
 
 

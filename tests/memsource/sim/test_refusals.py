@@ -203,7 +203,7 @@ async def behind_two(self: object, db: object, world: object) -> None: ...
         ),
         (behind_a_fixture_by_type, r"'db' comes before the world"),
         (behind_two, r"'db' comes before the world"),
-        (500, r"^simulate\(500\): must be an async function of a world; options go by their names$"),
+        (500, r"^simulate\(500\): must be an async function of a world; pass options by name$"),
     ],
 )
 def test_a_test_without_a_world_as_first_parameter_is_refused(test: Any, said: str) -> None:

@@ -192,7 +192,7 @@ def test_after_the_last_run_the_smallest_failing_plan_is_returned() -> None:
 
 
 def test_a_plan_that_does_not_fail_is_refused() -> None:
-    with pytest.raises(SimulationError, match="the plan to shrink does not fail"):
+    with pytest.raises(SimulationError, match="the plan does not fail, so it cannot be shrunk"):
         shrink(Plan(), lambda plan: False)
 
 
