@@ -281,7 +281,7 @@ def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one
     end = begun.latestOffset(start, ReadMaxRows(6))
     # As long as nobody tells an id it goes on.
     assert reader_of(before).partitions(start, end)
-    told = r"orders: the checkpoint was begun without a topic id, by .*, use another checkpoint with from_="
+    told = r"orders: the checkpoint has no topic id, because it was begun by .*, use another checkpoint with from_="
     with pytest.raises(
         SourceError, match=told + r"\{0: 5, 1: 6\}; for another topic, begin again with another checkpoint$"
     ):

@@ -103,7 +103,7 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
     Args:
         raw: The rows.
         due: Columns ``history``, ``partition`` and ``position`` of each message that had to be handled, without
-            repeats. None if these messages are unknown.
+            repeats. Default: these messages are unknown.
 
     Returns:
         Findings and counts.

@@ -114,7 +114,7 @@ class ProgressTracker:
 
     Args:
         spark: Session of the run.
-        tell: Function that takes the progress. None = no calls, and no reports of tasks.
+        tell: Function that takes the progress. Without a function, tasks send no reports.
 
     Attributes:
         started: Time of the run's begin, by ``time.monotonic``.

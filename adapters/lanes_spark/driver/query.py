@@ -224,21 +224,21 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark may pass the offset of another query's checkpoint.
         if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
             raise SourceError(
-                f"{topic}: the checkpoint is of another query, which is no replay; give this replay a checkpoint of "
-                "its own"
+                f"{topic}: the checkpoint belongs to a query that is no replay; give this replay its own "
+                "checkpoint"
             )
         at = {int(number): position for number, position in offset["positions"].items()}
         if self._given.unnamed and offset.get("replay") == self._given.unnamed:
             # Positions do not name their topic. In a copied or recreated topic they belong to other messages.
             raise SourceError(
-                f"{topic}: the checkpoint was begun without a topic id, by brokers before 2.8 or as a table, but the "
-                "topic has an id now and may be another topic. For the same topic, for example after an upgrade, use "
-                f"another checkpoint with from_={at if done is None else done}; for another topic, begin again with "
+                f"{topic}: the checkpoint has no topic id, because it was begun by brokers before 2.8 or as a table. "
+                "The topic now has an id and may be another topic. For the same topic, for example after an upgrade, "
+                f"use another checkpoint with from_={at if done is None else done}; for another topic, begin again with "
                 "another checkpoint"
             )
         if offset.get("replay") != self._given.replay:
             raise SourceError(
                 f"{topic}: the checkpoint is of another replay (other topic, selection or eras, or a topic that was "
-                "recreated since); give this replay a checkpoint of its own"
+                "recreated since); give this replay its own checkpoint"
             )
         return at

@@ -91,8 +91,8 @@ class Report:
         seconds: Duration of the run, in seconds.
         plan: Plan by which the rows reached the tasks.
         journal: Facts about the positions of ``only=``; None without ``only=``.
-        missing: Number of selected journal positions that the source lacks. None without ``only=``, and if keys, slots
-            or times select too.
+        missing: Number of selected journal positions that the source lacks. It is None without ``only=``, or if
+            keys, slots or times also select.
     """
 
     delivered: int

@@ -4,8 +4,8 @@ The task's own thread offers the batches. A row becomes a message when the consu
 its first row, and stays assigned until the end of the task.
 
 Two signs of a wrong plan stop the task: a position that does not rise within its partition, and an era that falls. Rows
-of the next era wait until all earlier rows are settled, because a key may have another partition in the next era, and
-lanes keep no order across partitions.
+of the next era wait until all earlier rows are settled. A key may have another partition in the next era, and lanes
+keep no order across partitions.
 """
 
 from __future__ import annotations
