@@ -241,9 +241,7 @@ def check_run(events: int | None, name: str | None, concurrency: int, max_in_fli
     if events is not None and events < 1:
         raise DemoError(f"events={events}: must be 1 or more, or left out for all")
     if name is not None and not _NAME.fullmatch(name):
-        raise DemoError(
-            f"name={name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because the servers use it in names"
-        )
+        raise DemoError(f"name={name!r}: must be 1 to 32 of A-Z a-z 0-9 _ -, because the servers use it in names")
     try:
         settings(concurrency, max_in_flight)
     except ConfigError as error:

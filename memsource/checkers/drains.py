@@ -58,6 +58,9 @@ class DrainInTime(TimedChecker[Drain]):
 class _Closing(Drain):
     """A drain, with the highest position that was started before the drain, and with the state of its timeout.
 
+    Args:
+        highest: Highest started position.
+
     Attributes:
         highest: Highest started position.
         over: Whether the timeout has cancelled the handlers.

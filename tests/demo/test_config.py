@@ -40,7 +40,10 @@ from demo.places import places
         ({"partitions": 101}, "partitions=101: must be 1 to 100"),
         ({"lease": 2.0}, "lease=2.0: must be a finite number of seconds, 3 or more"),
         ({"retention": "all"}, "retention='all': must be 'limits' or 'workqueue' or 'interest'"),
-        ({"retention": "interest", "members": 2}, "serial_seconds=3.5 with retention='interest': .*, set it to 0"),
+        (
+            {"retention": "interest", "members": 2},
+            "serial_seconds=3.5 with retention='interest': .*; set serial_seconds=0",
+        ),
         ({"concurrency": 10, "max_in_flight": 5}, "max_in_flight=5 is below concurrency=10"),
     ],
 )

@@ -58,9 +58,9 @@ def test_a_compressed_log_is_read_whatever_its_name(tmp_path: Path) -> None:
         (row("a b"), r"log\.jsonl:2: case='a b' cannot be a token of a subject"),
         (row("a.b"), r"case='a\.b' cannot be"),
         (row(""), r"case='' cannot be"),
-        (row("a", 2), r"log\.jsonl:2: case 'a' has step 2 where step 1 is next"),
-        (row("a", 0), r"log\.jsonl:2: case 'a' has step 0 where step 1 is next"),
-        (row("b", -1), r"log\.jsonl:2: case 'b' has step -1 where step 0 is next"),
+        (row("a", 2), r"log\.jsonl:2: case 'a' has step 2 instead of step 1"),
+        (row("a", 0), r"log\.jsonl:2: case 'a' has step 0 instead of step 1"),
+        (row("b", -1), r"log\.jsonl:2: case 'b' has step -1 instead of step 0"),
     ],
 )
 def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, line: object, message: str) -> None:

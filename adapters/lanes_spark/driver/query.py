@@ -224,8 +224,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark may pass the offset of another query's checkpoint.
         if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
             raise SourceError(
-                f"{topic}: the checkpoint belongs to a query that is no replay; give this replay its own "
-                "checkpoint"
+                f"{topic}: the checkpoint belongs to a query that is no replay; give this replay its own checkpoint"
             )
         at = {int(number): position for number, position in offset["positions"].items()}
         if self._given.unnamed and offset.get("replay") == self._given.unnamed:
@@ -233,8 +232,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise SourceError(
                 f"{topic}: the checkpoint has no topic id, because it was begun by brokers before 2.8 or as a table. "
                 "The topic now has an id and may be another topic. For the same topic, for example after an upgrade, "
-                f"use another checkpoint with from_={at if done is None else done}; for another topic, begin again with "
-                "another checkpoint"
+                f"use another checkpoint with from_={at if done is None else done}; for another topic, begin again "
+                "with another checkpoint"
             )
         if offset.get("replay") != self._given.replay:
             raise SourceError(

@@ -172,7 +172,7 @@ def test_an_asynchronous_setup_is_refused() -> None:
         """Never run."""
 
     with pytest.raises(
-        ImpossiblePlan, match=r"^setup=<function .*clear.*must be a plain function, .* put async code into the test"
+        ImpossiblePlan, match=r"^setup=<function .*clear.*must be a plain function; put async code into the test"
     ):
         simulate(setup=clear)(test)
     with pytest.raises(

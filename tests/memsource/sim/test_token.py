@@ -186,7 +186,7 @@ BEYOND = "9" * 30
         (of_fields(seed=-1), "seed=-1"),
         (of_fields(seed=1.0), "seed=1.0"),
         (of_fields(seed=True), "seed=True"),
-        (of_fields(limit=0), "limit=0: must be 1 or more"),
+        (of_fields(limit=0), "limit=0: must be a number of messages, 1 or more"),
         (of_fields(faults={}), "its faults are a dict, not a list"),
         (of_fields(faults=[3]), "has no valid plan"),
         (of_fields(faults=[[1, "crash", 0, 0.0, 5]]), "has no valid plan"),
