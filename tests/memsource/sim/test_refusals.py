@@ -176,7 +176,7 @@ def test_an_asynchronous_setup_is_refused() -> None:
     ):
         simulate(setup=clear)(test)
     with pytest.raises(
-        ImpossiblePlan, match=r"^setup=.*it returned <coroutine object .*clear.*must be a plain function"
+        ImpossiblePlan, match=r"^setup=.*returned <coroutine object .*clear.*must be a plain function"
     ):
         simulate(setup=lambda: clear())(test)()
 
