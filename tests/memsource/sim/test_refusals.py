@@ -175,9 +175,7 @@ def test_an_asynchronous_setup_is_refused() -> None:
         ImpossiblePlan, match=r"^setup=<function .*clear.*must be a plain function; put async code into the test"
     ):
         simulate(setup=clear)(test)
-    with pytest.raises(
-        ImpossiblePlan, match=r"^setup=.*returned <coroutine object .*clear.*must be a plain function"
-    ):
+    with pytest.raises(ImpossiblePlan, match=r"^setup=.*returned <coroutine object .*clear.*must be a plain function"):
         simulate(setup=lambda: clear())(test)()
 
 
