@@ -180,7 +180,7 @@ def test_a_journal_is_made_and_checked_like_its_history(lanes: Command, tmp_path
 def test_a_file_that_is_no_history_makes_no_journal(lanes: Command, tmp_path: Path) -> None:
     empty, to = tmp_path / "empty.jsonl", tmp_path / "journal"
     empty.touch()
-    for file, said in ((empty, "no history found"), (tmp_path / "nowhere", "No such file or directory")):
+    for file, said in ((empty, "the file has no history"), (tmp_path / "nowhere", "No such file or directory")):
         made = lanes("journal", "convert", str(file), "--to", str(to))
         assert (made.status, made.out) == (3, "")
         assert made.err.startswith(f"lanes: {file}: {said}")
