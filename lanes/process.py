@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from typing import Final, Literal, NoReturn, Unpack
 
 import anyio
@@ -34,6 +35,35 @@ EXIT_USAGE: Final = 64
 EXIT_INTERRUPTED: Final = 130
 """Ended by Ctrl-C."""
 
+SAME_REQUEST: Final = 1.0
+"""Seconds after a signal in which further signals count as the same one.
+
+A supervisor may signal the process and its group, and the process then gets each request twice.
+"""
+
+
+class SignalCounter:
+    """A counter of the requests to stop a process. Two signals within ``SAME_REQUEST`` seconds are one request."""
+
+    def __init__(self) -> None:
+        self._requests = 0
+        self._ignored_until = 0.0
+
+    def received(self, now: float) -> int:
+        """Count a signal. Does not block, so a signal handler may call it.
+
+        Args:
+            now: Time of the signal on ``time.monotonic``, in seconds.
+
+        Returns:
+            The number of requests so far, or 0 if the signal belongs to the last request.
+        """
+        if self._requests and now < self._ignored_until:
+            return 0
+        self._requests += 1
+        self._ignored_until = now + SAME_REQUEST
+        return self._requests
+
 
 async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOptions]) -> None:
     """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
@@ -52,8 +82,11 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
 async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
     """Run a consumer under SIGINT and SIGTERM. Must be called on the main thread.
 
-    The first signal drains. The second signal cancels the handlers and stops at once. An error of ``lanes`` is one line
-    on stderr. The log has the traceback of a handler that ended the run. Any other exception propagates.
+    The first signal drains. The second signal cancels the handlers and stops at once. Further signals within one second
+    of a signal count as the same signal, because a supervisor may signal the process and its group.
+
+    An error of ``lanes`` is one line on stderr. The log has the traceback of a handler that ended the run. Any other
+    exception propagates.
 
     Args:
         consumer: The consumer to run.
@@ -93,11 +126,13 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
 
 
 async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, ended: anyio.Event, grace: float) -> None:
-    signals = 0
+    signals = SignalCounter()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for number in received:
-            signals += 1
-            if signals == 1:
+            request = signals.received(time.monotonic())
+            if not request:
+                continue
+            if request == 1:
                 _say(f"{number.name}: draining; a second signal stops at once")
                 consumer.stop()
                 continue

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -21,7 +22,7 @@ from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group
 from lanes.cli.views import printable
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, HandlerHalted, LanesError
-from lanes.process import EXIT_AT_ONCE, EXIT_HALTED
+from lanes.process import EXIT_AT_ONCE, EXIT_HALTED, SignalCounter
 from lanes_spark.audits.audit import audit
 from lanes_spark.cli import options
 from lanes_spark.cli.doctor import java_check
@@ -283,13 +284,14 @@ def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
 
 
 class Signals:
-    """A counter of SIGTERM and SIGINT during a block.
+    """A counter of SIGTERM and SIGINT during a block. Signals within one second of a signal count as the same signal.
 
     Begin the block in the main thread and after Spark's session, which installs a handler of its own.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self._counter = SignalCounter()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -325,7 +327,10 @@ class Signals:
         return False
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
+        request = self._counter.received(time.monotonic())
+        if not request:
+            return
+        self.count = request
         name = signal.Signals(number).name
         what = "stopping after the current batch; a second signal stops at once"
         os.write(2, f"lanes: {name}: {what if self.count == 1 else 'stopping at once'}\n".encode())
