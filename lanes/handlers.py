@@ -36,6 +36,15 @@ def is_async(handler: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
+def handler_name(handler: object) -> str:
+    """Return the name of a handler for the log, without its module."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    name = str(getattr(handler, "__qualname__", type(handler).__qualname__))
+    # A function in a function is named ``outer.<locals>.inner``.
+    return name.rpartition("<locals>.")[2]
+
+
 def check_handler(handler: object, decode: object, settings: Settings) -> None:
     """Raise ``ConfigError`` for a handler or a decoder that cannot work."""
     if not callable(handler):

@@ -1,5 +1,5 @@
-"""Observation of a run by its operators: status, health, metrics and spans.
+"""Observation of a run by its operators: status, health, metrics, spans and log lines.
 
-Reading order: ``status`` (counts and positions), ``health`` (the reasons why a consumer is unhealthy), ``instruments``
-(metrics), ``otel`` (spans), ``tap`` (the reports of the runtime).
+Reading order: ``status`` (counts and positions), ``health`` (the reasons why a consumer is unhealthy), ``failures``
+(the log lines about failed attempts), ``instruments`` (metrics), ``otel`` (spans), ``tap`` (reports of the runtime).
 """

@@ -27,8 +27,9 @@ from lanes.core.ownership import AlreadyAssigned, SecondPartition
 from lanes.core.types import NEVER, Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
-from lanes.handlers import BatchHandler, Decode, Handler, async_handler, is_async, sync_handler
+from lanes.handlers import BatchHandler, Decode, Handler, async_handler, handler_name, is_async, sync_handler
 from lanes.loops import ThreadSafeCall
+from lanes.observe.failures import FailedAttempts
 from lanes.observe.health import Stalls, halted, report_blocked, report_stall
 from lanes.observe.tap import Tap
 from lanes.runtime.attempts import AttemptKeeper
@@ -118,6 +119,7 @@ class Run:
         self.fatal: BaseException | None = None
         self.redelivered: Counter[str] = Counter()
         self._stalls = Stalls(engine.committer)
+        self._failures = FailedAttempts(self.name, handler_name(handler))
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
         self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
@@ -170,6 +172,7 @@ class Run:
         finally:
             self._active = False
             self.attempts.end()
+            self._failures.end(self.clock())
 
     def stop(self) -> None:
         """Take no more messages, and drain. Does not block. Idempotent. Other threads may call it."""
@@ -360,15 +363,16 @@ class Run:
             self.stop()
 
     async def _timer(self) -> None:
-        """The timer for the earliest deadline of all held lanes and stalled partitions."""
+        """The timer for the earliest deadline of held lanes, stalled partitions and counted failures."""
         while True:
             self._told_to_stop.serve()
-            at = min(self._stalls.next_at(), self.engine.next_due())
+            at = min(self._stalls.next_at(), self._failures.next_at(), self.engine.next_due())
             self._timer_wake = anyio.Event()
             with anyio.move_on_after(max(0.0, at - self.clock())):
                 await self._timer_wake.wait()
             now = self.clock()
             self.engine.due(now)
+            self._failures.due(now)
             for stall in self._stalls.due(now):
                 why = self.settler.unsettled.error(stall.partition)
                 report_stall(stall, self.name, self._settings.max_ahead, now, why)
@@ -389,9 +393,11 @@ class Run:
         tap = self.tap
         if isinstance(effect, fx.Failed):
             self.attempts.failed(effect)
+        if isinstance(effect, fx.Held | fx.Interrupted):
+            self._failures.failed(effect, self.clock())
+            self._timer_wake.set()
         if isinstance(effect, fx.Held):
             tap.held(effect.message, effect.delay, asked=effect.failure.delay is not None)
-            self._timer_wake.set()
         elif isinstance(effect, fx.Saturated | fx.Resumed):
             self._crossed(saturated=isinstance(effect, fx.Saturated))
         elif isinstance(effect, fx.Redelivered):

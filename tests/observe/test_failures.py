@@ -1,0 +1,136 @@
+"""The first failure of a message is a warning; further ones of the same type are counted for 10 s."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from lanes.core import effects as fx
+from lanes.core.types import Failure, Message
+from lanes.observe.failures import FailedAttempts
+from tests.core.builders import assigned, deliver, new_engine
+
+INFINITY = float("inf")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, "lanes")
+    return caplog
+
+
+def messages(*positions: int) -> list[Message]:
+    engine = new_engine()
+    return deliver(engine, assigned(engine), *positions, key=None)
+
+
+def held(message: Message, error: Exception, delay: float = 0.5) -> fx.Held:
+    return fx.Held(message, Failure(error), "hold", delay)
+
+
+def lines(log: pytest.LogCaptureFixture) -> list[str]:
+    """The log lines so far, which are taken out of the log."""
+    found = log.messages.copy()
+    log.clear()
+    return found
+
+
+def test_the_first_failure_names_handler_place_type_attempt_and_the_next_attempt(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    failures = FailedAttempts("orders", "charge")
+    (message,) = messages(17)
+    failures.failed(held(message, ValueError("card 4711")), 5.0)
+    (record,) = log.records
+    assert record.levelno == logging.WARNING
+    place = f"{message.partition.id} position 17"
+    assert lines(log) == [f"orders: charge failed at {place} with ValueError, attempt 1; next attempt in 0.50 s"]
+    assert record.exc_info is None
+    assert failures.next_at() == INFINITY
+    message.attempt = 2
+    failures.failed(held(message, ValueError()), 5.5)
+    failures.due(99.0)
+    failures.end(99.0)
+    assert lines(log) == []
+
+
+def test_further_failures_of_a_type_are_counted(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    run = messages(*range(242))
+    failures.failed(held(run[0], ValueError()), 5.0)
+    failures.failed(held(run[1], OSError()), 6.0)
+    assert [line.split(" with ")[1].split(",")[0] for line in lines(log)] == ["ValueError", "OSError"]
+    for message in run[2:]:
+        failures.failed(held(message, ValueError()), 7.0)
+    assert failures.next_at() == 15.0
+    failures.due(14.9)
+    assert lines(log) == []
+    failures.due(15.0)
+    place = f"{run[0].partition.id} position 241"
+    assert lines(log) == [
+        f"orders: charge failed with ValueError at 240 more message(s) in 10.0 s, the last at {place}"
+    ]
+    # The line begins the next 10 s.
+    failures.failed(held(run[3], ValueError()), 16.0)
+    assert (lines(log), failures.next_at()) == ([], 25.0)
+    failures.end(18.0)
+    assert [line.split(" the last")[0] for line in lines(log)] == [
+        "orders: charge failed with ValueError at 1 more message(s) in 3.0 s,"
+    ]
+    # A quiet time ends the counting.
+    failures.failed(held(run[4], ValueError()), 30.0)
+    assert len(lines(log)) == 1
+    assert repr(failures) == "<FailedAttempts 2 types>"
+
+
+def test_a_stored_attempt_is_the_first_failure_of_its_assignment(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    (message,) = messages(17)
+    message.partition.recalled = {17: 4}
+    message.attempt = 4
+    failures.failed(held(message, ValueError()), 5.0)
+    assert "attempt 4" in lines(log)[0]
+
+
+def test_a_failure_during_a_drain_names_the_next_owner(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    (message,) = messages(17)
+    failures.failed(fx.Interrupted(message, Failure(ValueError()), "hold"), 5.0)
+    (line,) = lines(log)
+    assert line.endswith("attempt 1; its partition is handed over, so the next owner runs the message again")
+
+
+def test_every_failure_is_a_debug_line_with_its_traceback(log: pytest.LogCaptureFixture) -> None:
+    log.set_level(logging.DEBUG, "lanes")
+    failures = FailedAttempts("orders", "charge")
+    first, second = messages(1, 2)
+    error = ValueError("no")
+    for message, attempt in ((first, 1), (first, 2), (second, 1)):
+        message.attempt = attempt
+        failures.failed(held(message, error), 5.0)
+    debug = [record for record in log.records if record.levelno == logging.DEBUG]
+    assert [record.exc_info is not None and record.exc_info[1] is error for record in debug] == [True] * 3
+    assert len(log.records) == 4
+
+
+def test_many_types_are_counted_together(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    kinds = [type(f"Odd{number}", (Exception,), {}) for number in range(60)]
+    for message, kind in zip(messages(*range(60)), kinds, strict=True):
+        failures.failed(held(message, kind()), 5.0)
+    assert len(lines(log)) == 50
+    failures.due(15.0)
+    (line,) = lines(log)
+    assert "failed with other exceptions at 10 more message(s)" in line
+    (message,) = messages(61)
+    failures.failed(held(message, kinds[55]()), 30.0)
+    assert len(lines(log)) == 1
+
+
+def test_a_silenced_log_costs_no_line_and_no_timer(log: pytest.LogCaptureFixture) -> None:
+    log.set_level(logging.ERROR, "lanes")
+    failures = FailedAttempts("orders", "charge")
+    for message in messages(1, 2):
+        failures.failed(held(message, ValueError()), 5.0)
+    assert (lines(log), failures.next_at(), repr(failures)) == ([], INFINITY, "<FailedAttempts 0 types>")
