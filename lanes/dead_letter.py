@@ -15,6 +15,10 @@ ERROR_TEXT_LIMIT: Final = 500
 """Maximum number of characters of an exception's text in a dead letter."""
 
 
+REASON_LIMIT: Final = 80
+"""Maximum number of characters of a reason in one line."""
+
+
 class Details(NamedTuple):
     """Properties of a message that only its broker has.
 
@@ -139,3 +143,24 @@ def error_text(error: BaseException) -> str:
     # A lone surrogate, such as from a file name that is not UTF-8, could not be encoded later.
     text = text[: ERROR_TEXT_LIMIT + 1].encode(errors="backslashreplace").decode()
     return text if len(text) <= ERROR_TEXT_LIMIT else text[: ERROR_TEXT_LIMIT - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Escape every character of a text that is not printable."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def reason_line(kind: str, text: str) -> str:
+    """Return the reason of a failure as one escaped line of at most ``REASON_LIMIT`` characters.
+
+    Args:
+        kind: Type of the exception.
+        text: Text of the exception, which may be empty.
+
+    Returns:
+        The type and the text. ``Nak`` and ``Term`` with a text are only a text, which the handler chose.
+    """
+    shown = text if text and kind in ("Nak", "Term") else f"{kind}: {text}" if text else kind
+    # An escaped character is up to ten characters long, so the text is cut after it was escaped.
+    shown = printable(shown[: REASON_LIMIT + 1])
+    return shown if len(shown) <= REASON_LIMIT else shown[: REASON_LIMIT - 1] + "…"

@@ -64,19 +64,24 @@ class MessageError(LanesError):
 
 
 class Nak(Exception):
-    """Raised by a handler to fail an attempt and choose the delay of the next attempt.
+    """Raised by a handler to fail an attempt, with a reason, and to choose the delay of the next attempt.
 
     Args:
+        reason: Text of the error, for the log and the dead letter. Empty = no reason.
         delay: Seconds until the next attempt, finite and 0 or more. ``None`` = the backoff of ``Retry``.
 
     Raises:
+        TypeError: The reason is no text.
         ValueError: The delay is out of its range.
     """
 
-    def __init__(self, *, delay: float | None = None) -> None:
+    def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+        if not isinstance(reason, str):
+            raise TypeError(f"Nak({reason!r}): the reason must be a str; write Nak(delay=…) for a number of seconds")
         if delay is not None and not 0 <= delay < float("inf"):
             raise ValueError(f"Nak(delay={delay!r}): the delay must be a finite number of seconds, 0 or more")
-        super().__init__("nak" if delay is None else f"nak, retry in {delay} s")
+        super().__init__(reason or ("nak" if delay is None else f"nak, retry in {delay} s"))
+        self.reason = reason
         self.delay = delay
 
 

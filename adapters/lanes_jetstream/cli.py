@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop
-from lanes.cli.views import moment, printable
+from lanes.cli.views import moment
+from lanes.dead_letter import printable
 from lanes.errors import ConfigError, LanesError
 from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, read_namespaces
 from lanes_jetstream.wire.connection import Connection

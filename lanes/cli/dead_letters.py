@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, command_group, require, stop
-from lanes.cli.views import ROW_HEADINGS, document, fields, payload, printable, row
-from lanes.dead_letter import error_text
+from lanes.cli.views import ROW_HEADINGS, document, fields, payload, row
+from lanes.dead_letter import error_text, printable
 from lanes.dead_letters.box import DeadLetterBox, Disposition, StoredDeadLetter, replay
 from lanes.errors import LanesError, SourceError
 from lanes.workers.outcomes import counts
@@ -33,7 +33,11 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 _AT_ONCE: Final = 16
 """Number of dead letters in memory at once."""
 
-_WIDE: Final = 200
+_ID_LENGTH: Final = 32
+_REASON_WIDTH: Final = 20
+"""Minimum width of the reasons in columns."""
+
+_WIDE: Final = 250
 """Width of a table in columns when stdout is no terminal."""
 
 _ORDER: Final = "they run after later messages of their keys, so the order within a key is not kept"
@@ -107,7 +111,10 @@ def list_dead_letters(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters, the oldest first.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters with their origins and errors. Shows no key and no payload."""
+    """List dead letters with their origins and reasons. Shows no key and no payload.
+
+    A reason is the text of the handler's exception, escaped and cut.
+    """
     where = Where(topic, config, settings, subject, server)
     _run(where, functools.partial(_list, where=where, limit=limit, as_json=as_json))
 
@@ -221,7 +228,14 @@ async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> 
     elif shown:
         table = Table(box=None)
         for heading in ROW_HEADINGS:
-            table.add_column(heading, no_wrap=True)
+            # A narrow terminal never cuts an id, and folds a reason.
+            least = {"id": _ID_LENGTH, "reason": _REASON_WIDTH}.get(heading)
+            table.add_column(
+                heading,
+                no_wrap=heading != "reason",
+                overflow="fold" if heading == "reason" else "ellipsis",
+                min_width=least,
+            )
         for one in shown:
             table.add_row(*one)
         _console().print(table)

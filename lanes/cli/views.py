@@ -7,29 +7,23 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from lanes.dead_letter import DeadLetter
+from lanes.dead_letter import DeadLetter, printable, reason_line
 from lanes.dead_letters.box import StoredDeadLetter
 from lanes.history.writer import key_hash
 
-
-def printable(text: str) -> str:
-    """Escape every character of a text that is not printable."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
-
-
-ROW_HEADINGS: Final = ("id", "origin", "key", "attempts", "error", "dead-lettered", "bytes")
+ROW_HEADINGS: Final = ("id", "origin", "key", "attempts", "reason", "dead-lettered", "bytes")
 """The headings of ``row``."""
 
 
 def row(stored: StoredDeadLetter) -> tuple[str, ...]:
-    """Return the row of a list, without the key and the content."""
+    """Return the row of a list, without the key and the content. The reason may contain user data."""
     dead_letter = stored.dead_letter
     return (
         dead_letter.id,
         _origin(dead_letter),
         key_hash(dead_letter.key),
         str(dead_letter.attempts),
-        printable(dead_letter.error_type),
+        reason_line(dead_letter.error_type, dead_letter.error_text),
         moment(dead_letter.time),
         str(_size(stored)),
     )

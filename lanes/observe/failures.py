@@ -14,6 +14,8 @@ from typing import Final
 from lanes.attempts import error_type
 from lanes.core import effects as fx
 from lanes.core.types import NEVER, Message
+from lanes.dead_letter import reason_line
+from lanes.errors import Nak
 
 log = logging.getLogger("lanes")
 
@@ -86,7 +88,7 @@ class FailedAttempts:
             self._handler,
             message.partition.id,
             message.position,
-            kind,
+            _shown(kind, error),
             message.attempt,
             _next_try(effect),
         )
@@ -134,6 +136,11 @@ class FailedAttempts:
                 latest.position,
             )
             window.since, window.count, window.latest = now, 0, None
+
+
+def _shown(kind: str, error: BaseException) -> str:
+    # The text of any other exception may hold user data, so it stands in the traceback alone.
+    return f"{kind} ({reason_line(kind, error.reason)})" if isinstance(error, Nak) and error.reason else kind
 
 
 def _next_try(effect: fx.Held | fx.Interrupted) -> str:

@@ -25,6 +25,22 @@ def test_a_list_shows_origin_and_reason_and_no_user_data(command: Command, place
     assert (row["time"], row["published"], row["bytes"], row["cut"]) == (sent.time, sent.timestamp, len(VALUE), False)
 
 
+def test_a_list_shows_the_reasons_of_the_handlers(command: Command, place: Place) -> None:
+    place.park(
+        of(place, error_type="KeyError", error_text="'tariff'\nof 2026"),
+        of(place, error_type="Nak", error_text="busy"),
+        of(place, error_type="Term", error_text="x" * 500),
+    )
+    said = command("list", *place.options)
+    heading, *rows = said.out.splitlines()
+    assert "reason" in heading.split()
+    # One line for each: a program that reads the table gets no folded reason.
+    assert len(rows) == 3
+    assert r"KeyError: 'tariff'\nof 2026 " in rows[0]
+    assert " busy " in rows[1] and "Nak" not in rows[1]
+    assert f" {'x' * 79}… " in rows[2]
+
+
 def test_a_list_is_limited_and_says_so(command: Command, place: Place) -> None:
     place.park(*(of(place) for _ in range(20)))
     said = command("list", *place.options, "--json", "--limit", "18")

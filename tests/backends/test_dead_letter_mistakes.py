@@ -11,7 +11,8 @@ import pytest
 
 from lanes.cli import kit
 from lanes.cli.dead_letters import checked
-from lanes.cli.views import moment, printable
+from lanes.cli.views import moment
+from lanes.dead_letter import printable
 from tests.backends import dead_letter_handlers as handlers
 from tests.backends.dead_letter_places import HERE, Command, KafkaPlace, Place, ids, of
 from tests.components import KafkaServer

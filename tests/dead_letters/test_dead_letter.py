@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lanes import DeadLetter
 from lanes.core.types import Failure, Message, Partition, PartitionId
-from lanes.dead_letter import ERROR_TEXT_LIMIT, dead_letter, dead_letter_id, error_text
+from lanes.dead_letter import ERROR_TEXT_LIMIT, REASON_LIMIT, dead_letter, dead_letter_id, error_text, reason_line
 
 SECRET = "customer-42"
 # The separator of the parts of an id, and digits that could look like a length or a number.
@@ -146,3 +146,29 @@ def test_a_repr_has_the_place_and_no_user_data() -> None:
     made = letter(ValueError(SECRET))
     assert repr(made) == f"<DeadLetter {made.id} of PAYMENTS/3 position 77>"
     assert SECRET not in repr(made) + repr([made]) + f"{made}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "shown"),
+    [
+        ("ValueError", "no such tariff", "ValueError: no such tariff"),
+        ("ValueError", "", "ValueError"),
+        ("Term", "no such customer", "no such customer"),
+        ("Nak", "busy", "busy"),
+        ("Term", "", "Term"),
+        ("OSError", "one\ntwo\x1b[2J", r"OSError: one\ntwo\x1b[2J"),
+    ],
+)
+def test_a_reason_is_one_line_with_the_text_of_the_exception(kind: str, text: str, shown: str) -> None:
+    assert reason_line(kind, text) == shown
+
+
+@given(kind=st.text(max_size=100), text=st.text(max_size=600))
+def test_a_reason_is_bounded_and_printable(kind: str, text: str) -> None:
+    shown = reason_line(kind, text)
+    assert len(shown) <= REASON_LIMIT and shown.isprintable()
+
+
+def test_a_long_reason_is_cut_and_says_so() -> None:
+    assert reason_line("Term", "x" * REASON_LIMIT) == "x" * REASON_LIMIT
+    assert reason_line("Term", "x" * 500) == "x" * (REASON_LIMIT - 1) + "…"

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from lanes import Nak
 from lanes.core import effects as fx
 from lanes.core.types import Failure, Message
 from lanes.observe.failures import FailedAttempts
@@ -53,6 +54,14 @@ def test_the_first_failure_names_handler_place_type_attempt_and_the_next_attempt
     failures.due(99.0)
     failures.end(99.0)
     assert lines(log) == []
+
+
+def test_a_reason_that_the_handler_chose_is_in_the_line(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    (message,) = messages(17)
+    failures.failed(held(message, Nak("busy\x1b", delay=3)), 5.0)
+    failures.failed(held(message, Nak()), 25.0)
+    assert [line.split(" with ")[1].split(",")[0] for line in lines(log)] == [r"Nak (busy\x1b)", "Nak"]
 
 
 def test_further_failures_of_a_type_are_counted(log: pytest.LogCaptureFixture) -> None:

@@ -290,8 +290,15 @@ def test_a_delay_is_a_finite_number_of_seconds_from_0(delay: float) -> None:
         lanes.Nak(delay=delay)
 
 
+def test_a_delay_in_the_place_of_the_reason_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^Nak\(30\): the reason must be a str; write Nak\(delay=…\)"):
+        lanes.Nak(30)  # type: ignore[arg-type]
+
+
 def test_nak_and_term_carry_the_wish_of_the_handler() -> None:
     assert (str(lanes.Nak()), str(lanes.Nak(delay=1.5))) == ("nak", "nak, retry in 1.5 s")
     assert (lanes.Nak().delay, lanes.Nak(delay=0).delay) == (None, 0)
+    busy = lanes.Nak("busy", delay=3)
+    assert (str(busy), busy.reason, busy.delay, lanes.Nak().reason) == ("busy", "busy", 3, "")
     term = lanes.Term("no such account")
     assert (str(term), term.reason) == ("no such account", "no such account")

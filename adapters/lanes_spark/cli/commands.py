@@ -19,8 +19,7 @@ import typer
 from rich.console import Console
 
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
-from lanes.cli.views import printable
-from lanes.dead_letter import error_text
+from lanes.dead_letter import error_text, printable
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.process import EXIT_AT_ONCE, EXIT_HALTED, SignalCounter
 from lanes_spark.audits.audit import audit

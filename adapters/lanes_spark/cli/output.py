@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from lanes.cli.views import printable
+from lanes.dead_letter import printable
 from lanes_spark.audits.audit import Audit
 from lanes_spark.driver.progress import Progress
 from lanes_spark.driver.run import Report
