@@ -5,16 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
+import threading
 import time
-from typing import Final, Literal, NoReturn, Unpack
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Final, Literal, NoReturn, Unpack
 
 import anyio
 
 from lanes.consumer import Consumer, ConsumerOptions
 from lanes.dead_letter import error_text
-from lanes.errors import HandlerHalted, LanesError
+from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.handlers import Handler
+from lanes.loops import entry_of_loop
 from lanes.source import Source
 
 log = logging.getLogger("lanes")
@@ -40,6 +46,9 @@ SAME_REQUEST: Final = 1.0
 
 A supervisor may signal the process and its group, and the process then gets each request twice.
 """
+
+GRACE: Final = 2.0
+"""Seconds from a second signal to the end of the process, in which cancelled handlers may clean up."""
 
 
 class SignalCounter:
@@ -79,11 +88,14 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
     await Consumer(source, handler, **options).run()
 
 
-async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
+async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
     """Run a consumer under SIGINT and SIGTERM. Must be called on the main thread.
 
     The first signal drains. The second signal cancels the handlers and stops at once. Further signals within one second
     of a signal count as the same signal, because a supervisor may signal the process and its group.
+
+    A thread answers the signals, so an answer comes at once even while a handler holds the event loop. If the consumer
+    has not ended ``grace`` seconds after the second signal, the thread ends the process with ``EXIT_AT_ONCE``.
 
     An error of ``lanes`` is one line on stderr. The log has the traceback of a handler that ended the run. Any other
     exception propagates.
@@ -94,23 +106,31 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
 
     Returns:
         ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
+
+    Raises:
+        ConfigError: The call is not on the main thread.
+    """
+    return await _serve(consumer, grace, ends_process=False)
+
+
+async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int:
+    """Run a consumer under SIGINT and SIGTERM.
+
+    ``ends_process``: whether the process has no other job, so that its end is bounded too after a second signal.
     """
     failure: BaseException | None = None
     at_once = False
-    ended = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, consumer, tasks.cancel_scope, ended, grace)
+    with anyio.CancelScope() as scope:
+        signals = _StopSignals(consumer.stop, scope.cancel, grace)
         try:
             await consumer.run()
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:
-            # The task group would wrap an exception that is raised here, even the SystemExit of a handler.
             failure = error
         finally:
-            at_once = tasks.cancel_scope.cancel_called
-            ended.set()
-            tasks.cancel_scope.cancel()
+            at_once = scope.cancel_called
+            signals.close(bounded=at_once and ends_process)
     if at_once:
         return EXIT_AT_ONCE
     if failure is None:
@@ -125,25 +145,119 @@ async def serve(consumer: Consumer, *, grace: float = 2.0) -> int:
     return EXIT_HALTED if halted else EXIT_FAILED
 
 
-async def _watch_signals(consumer: Consumer, scope: anyio.CancelScope, ended: anyio.Event, grace: float) -> None:
-    signals = SignalCounter()
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-        async for number in received:
-            request = signals.received(time.monotonic())
-            if not request:
-                continue
-            if request == 1:
-                _say(f"{number.name}: draining; a second signal stops at once")
-                consumer.stop()
-                continue
-            _say(f"{number.name}: stopping at once")
-            scope.cancel()
-            with anyio.move_on_after(grace, shield=True):
-                await ended.wait()
-            if not ended.is_set():
-                # The handler ignores its cancellation. Its message is not settled, so no message is lost.
-                os._exit(EXIT_AT_ONCE)
+_JOINED_WITHIN: Final = 1.0
+"""Seconds that the thread of ``_StopSignals`` gets to end."""
+
+_ANSWERED: Final = 0x80
+"""Bit of a byte from the signal handler of ``_StopSignals``, which no other program has to get."""
+
+
+class _StopSignals:
+    """The signals that stop a process, answered by a thread of their own from the constructor until ``close``.
+
+    The system's signal handler writes the number of each signal into a socket, and a thread reads the socket. Neither
+    needs the main thread, so a handler that blocks the event loop, in Python or in C, delays no answer. Only a C
+    function that keeps the interpreter's lock delays the thread.
+
+    Other programs, such as the event loop, may use the same socket of the process for their signals. Their bytes are
+    passed on.
+
+    Args:
+        drain: Called by the thread after the first signal.
+        cancel: Called on the event loop after the second signal.
+        grace: Seconds from the second signal to the end of the process.
+
+    Raises:
+        ConfigError: The call is not on the main thread.
+    """
+
+    def __init__(self, drain: Callable[[], None], cancel: Callable[[], None], grace: float) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                f"serve was called on the thread {threading.current_thread().name!r}, but Python handles signals on "
+                "the main thread: call serve there, or call Consumer.run and Consumer.stop instead"
+            )
+        self._drain = drain
+        self._cancel = cancel
+        self._grace = grace
+        self._enter = entry_of_loop()
+        self._ended = threading.Event()
+        self._reading, self._writing = socket.socketpair()
+        # The system's signal handler must never wait.
+        self._writing.setblocking(False)
+        self._other = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        self._thread = threading.Thread(target=self._answer, name="lanes-signals", daemon=True)
+        self._thread.start()
+        self._before: dict[int, Any] = {
+            number: signal.signal(number, self._received) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+
+    def close(self, *, bounded: bool) -> None:
+        """Restore the former handlers of the signals.
+
+        Args:
+            bounded: Whether the thread still ends the process ``grace`` seconds after the second signal.
+        """
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._received:
+                signal.signal(number, signal.SIG_DFL if before is None else before)
+        self._before.clear()
+        other = signal.set_wakeup_fd(self._other, warn_on_full_buffer=False)
+        if other != self._writing.fileno():
+            signal.set_wakeup_fd(other)
+        if bounded:
             return
+        self._ended.set()
+        self._writing.send(b"\0")
+        # The thread ends at once, unless stderr blocks it.
+        self._thread.join(_JOINED_WITHIN)
+        if not self._thread.is_alive():
+            self._reading.close()
+            self._writing.close()
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal on the main thread, at the latest when the handler of a message returns."""
+        writing = self._writing.fileno()
+        other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if other != writing:
+            # Another program has replaced the socket since, and has received the byte of this signal.
+            self._other = other
+            with suppress(OSError):
+                self._writing.send(bytes([number | _ANSWERED]))
+
+    # --- in the thread
+
+    def _answer(self) -> None:
+        signals = SignalCounter()
+        while (numbers := self._reading.recv(64)) and 0 not in numbers:
+            for number in numbers:
+                if not number & _ANSWERED:
+                    self._pass_on(number)
+                number &= ~_ANSWERED
+                if number in (signal.SIGINT, signal.SIGTERM):
+                    self._request(signals.received(time.monotonic()), signal.Signals(number).name)
+
+    def _request(self, request: int, name: str) -> None:
+        if request == 1:
+            _say_now(f"{name}: draining; a second signal stops at once")
+            self._drain()
+        elif request == 2:
+            # A thread of its own, because stderr may block this thread.
+            threading.Thread(target=self._end_process, name="lanes-exit", daemon=True).start()
+            _say_now(f"{name}: stopping at once")
+            with suppress(RuntimeError):
+                self._enter(self._cancel)
+
+    def _end_process(self) -> None:
+        if not self._ended.wait(self._grace):
+            # A handler ignores its cancellation. Its message is not settled, so no message is lost.
+            os._exit(EXIT_AT_ONCE)
+
+    def _pass_on(self, number: int) -> None:
+        other = self._other
+        if other != -1:
+            with suppress(OSError):
+                os.write(other, bytes([number]))
 
 
 def main(
@@ -169,7 +283,7 @@ def main(
     """
 
     async def job() -> int:
-        return await serve(Consumer(source, handler, **options))
+        return await _serve(Consumer(source, handler, **options), GRACE, ends_process=True)
 
     try:
         status = anyio.run(job, backend=backend)
@@ -181,6 +295,12 @@ def main(
 
 def _describe(error: LanesError) -> str:
     return f"{type(error).__name__}: {error_text(error)}"
+
+
+def _say_now(line: str) -> None:
+    """Write a line to stderr from any thread, without the locks of ``sys.stderr``."""
+    with suppress(OSError):
+        os.write(2, f"lanes: {line}\n".encode())
 
 
 def _say(line: str) -> None:

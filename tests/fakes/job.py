@@ -6,8 +6,12 @@ the interpreter shuts down in order.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import ctypes
+import signal
 import sys
+import time
 from typing import Literal
 
 import anyio
@@ -45,6 +49,25 @@ async def ignore_cancellation(message: Message) -> None:
             pass
 
 
+async def hold_the_loop(message: Message) -> None:
+    say("running")
+    time.sleep(60)  # noqa: ASYNC251 (the mistake)
+
+
+async def hold_the_loop_in_c(message: Message) -> None:
+    """No signal interrupts the wait for a mutex, so Python calls no signal handler."""
+    say("running")
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+async def leave_a_thread(message: Message) -> None:
+    """The handler reacts to its cancellation, but the thread keeps the interpreter."""
+    say("running")
+    await anyio.to_thread.run_sync(time.sleep, 60, abandon_on_cancel=True)
+
+
 async def give_up(message: Message) -> None:
     raise Term("never")
 
@@ -57,10 +80,23 @@ async def acknowledge(message: Message) -> None:
     say(f"ended {message.position}")
 
 
+async def add_a_signal(message: Message) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, say, "SIGUSR2")
+    await wait_for_ever(message)
+
+
+async def serve_with_signals(source: MemorySource) -> int:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, say, "SIGUSR1")
+    return await lanes.serve(lanes.Consumer(source, add_a_signal))
+
+
 HANDLERS = {
     "line": wait_for_a_line,
     "ever": wait_for_ever,
     "ignore": ignore_cancellation,
+    "hold": hold_the_loop,
+    "hold in C": hold_the_loop_in_c,
+    "thread": leave_a_thread,
     "poison": give_up,
     "leave": leave,
 }
@@ -86,6 +122,8 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
         source.fail("settle", SourceError("the connection is closed"), times=100)
     elif case == "poison policy":
         settings = lanes.Settings(poison="skip")
+    elif case == "signals":
+        sys.exit(anyio.run(serve_with_signals, source))
     elif case == "events":
         source.finish()
         lanes.main(source, acknowledge, settings=settings, on_event=lambda event: say(event.name), backend=backend)
