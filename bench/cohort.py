@@ -3,7 +3,7 @@
 64 partitions: messages a second with a handler that does nothing, after every partition is assigned. The baseline is
 one consumer of the whole stream.
 
-Move: a member with all partitions of an idle stream runs in a process of its own, and a second member joins. The figure
+Move: a member with all partitions of an idle stream runs in a separate process, and a second member joins. The figure
 is the time from the start of the second member, connection included, until it has handled a message of each partition
 that it gets. Each message is published when its partition is assigned. The baseline is the same measurement for one
 consumer that reads the whole stream.
@@ -53,7 +53,7 @@ _numbers = count_from(1)
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases on a server of their own."""
+    """Measure the cases on a new server."""
     with running("nats") as urls:
         return asyncio.run(_figures(urls["nats"], effort))
 

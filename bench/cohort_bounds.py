@@ -45,7 +45,7 @@ OUTSTANDING_BYTES: Final = 400
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases on a server of their own."""
+    """Measure the cases on a new server."""
     with running("nats") as urls:
         url = urls["nats"]
         stuck = middle(asyncio.run(_stuck_pairs(url, effort)))

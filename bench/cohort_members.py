@@ -109,7 +109,7 @@ def stamp(payload: bytes) -> int:
 
 
 class Holder:
-    """A member in a process of its own."""
+    """A member in a separate process."""
 
     def __init__(self, stream: DividedStream, member: str, lease: float) -> None:
         self.process = subprocess.Popen(
@@ -153,7 +153,7 @@ class Holder:
 
 @contextmanager
 def holding(stream: DividedStream, member: str, *, lease: float = 10.0) -> Iterator[Holder]:
-    """Run a member in a process of its own during the block; with the lease 0, one durable consumer."""
+    """Run a member in a separate process during the block; with the lease 0, one durable consumer."""
     holder = Holder(stream, member, lease)
     try:
         yield holder
@@ -173,7 +173,7 @@ def feeding(stream: DividedStream, count: int, keys: int, per_second: float) -> 
 
 
 async def until(condition: Callable[[], bool], what: str, *, within: float = 60.0) -> None:
-    """Wait for a condition that has no signal."""
+    """Check a condition repeatedly until it holds."""
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:

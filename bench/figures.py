@@ -64,7 +64,7 @@ class Figure:
         return replace(self, goal=times, holds=self.ratio <= times)
 
     def at_least(self, figure: float) -> Figure:
-        """Return the figure with the goal of at least ``figure``. The baseline does not matter."""
+        """Return the figure with the goal of at least ``figure``. The goal ignores the baseline."""
         return replace(self, goal=figure, holds=self.figure >= figure)
 
 

@@ -36,7 +36,7 @@ KEYS, SIZE, MESSAGES, IN_FLIGHT = 1_000, 100, 50_000, 2_000
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases, each interleaved with its baseline, on a server of their own."""
+    """Measure the cases, each interleaved with its baseline, on a new server."""
     count = effort.messages(MESSAGES)
     number = count_from(1)
     with running("nats") as urls:

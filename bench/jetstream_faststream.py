@@ -33,7 +33,7 @@ OF_THEM: Final = 0.1
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases, interleaved, on a server of their own. Without FastStream the list is empty."""
+    """Measure the cases, interleaved, on a new server. Without FastStream the list is empty."""
     if importlib.util.find_spec("faststream") is None:
         print("bench: without FastStream nothing is measured: pip install 'faststream[nats]'", file=sys.stderr)
         return []

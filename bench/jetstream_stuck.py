@@ -31,7 +31,7 @@ STUCK: Final = b"0"
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the case with its baseline, in turns, on a server of its own."""
+    """Measure the case with its baseline, in turns, on a new server."""
     count = effort.messages(MESSAGES)
     number = count_from(1)
     with running("nats") as urls:

@@ -40,7 +40,7 @@ TUNED: Final[dict[str, Any]] = {"fetch_queue_backoff_ms": 5}
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases, each interleaved with its baselines, on a broker of their own."""
+    """Measure the cases, each interleaved with its baselines, on a new broker."""
     with broker() as url:
         backlog = fill(url, "no-op", effort.messages(MESSAGES), KEYS)
         tuned, defaults, polled, figure = interleaved(

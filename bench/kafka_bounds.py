@@ -51,7 +51,7 @@ HEADERS: Final[list[tuple[str, str | bytes | None]]] = [("trace", b"0" * 20), ("
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases on a broker of their own."""
+    """Measure the cases on a new broker."""
     with broker() as url:
         backlog = fill(url, "backlog", effort.messages(BACKLOG_MESSAGES), BACKLOG_KEYS)
         fairness = median([_fairness(backlog) for _ in range(effort.repeats)])

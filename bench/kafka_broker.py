@@ -206,7 +206,7 @@ def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **setting
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition that has no signal."""
+    """Check a condition repeatedly until it holds."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
@@ -215,6 +215,6 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def alone(work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """Call a function in a process of its own, whose memory nothing else has used."""
+    """Call a function in a separate process, whose memory nothing else has used."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments, **named).result()

@@ -1,4 +1,4 @@
-"""Produce at a steady rate, in a process of its own: `python -m bench.kafka_feed URL TOPIC COUNT KEYS PER_SECOND`.
+"""Produce at a steady rate, in a separate process: `python -m bench.kafka_feed URL TOPIC COUNT KEYS PER_SECOND`.
 
 The value of a message begins with the time of producing: 8 bytes, nanoseconds of the monotonic clock, which all
 processes of a machine share.

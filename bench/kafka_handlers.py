@@ -38,7 +38,7 @@ CALLS, SIZE = 10, 50
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases, each with its baseline, on a broker of their own."""
+    """Measure the cases, each with its baseline, on a new broker."""
     with broker() as url:
         count = effort.messages(WAITING_MESSAGES)
         backlog = fill(url, "waiting", count, WAITING_KEYS)

@@ -3,10 +3,10 @@
 Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. The
 time is measured with a backlog and with an empty topic. The baseline is the longest call of the client.
 
-Recovery: two members share four partitions of a topic while a producer writes to the topic. One member leaves, in order
-or by ``kill -9``. The figure is the time from the signal until the other member has handled a message of each partition
-of the leaver. The baselines are the broker's heartbeat of 0.5 s and the session timeout of 3 s. The goals are 1 s for a
-leave in order, and the session timeout plus 1 s for ``kill -9``.
+Recovery: two members share four partitions of a topic while a producer writes to the topic. One member leaves, after a
+drain or by ``kill -9``. The figure is the time from the signal until the other member has handled a message of each
+partition of the leaver. The baselines are the broker's heartbeat of 0.5 s and the session timeout of 3 s. The goals
+are 1 s for a leave after a drain, and the session timeout plus 1 s for ``kill -9``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BROKER: Final = {
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases on a broker of their own."""
+    """Start a broker, and measure pause and recovery on it."""
     with broker(_BROKER) as url:
         create(url, "idle")
         busy, idle = fill(url, "busy", BACKLOG, KEYS), Backlog(url, "idle", 0)
@@ -132,7 +132,7 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
 
 
 async def _recoveries(url: str, protocol: str, settings: dict[str, Any], repeats: int) -> dict[str, list[float]]:
-    """Return the seconds until each recovery, by the way of leaving."""
+    """Return the seconds until each recovery, for a leave after a drain and for ``kill -9``."""
     topic = f"recovery-{protocol.lower()}"
     create(url, topic)
     backlog = Backlog(url, topic, 0)

@@ -68,6 +68,7 @@ class DemoConfig:
         concurrency: Maximum number of running handlers, as in ``lanes.Settings``.
         max_in_flight: Bound on delivered, unsettled messages, as in ``lanes.Settings``.
         kill_at: Rising fractions between 0 and 1. The worker is killed when such a fraction of the events is stored.
+            A run with a group or a cohort ignores ``kill_at``.
         serial_seconds: Length of the one-at-a-time sample in seconds; 0 skips it.
         stall_timeout: Seconds without progress, with a server that answers, after which the run fails.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
@@ -77,7 +78,7 @@ class DemoConfig:
         worker_command: Command that starts a worker. The worker reads its configuration from the environment.
         on_progress: Callback that may disturb the run, for example kill the server or freeze the worker.
         broker: Kind of broker.
-        members: Number of processes; None is 3 on Kafka and 1 on JetStream. ``kill_at`` needs one process.
+        members: Number of processes; None is 3 on Kafka and 1 on JetStream.
         partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 on JetStream.
         protocol: Protocol of the Kafka group.
         lease: Lease of the JetStream cohort in seconds.

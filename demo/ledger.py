@@ -69,7 +69,7 @@ class Ledger:
 
     Attributes:
         stored: Number of applied writes.
-        repeats: Number of refused writes of stored steps.
+        repeats: Number of writes that were refused because the ledger had the step already.
         violations: Number of writes that were refused out of order.
 
     Raises:

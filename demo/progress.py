@@ -19,7 +19,7 @@ class Progress:
         serial_rate: Events per second of the serial loop; 0.0 before the measurement.
         stored: Number of events stored in the ledger.
         dead_letters: Number of dead-lettered events.
-        repeats: Number of refused writes of stored events.
+        repeats: Number of writes that were refused because the ledger had the event already.
         violations: Number of writes that were refused out of order.
         pending: Number of undelivered messages, by the server's report.
         unacknowledged: Number of delivered and unacknowledged messages, by the server's report.

@@ -27,7 +27,7 @@ class Report:
         done: Number of events that are stored or dead-lettered.
         seconds: Time from the start of the first worker to the last event done, with crashes and restarts.
         serial_rate: Events per second of a serial loop; 0.0 if it was not measured.
-        repeats: Number of refused repeats.
+        repeats: Number of writes that were refused because the ledger had the event already.
         dead_letters: Number of dead letters.
         max_in_flight_seen: Highest number of messages in flight.
         max_in_flight: Bound on the messages in flight.

@@ -38,8 +38,8 @@ def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) ->
     """Run a job, show its progress and report, and return an exit status. Blocks. Call it on the main thread.
 
     The report is a table and one JSON object. The JSON object is the last line on stdout, except on a terminal,
-    where the table comes last. A first signal stops the run in order and removes its streams. A second signal ends the
-    process at once.
+    where the table comes last. A first signal drains the workers and removes the streams of the run. A second
+    signal ends the process at once.
     """
     view = view or best_view()
     try:

@@ -63,13 +63,15 @@ class GroupFindings:
     """The figures of a run.
 
     Attributes:
-        duplicates: Repeated runs of a message by cause: kill, freeze, cut, broker, or ``clean`` for no excuse.
+        duplicates: Repeated runs of a message by cause: kill, freeze, cut or broker; ``clean`` counts
+            the repeats that no fault explains.
         rebalances: Number of times that partitions moved.
         recovery: Fault kind → longest time in seconds until every affected partition started again; infinite
             if a partition never started again.
         overlaps: Number of unexcused overlapping runs of a key, plus results that counted after their partition was
             lost. With leases, a run overlaps an earlier run whose lease has not expired.
-        overlaps_at_loss: Number of overlaps that started before the loss, or before the member was told of the loss.
+        overlaps_at_loss: Number of excused overlaps, which ``overlaps`` leaves out. In an excused overlap the later run
+            started after the broker had removed a member, or after the lease of the earlier run had expired.
         witnesses: Descriptions of the first overlaps.
         moves: Moves of a cohort's partitions, by the plans of the cohort; None without leases.
         handover: Median time in seconds from the end of the last handler to the next owner; None without a handover.
@@ -295,7 +297,7 @@ class _Run:
 
 
 class _Runs:
-    """The assignments that have run and finished each message, in order."""
+    """For each message, the assignments that ran and finished the message, from the first to the last."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge

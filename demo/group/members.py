@@ -264,7 +264,7 @@ class Members:
         return thaw
 
     async def stop(self, process: Process) -> None:
-        """Stop a member in order, and wait for its end."""
+        """Let a member drain its partitions and stop, and wait until its process has ended."""
         self.note("stop", process.name)
         await self._end(process)
 

@@ -11,7 +11,7 @@ _INTO: Final = 0.1
 
 
 async def scenario(group: Members) -> None:
-    """Kill a member, add a member, freeze a member until it has lost its partitions, and stop a member in order."""
+    """Kill a member, add a member, freeze a member until it loses its partitions, and stop a member after a drain."""
     await _begin(group, "settling", 0.0)
     await group.until(group.settled)
     await group.handled(await _begin(group, "undisturbed", 0.2, into=1.0))

@@ -47,7 +47,7 @@ class Judgement:
         foreign: Events that are stored or dead-lettered, but not in the log.
         states: Cases whose state differs from their effects.
         dead_letters: Events with a dead letter.
-        repeats: Number of refused effects of events that already had their effect.
+        repeats: Number of effects that were refused because the event had its effect already.
     """
 
     lost: Sequence[Step]
