@@ -29,22 +29,27 @@ def app() -> typer.Typer:
     @commands.command()
     def run(
         server: str = typer.Option("", help="NATS URL, or HOST:PORT of a Kafka broker.", metavar="ADDRESS"),
-        broker: str = typer.Option("jetstream", help="Kind of broker: jetstream or kafka."),
+        broker: str = typer.Option("jetstream", help="Kind of broker.", metavar="jetstream|kafka"),
         members: int | None = typer.Option(
             None,
             help="Number of processes in the group or cohort.",
+            metavar="NUMBER",
             show_default="Kafka 3, JetStream 1",
         ),
-        protocol: str = typer.Option("classic", help="Kafka protocol: classic, cooperative or consumer."),
+        protocol: str = typer.Option("classic", help="Kafka protocol.", metavar="classic|cooperative|consumer"),
         data: Path | None = typer.Option(None, help="Log to publish; the default generates one.", metavar="FILE"),
-        events: int | None = typer.Option(None, help="Number of events to publish.", show_default="all"),
-        latency: str = typer.Option("10ms", help="Mean time of an approval."),
-        concurrency: int = typer.Option(500, help="Maximum number of running handlers."),
-        max_in_flight: int = typer.Option(2_000, help="Bound on delivered, unsettled messages."),
-        kill_at: str = typer.Option("0.5", help="JetStream: kill the worker at these fractions."),
-        sample: str = typer.Option("3.5s", help="Time to measure one at a time; 0s skips it."),
-        seed: int = typer.Option(1, help="Seed of the generated log."),
-        name: str | None = typer.Option(None, help="Name of the streams or topics.", show_default="random"),
+        events: int | None = typer.Option(
+            None, help="Number of events to publish.", metavar="NUMBER", show_default="all"
+        ),
+        latency: str = typer.Option("10ms", help="Mean time of an approval.", metavar="TIME"),
+        concurrency: int = typer.Option(500, help="Maximum number of running handlers.", metavar="NUMBER"),
+        max_in_flight: int = typer.Option(2_000, help="Bound on delivered, unsettled messages.", metavar="NUMBER"),
+        kill_at: str = typer.Option("0.5", help="JetStream: kill the worker at these fractions.", metavar="FRACTIONS"),
+        sample: str = typer.Option("3.5s", help="Time to measure one at a time; 0s skips it.", metavar="TIME"),
+        seed: int = typer.Option(1, help="Seed of the generated log.", metavar="NUMBER"),
+        name: str | None = typer.Option(
+            None, help="Name of the streams or topics.", metavar="NAME", show_default="random"
+        ),
         keep: Path | None = typer.Option(None, help="Keep ledger, history and log in this folder.", metavar="DIR"),
     ) -> None:
         """Run the log under lanes on a real broker.
@@ -101,14 +106,18 @@ def app() -> typer.Typer:
             metavar="PATHS",
         ),
         data: Path | None = typer.Option(None, help="Log to publish; the default generates one.", metavar="FILE"),
-        events: int | None = typer.Option(None, help="Number of events to publish.", show_default="all"),
-        latency: str = typer.Option("10ms", help="Mean time of an approval."),
-        concurrency: int = typer.Option(500, help="Maximum number of running handlers in a task."),
-        connections: int = typer.Option(12, help="Number of PostgreSQL connections in a task."),
-        cores: int = typer.Option(2, help="Number of concurrent tasks."),
-        seed: int = typer.Option(1, help="Seed of the generated log."),
-        name: str | None = typer.Option(None, help="Name of the topics and the schema.", show_default="random"),
-        patience: str = typer.Option("5m", help="Time without progress that ends the run."),
+        events: int | None = typer.Option(
+            None, help="Number of events to publish.", metavar="NUMBER", show_default="all"
+        ),
+        latency: str = typer.Option("10ms", help="Mean time of an approval.", metavar="TIME"),
+        concurrency: int = typer.Option(500, help="Maximum number of running handlers in a task.", metavar="NUMBER"),
+        connections: int = typer.Option(12, help="Number of PostgreSQL connections in a task.", metavar="NUMBER"),
+        cores: int = typer.Option(2, help="Number of concurrent tasks.", metavar="NUMBER"),
+        seed: int = typer.Option(1, help="Seed of the generated log.", metavar="NUMBER"),
+        name: str | None = typer.Option(
+            None, help="Name of the topics and the schema.", metavar="NAME", show_default="random"
+        ),
+        patience: str = typer.Option("5m", help="Time without progress that ends the run.", metavar="TIME"),
         keep: Path | None = typer.Option(None, help="Keep journal and log in this folder.", metavar="DIR"),
     ) -> None:
         """Replay the log on Spark into PostgreSQL, and audit it.

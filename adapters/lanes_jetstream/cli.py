@@ -23,10 +23,9 @@ from lanes_jetstream.wire.connection import Connection
 _WIDE: Final = 200
 """Columns of a table outside a terminal."""
 
-Stream = Annotated[str, typer.Argument(help="Stream of the cohort.", metavar="STREAM", show_default=False)]
-StreamOption = Annotated[str, typer.Option(help="Stream of the cohort.", metavar="NAME", show_default=False)]
+Stream = Annotated[str, typer.Option(help="Stream of the cohort.", metavar="NAME", show_default=False)]
 Member = Annotated[str, typer.Argument(help="Member, as `status` shows it.", metavar="MEMBER", show_default=False)]
-Server = Annotated[str, typer.Option(help="URL of the NATS server.", metavar="URL", show_default=False)]
+Server = Annotated[str, typer.Option(help="URL of a NATS server.", metavar="URL", show_default=False)]
 Namespace = Annotated[
     str, typer.Option(help="Namespace of the cohort.", metavar="NAME", show_default="the only one of the stream")
 ]
@@ -39,7 +38,7 @@ cohort = command_group("Look at a JetStream cohort, and drain or undrain a membe
 
 
 @cohort.command()
-def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_json: AsJson = False) -> None:
+def status(stream: Stream, server: Server, namespace: Namespace = "", as_json: AsJson = False) -> None:
     """Show members, partitions, epochs, lag and the oldest message."""
 
     async def work(view: CohortView) -> None:
@@ -53,7 +52,7 @@ def status(stream: Stream, server: Server = "", namespace: Namespace = "", as_js
 
 
 @cohort.command()
-def drain(member: Member, stream: StreamOption = "", server: Server = "", namespace: Namespace = "") -> None:
+def drain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
     """Move all partitions of a member to the other members.
 
     The drain ends when the member leaves in order, or by `undrain`. A member that dies and returns under its name is
@@ -68,7 +67,7 @@ def drain(member: Member, stream: StreamOption = "", server: Server = "", namesp
 
 
 @cohort.command()
-def undrain(member: Member, stream: StreamOption = "", server: Server = "", namespace: Namespace = "") -> None:
+def undrain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
     """Withdraw a drain, so that the member gets its share again."""
 
     async def work(view: CohortView) -> None:
@@ -80,10 +79,6 @@ def undrain(member: Member, stream: StreamOption = "", server: Server = "", name
 
 def _run(server: str, stream: str, namespace: str, work: Work) -> None:
     """Run ``work`` on the cohort. Report an error of ``lanes`` as one line."""
-    if not stream:
-        stop("`lanes cohort` needs --stream NAME")
-    if not server:
-        stop("`lanes cohort` needs --server URL, such as nats://127.0.0.1:4222")
 
     async def job() -> None:
         connection = Connection(server)
@@ -108,7 +103,7 @@ async def _only_one(connection: Connection, stream: str) -> str:
     found = await read_namespaces(connection, stream)
     if len(found) != 1:
         raise ConfigError(
-            f"stream {stream!a} has no cohort; start a member, or correct STREAM and --server"
+            f"stream {stream!a} has no cohort; start a member, or correct --stream and --server"
             if not found
             else f"stream {stream!a} has several cohorts; select one by --namespace: {', '.join(found)}"
         )

@@ -1,5 +1,6 @@
 """The command line ``lanes``. Needs the extra ``cli``.
 
-Reading order: ``kit`` (tools of every command), ``app`` (the console script), ``registered`` (the entry points),
-``ring``, ``dead_letters``, ``views`` (their texts), ``doctor`` (results of checks).
+Reading order: ``misuse`` (an error), ``kit`` (tools of every command), ``group`` (groups and commands), ``app`` (the
+console script), ``registered`` (the entry points), ``ring``, ``dead_letters``, ``views`` (their texts), ``doctor``
+(results of checks).
 """

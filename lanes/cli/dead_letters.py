@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, command_group, require, stop
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, Misuse, command_group, require, stop
 from lanes.cli.views import ROW_HEADINGS, document, fields, payload, row
 from lanes.dead_letter import error_text, printable
 from lanes.dead_letters.box import DeadLetterBox, Disposition, StoredDeadLetter, replay
@@ -55,7 +55,7 @@ Subject = Annotated[
     str, typer.Option(help="JetStream subject of the dead letters.", metavar="NAME", show_default=False)
 ]
 Server = Annotated[
-    str, typer.Option(help="URL of a NATS server, or host:port of a Kafka broker.", metavar="URL", show_default=False)
+    str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Id = Annotated[str, typer.Argument(help="Id as `list` shows it.", metavar="ID", show_default=False)]
@@ -77,12 +77,14 @@ class Where(NamedTuple):
         return printable(self.topic or self.subject)
 
     def box(self) -> DeadLetterBox:
-        """Make the box. Raises ``ConfigError``; ends the process when an option or an extra is missing."""
+        """Make the box. Raises ``ConfigError`` or ``Misuse``; ends the process when an extra is missing."""
         if bool(self.topic) == bool(self.subject):
-            stop("`lanes dead-letters` needs --topic (Kafka) or --subject (JetStream), one of the two", EXIT_USAGE)
+            raise Misuse("needs --topic NAME (Kafka) or --subject NAME (JetStream), one of the two")
         if self.subject:
-            if self.config is not None or self.settings or not self.server:
-                stop("--subject (JetStream) needs --server URL, and takes neither --config nor -X", EXIT_USAGE)
+            if self.config is not None or self.settings:
+                raise Misuse("--subject takes neither --config nor -X, which are for Kafka")
+            if not self.server:
+                raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
             return _make_box("jetstream", "--subject", self.server, self.subject)
         return _make_box("kafka", "--topic", self.topic, self.server, self.config, self.settings)
 
@@ -108,7 +110,9 @@ def list_dead_letters(
     settings: Setting = [],  # noqa: B006 (typer copies it)
     subject: Subject = "",
     server: Server = "",
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of dead letters, the oldest first.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Maximum number of dead letters, the oldest first.", metavar="NUMBER")
+    ] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters with their origins and reasons. Shows no key and no payload.
@@ -146,9 +150,9 @@ def replay_dead_letters(
     subject: Subject = "",
     server: Server = "",
     every: Annotated[bool, typer.Option("--all", help="Replay every dead letter, the oldest first.")] = False,
-    handler: Annotated[str, typer.Option(help="Handler to run, as package.module:function.", show_default=False)] = "",
+    handler: Annotated[str, typer.Option(help="Handler to run.", metavar="MODULE:FUNCTION", show_default=False)] = "",
     decode: Annotated[
-        str, typer.Option(help="Function that makes message.data, as module:function.", show_default=False)
+        str, typer.Option(help="Function that makes message.data.", metavar="MODULE:FUNCTION", show_default=False)
     ] = "",
     to_origin: Annotated[
         bool, typer.Option("--to-origin", help="Publish them again, at the end of their origin.")
@@ -163,9 +167,9 @@ def replay_dead_letters(
     the second replay may repeat the effect.
     """
     if bool(ids) == every:
-        stop("`lanes dead-letters replay` needs IDs, or --all, one of the two", EXIT_USAGE)
+        raise Misuse("needs IDs, or --all, one of the two")
     if bool(handler) == to_origin or (decode and to_origin):
-        stop("`lanes dead-letters replay` needs --handler, or --to-origin without --decode", EXIT_USAGE)
+        raise Misuse("needs --handler MODULE:FUNCTION, or --to-origin without --decode")
     act = _publish if to_origin else _handle(handler, decode)
     where = Where(topic, config, settings, subject, server)
     _run(where, functools.partial(_replay, ids=checked(ids), act=act, as_json=as_json))

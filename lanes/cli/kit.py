@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
+from lanes.cli.misuse import Misuse as Misuse
 from lanes.process import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from lanes.process import EXIT_UNUSABLE as EXIT_UNUSABLE
 from lanes.process import EXIT_USAGE as EXIT_USAGE
@@ -35,15 +36,28 @@ def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> No
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        stop(f"{message().rstrip('.')}; run `{program} --help`", EXIT_USAGE)
+        context: Any = getattr(error, "ctx", None)
+        command = program if context is None else context.command_path
+        missing: Any = getattr(error, "param", None) if type(error).__name__ == "MissingParameter" else None
+        if missing is not None:
+            stop(f"`{command}` needs {_usage(missing)}; run `{command} --help`", EXIT_USAGE)
+        if isinstance(error, Misuse):
+            stop(f"`{command}` {error}; run `{command} --help`", EXIT_USAGE)
+        stop(f"{message().rstrip('.')}; run `{command} --help`", EXIT_USAGE)
     sys.exit(status)
+
+
+def _usage(param: Any) -> str:
+    """Return an option or an argument as the user writes it."""
+    name = param.metavar or param.name.upper()
+    return f"{param.opts[0]} {name}" if param.param_type_name == "option" else str(name)
 
 
 def command_group(help: str = "") -> typer.Typer:  # noqa: A002 (as typer calls it)
     """Make a group of commands whose help and errors are plain text."""
-    import typer
+    from lanes.cli.group import Group
 
-    group = typer.Typer(
+    group = Group(
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

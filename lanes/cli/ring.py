@@ -20,8 +20,8 @@ def ring(
     keys: list[str] = typer.Argument(
         help="Keys; put `--` before a key that starts with a dash.", metavar="KEY", show_default=False
     ),
-    partitions: int = typer.Option(64, help="Number of partitions."),
-    lanes: int = typer.Option(16, help="Number of lanes."),
+    partitions: int = typer.Option(64, help="Number of partitions.", metavar="NUMBER"),
+    lanes: int = typer.Option(16, help="Number of lanes.", metavar="NUMBER"),
     as_int: bool = typer.Option(False, "--int", help="Read the keys as decimal numbers, 0 … 2**128-1."),
 ) -> None:
     """Show the slot, the partition and the lane of keys. There are 65,536 slots."""

@@ -55,7 +55,7 @@ async def test_status_shows_owners_and_progress(cohort_stream: CohortStream, com
     keys = stream.a_key_each()
     gate = Gate(keys[1])
     a, b = (lanes.Consumer(stream.source(name, target=3), log.handler(name, gate), settings=FAST) for name in "ab")
-    where = stream.name, "--server", stream.url
+    where = "--stream", stream.name, "--server", stream.url
     async with members() as running:
         running.join(a)
         await settled(a, partitions=4)
@@ -107,7 +107,7 @@ async def test_a_member_is_drained(cohort_stream: CohortStream, command: Command
         assert await command("drain", "b", *where) == (0, "b: is drained\n", "")
         await until(lambda: owned(a) == {0, 1, 2, 3})
         assert await command("drain", "b", *where) == (0, "b: is drained already\n", "")
-        status = json.loads((await command("status", stream.name, "--server", stream.url, "--json")).out)
+        status = json.loads((await command("status", "--stream", stream.name, "--server", stream.url, "--json")).out)
         assert [(one["name"], one["draining"], one["planned"]) for one in status["members"]] == [
             ("a", False, 4),
             ("b", True, 0),
@@ -134,12 +134,12 @@ async def test_a_drain_that_outlives_its_member_can_be_withdrawn(cohort_stream: 
         subject = f"$KV.{bucket_name(stream.name, 'lanes')}.{drain_key('b')}"
         await stream.client.request(subject, encode(DrainRequest(5)), timeout=5)
         b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
-        status = json.loads((await command("status", stream.name, *where, "--json")).out)
+        status = json.loads((await command("status", "--stream", stream.name, *where, "--json")).out)
         assert [(one["name"], one["live"], one["draining"]) for one in status["members"]] == [
             ("a", True, False),
             ("b", False, True),
         ]
-        assert " gone, to be drained " in (await command("status", stream.name, *where)).out
+        assert " gone, to be drained " in (await command("status", "--stream", stream.name, *where)).out
         running.join(b)
         await until(lambda: b.ready)
         assert (owned(a), owned(b)) == ({0, 1, 2, 3}, set())
@@ -152,17 +152,31 @@ async def test_a_drain_that_outlives_its_member_can_be_withdrawn(cohort_stream: 
 async def test_a_missing_cohort_is_one_line_and_creates_nothing(cohort_stream: CohortStream, command: Command) -> None:
     stream = cohort_stream
     for arguments, words in [
-        (("status", stream.name, "--server", stream.url), "has no cohort; start a member"),
-        (("status", stream.name, "--server", stream.url, "--namespace", "x"), "has no cohort in the namespace 'x'"),
+        (("status", "--stream", stream.name, "--server", stream.url), "has no cohort; start a member"),
+        (
+            ("status", "--stream", stream.name, "--server", stream.url, "--namespace", "x"),
+            "has no cohort in the namespace 'x'",
+        ),
         (("drain", "a", "--stream", stream.name, "--server", stream.url), "has no cohort; start a member"),
-        (("drain", "a", "--server", stream.url), "needs --stream NAME"),
-        (("undrain", "a", "--server", stream.url), "needs --stream NAME"),
-        (("status", stream.name), "needs --server URL"),
     ]:
         said = await command(*arguments)
         assert (said.status, said.out) == (3, "")
         assert said.err.startswith("lanes: ") and said.err.count("\n") == 1 and words in said.err
     assert await stream.buckets() == []
+
+
+@pytest.mark.parametrize("name", ["status", "drain", "undrain"])
+async def test_a_missing_option_is_named_alike_in_every_command(command: Command, name: str) -> None:
+    member = () if name == "status" else ("a",)
+    for given, missing in (
+        (("--server", "nats://127.0.0.1:1"), "--stream NAME"),
+        (("--stream", "S"), "--server URL"),
+    ):
+        assert await command(name, *member, *given) == (
+            64,
+            "",
+            f"lanes: `lanes cohort {name}` needs {missing}; run `lanes cohort {name} --help`\n",
+        )
 
 
 async def test_a_malformed_record_is_one_line(cohort_stream: CohortStream, command: Command) -> None:
@@ -173,7 +187,7 @@ async def test_a_malformed_record_is_one_line(cohort_stream: CohortStream, comma
         await settled(a, partitions=4)
     subject = f"$KV.{bucket_name(stream.name, 'lanes')}.m.x"
     await stream.client.request(subject, b"\x1b[2Jno", timeout=5)
-    said = await command("status", stream.name, "--server", stream.url)
+    said = await command("status", "--stream", stream.name, "--server", stream.url)
     assert (said.status, said.out) == (3, "")
     assert "the key 'm.x'" in said.err and "\x1b" not in said.err and said.err.count("\n") == 1
 
@@ -187,7 +201,7 @@ async def test_one_of_several_cohorts_must_be_selected(cohort_stream: CohortStre
         running.join(a, b)
         await settled(a, partitions=4)
         await settled(b, partitions=4)
-        said = await command("status", stream.name, "--server", stream.url)
+        said = await command("status", "--stream", stream.name, "--server", stream.url)
         assert "has several cohorts; select one by --namespace: one, two" in said.err
-        said = await command("status", stream.name, "--server", stream.url, "--namespace", "two", "--json")
+        said = await command("status", "--stream", stream.name, "--server", stream.url, "--namespace", "two", "--json")
         assert [one["name"] for one in json.loads(said.out)["members"]] == ["two"]

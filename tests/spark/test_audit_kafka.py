@@ -1,4 +1,4 @@
-"""``lanes spark audit --servers``, as a shell runs it: a live consumer's journal against the topic on a real broker."""
+"""``lanes spark audit --server``, as a shell runs it: a live consumer's journal against the topic on a real broker."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_topic_says_what_had_to_be_handled(kafka: KafkaServer, tmp_path: Path)
     topic.create()
     count = publish(kafka, topic.name)
     anyio.run(handle, kafka, topic.name, count, tmp_path / "journal")
-    source = ["--servers", kafka.url, "--topic", topic.name]
+    source = ["--server", kafka.url, "--topic", topic.name]
 
     # Markers of transactions and what was aborted are no messages.
     done = audit(tmp_path, *source)
@@ -116,7 +116,7 @@ def test_a_topic_says_what_had_to_be_handled(kafka: KafkaServer, tmp_path: Path)
 
     # A topic that has nothing proves nothing.
     empty.create()
-    done = audit(tmp_path, "--servers", kafka.url, "--topic", empty.name)
+    done = audit(tmp_path, "--server", kafka.url, "--topic", empty.name)
     assert done.returncode == 2, done.stdout + done.stderr
     assert verdicts(done)["AtLeastOnce"] == ["unproven", "0", "0"]
     said = "? AtLeastOnce: 0 messages are in the source: it does not say what had to be handled\n"

@@ -240,7 +240,7 @@ def test_the_command_stops_in_order_by_a_signal(kafka: KafkaServer, tmp_path: Pa
     (tmp_path / "shop.py").write_text(MODULE)
     seen = tmp_path / "seen"
     script = "import sys; from lanes.cli.app import main; sys.argv[0] = 'lanes'; main()"
-    arguments = ["spark", "stream", "--topic", "commanded", "--servers", kafka.url, "--handler", "shop:look"]
+    arguments = ["spark", "stream", "--topic", "commanded", "--server", kafka.url, "--handler", "shop:look"]
     more = [
         "--checkpoint",
         "checkpoint",

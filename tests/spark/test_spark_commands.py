@@ -110,7 +110,7 @@ def test_the_source_is_a_table_or_a_topic() -> None:
     assert source(servers="h:1", options=options) == KafkaTopic(servers="h:1", topic="t", options=options)
     assert not source(servers="h:1", aligned=False).aligned
     for wrong in ({}, {"tables": ["a"], "servers": "h:1"}):
-        with pytest.raises(lanes.ConfigError, match="give either --table PATH or --servers HOST:PORT"):
+        with pytest.raises(lanes.ConfigError, match="give either --table PATH or --server HOST:PORT"):
             source(**wrong)
     with pytest.raises(lanes.ConfigError, match="-X is an option of the Kafka connector"):
         source(tables=["a"], options=options)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import command_group
+from lanes.cli.kit import Misuse, command_group
 from lanes.core.types import key_bytes
 from lanes.errors import ConfigError
 from lanes_kafka.cli.config_file import read_config
@@ -40,9 +40,12 @@ def dead_letter_box(topic: str, server: str, config: Path | None, settings: list
 
     Returns:
         The box, which is not open yet.
+
+    Raises:
+        ConfigError: The file or a setting is invalid.
+        Misuse: No address of a broker is given.
     """
-    given = [f"bootstrap.servers={server}", *settings] if server else settings
-    return KafkaDeadLetterBox(read_config(config, given), topic)
+    return KafkaDeadLetterBox(_settings(config, settings, server=server), topic)
 
 
 @kafka.command()
@@ -50,7 +53,7 @@ def partition(
     keys: list[str] = typer.Argument(
         help="Show these keys; write `--` before a leading dash.", metavar="KEY", show_default=False
     ),
-    partitions: int = typer.Option(..., help="Set the number of partitions of the topic."),
+    partitions: int = typer.Option(..., help="Number of partitions of the topic.", metavar="NUMBER"),
     as_int: bool = typer.Option(False, "--int", help="Read keys as decimal numbers that lanes wrote."),
     as_hex: bool = typer.Option(False, "--hex", help="Read keys as bytes in hex, two digits each."),
 ) -> None:
@@ -76,6 +79,8 @@ def partition(
 
 def doctor(
     context: typer.Context,
+    server: str = typer.Option("", help="Kafka brokers, with commas between.", metavar="HOST:PORT"),
+    group: str = typer.Option("", help="Consumer group that will read.", metavar="NAME"),
     config: Path | None = typer.Option(None, help="Read the client's settings from a file.", metavar="FILE"),
     settings: list[str] = typer.Option(
         [],
@@ -95,12 +100,28 @@ def doctor(
     takes at most 5 seconds. A file holds name=value lines, or it is a .json or .toml file. Other users can see the
     arguments of a process, so put passwords into the file.
     """
-    if config is None and not settings and not topics and not as_json:
+    if config is None and not (server or group or settings or topics or as_json):
         typer.echo(context.get_help())
         return
-    read = client_config(read_config(config, settings))
+    given = _settings(config, settings, server=server, group=group)
+    if not given.get("group.id"):
+        raise Misuse("needs --group NAME, or group.id in --config FILE")
+    read = client_config(given)
     checks = examine(read, topics)
     conclude(checks, as_json=as_json, facts=_facts(read), tables=[_chosen(read)])
+
+
+def _settings(config: Path | None, settings: list[str], *, server: str, group: str = "") -> dict[str, Any]:
+    """Return the client's settings; -X overrides --server and --group, which override the file."""
+    named = {"bootstrap.servers": server, "group.id": group}
+    read = {
+        **read_config(config),
+        **{name: value for name, value in named.items() if value},
+        **read_config(None, settings),
+    }
+    if not any(read.get(name) for name in ("bootstrap.servers", "metadata.broker.list")):
+        raise Misuse("needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE")
+    return read
 
 
 def _facts(config: ClientConfig) -> dict[str, object]:

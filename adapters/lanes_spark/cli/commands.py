@@ -67,7 +67,9 @@ def replay_command(
     from_journal: list[str] = typer.Option(
         [], help="Journal for --only; repeatable.", metavar="DIR", show_default=False
     ),
-    journal_topic: str = typer.Option("", help="Topic name in that journal.", show_default="as --topic"),
+    journal_topic: str = typer.Option(
+        "", help="Topic name in that journal.", metavar="NAME", show_default="as --topic"
+    ),
     settings: options.SettingsName = "",
     dead_letters: options.DeadLetterMaker = "",
     setup: options.Setup = "",
@@ -110,7 +112,7 @@ def replay_command(
 def stream_command(
     context: typer.Context,
     topic: Annotated[str, typer.Option(help="Kafka topic.", metavar="NAME", show_default=False)],
-    servers: Annotated[str, typer.Option(help="Kafka brokers.", metavar="HOST:PORT", show_default=False)],
+    servers: Annotated[str, typer.Option("--server", help="Kafka brokers.", metavar="HOST:PORT", show_default=False)],
     handler: options.Handler,
     checkpoint: Annotated[
         str, typer.Option(help="Folder to continue from after a crash.", metavar="PATH", show_default=False)
@@ -127,7 +129,7 @@ def stream_command(
     teardown: options.Teardown = "",
     effects: options.EffectsName = "unfenced",
     rows_per_batch: options.RowsPerBatch = ROWS_PER_BATCH,
-    interval: float = typer.Option(INTERVAL, help="Seconds between two looks at an idle topic."),
+    interval: float = typer.Option(INTERVAL, help="Seconds between two looks at an idle topic.", metavar="SECONDS"),
     journal: options.Journal = "",
     tasks: options.Tasks = None,
     master: options.Master = "",
@@ -161,7 +163,7 @@ def stream_command(
 def audit_command(
     journals: list[str] = typer.Argument(help="Folders of journals.", metavar="DIR", show_default=False),
     findings: str = typer.Option("", help="New folder for the violations as Parquet.", metavar="DIR"),
-    topic: str = typer.Option("", help="Topic to be handled; needs --table or --servers.", metavar="NAME"),
+    topic: str = typer.Option("", help="Topic to be handled; needs --table or --server.", metavar="NAME"),
     table: options.Tables = [],  # noqa: B006 (typer copies it)
     servers: options.KafkaInstead = "",
     option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)
@@ -219,11 +221,11 @@ def source_of(
         ConfigError: The options name no source or two sources, or an option belongs to the other kind of source.
     """
     if bool(tables) == bool(servers):
-        raise ConfigError("give either --table PATH or --servers HOST:PORT")
+        raise ConfigError("give either --table PATH or --server HOST:PORT")
     if tables and options:
         raise ConfigError("-X is an option of the Kafka connector: leave out -X with --table")
     if servers and columns:
-        raise ConfigError("--column names a column of a table: leave out --column with --servers")
+        raise ConfigError("--column names a column of a table: leave out --column with --server")
     if servers:
         return KafkaTopic(servers=servers, topic=topic, options=options, aligned=aligned is not False)
     return ParquetTable(path=list(tables), topic=topic, columns=columns, aligned=bool(aligned))
@@ -236,7 +238,7 @@ def source_of_audit(
     if tables or servers:
         return source_of(topic, tables, servers, options, columns)
     if topic or options or columns:
-        raise ConfigError("--topic, -X and --column need a source: add --table PATH or --servers HOST:PORT")
+        raise ConfigError("--topic, -X and --column need a source: add --table PATH or --server HOST:PORT")
     return None
 
 

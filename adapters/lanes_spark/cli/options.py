@@ -23,7 +23,9 @@ Handler = Annotated[str, typer.Option(help="Handler to run, async or plain.", me
 Tables = Annotated[
     list[str], typer.Option("--table", help="Parquet table to read; repeatable.", metavar="PATH", show_default=False)
 ]
-KafkaInstead = Annotated[str, typer.Option(help="Kafka brokers, instead of --table.", metavar="HOST:PORT")]
+KafkaInstead = Annotated[
+    str, typer.Option("--server", help="Kafka brokers, instead of --table.", metavar="HOST:PORT", show_default=False)
+]
 KafkaOptions = Annotated[
     list[str],
     typer.Option(
@@ -46,11 +48,15 @@ SettingsName = Annotated[str, typer.Option(help="lanes.Settings of the handler."
 DeadLetterMaker = Annotated[str, typer.Option(help="Creates the dead letter store.", metavar="MODULE:FUNCTION")]
 Setup = Annotated[str, typer.Option(help="Called before the first message.", metavar="MODULE:FUNCTION")]
 Teardown = Annotated[str, typer.Option(help="Called after the last message.", metavar="MODULE:FUNCTION")]
-EffectsName = Annotated[str, typer.Option(help="Effects of a repeated task: none, fenced or unfenced.")]
-RowsPerBatch = Annotated[int, typer.Option(help="Most rows of a batch; needs --checkpoint.")]
+EffectsName = Annotated[str, typer.Option(help="Effects of a repeated task.", metavar="none|fenced|unfenced")]
+RowsPerBatch = Annotated[int, typer.Option(help="Most rows of a batch; needs --checkpoint.", metavar="NUMBER")]
 Journal = Annotated[str, typer.Option(help="Folder for the journals of all tasks.", metavar="DIR")]
-Tasks = Annotated[int | None, typer.Option(help="Number of shuffle tasks.", show_default="4 per core")]
-Master = Annotated[str, typer.Option(help="Spark master.", show_default="Spark's own setting, else local[*]")]
+Tasks = Annotated[
+    int | None, typer.Option(help="Number of shuffle tasks.", metavar="NUMBER", show_default="4 per core")
+]
+Master = Annotated[
+    str, typer.Option(help="Spark master.", metavar="URL", show_default="Spark's own setting, else local[*]")
+]
 SparkConf = Annotated[
     list[str], typer.Option(help="Setting of Spark; repeatable.", metavar="NAME=VALUE", show_default=False)
 ]

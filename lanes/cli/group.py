@@ -1,0 +1,50 @@
+"""Groups and commands whose help names values by one word, and whose mistakes name the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from lanes.cli.misuse import Misuse
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_WITHOUT_BRACES: Final = str.maketrans("", "", "{}")
+"""Some versions of typer write a required argument in braces."""
+
+
+class Command(TyperCommand):
+    """A command whose help shows an argument by its metavar, without the Python type of the argument."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.translate(_WITHOUT_BRACES) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for kind in ("argument", "option"):
+            rows = [
+                (str(param.metavar) if kind == "argument" else record[0], record[1])
+                for param in self.get_params(ctx)
+                if param.param_type_name == kind and (record := param.get_help_record(ctx)) is not None
+            ]
+            if rows:
+                with formatter.section(f"{kind.capitalize()}s"):
+                    formatter.write_dl(rows)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Misuse as error:
+            error.ctx = ctx
+            raise
+
+
+class Group(typer.Typer):
+    """A group whose commands are ``Command`` objects."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
+    ) -> Callable[[Function], Function]:
+        return super().command(name, cls=cls or Command, **options)
