@@ -24,14 +24,14 @@ class Bridge:
     def post(self, call: Callable[[], None]) -> None:
         """Call a plain function on the loop, unless the loop has ended. Callable from any thread. Does not block."""
         self._calls.append(call)
-        # Two threads may both find it unset: the loop is woken twice, which does no harm.
+        # Two threads may both find the flag unset: the loop is then woken twice, which does no harm.
         if not self._waking:
             self.is_alive()
 
     def is_alive(self) -> bool:
         """Whether the loop still runs. Callable from any thread. Does not block.
 
-        The call wakes the loop, because the loop may have ended before it made a pending call.
+        The call wakes the loop, because the loop may have ended before it performed a posted call.
         """
         self._waking = True
         try:
@@ -42,7 +42,7 @@ class Bridge:
         return True
 
     def _deliver(self) -> None:
-        # Reset before the first look: a thread that appends after the last look wakes the loop again.
+        # Reset before the queue is read: a thread that appends after the last read wakes the loop again.
         self._waking = False
         calls = self._calls
         while calls:
@@ -50,13 +50,13 @@ class Bridge:
 
 
 class Answer(Generic[T]):
-    """The answer of a thread to a command, awaited on the event loop.
+    """The answer of the client's thread to one command. The event loop awaits the answer.
 
     Args:
         bridge: Bridge to the event loop on which the answer is awaited.
 
     Attributes:
-        given_up: Whether the waiting task was cancelled. The thread checks this flag before it performs the command.
+        given_up: Whether ``wait`` was cancelled. The thread checks this flag before it performs the command.
     """
 
     def __init__(self, bridge: Bridge) -> None:
@@ -67,7 +67,7 @@ class Answer(Generic[T]):
         self._error: Exception | None = None
 
     async def wait(self) -> T:
-        """Wait for the answer, and return it or raise its error. A cancelled wait gives the command up."""
+        """Wait for the answer, and return it or raise its error. A cancelled wait sets ``given_up``."""
         try:
             await self._event.wait()
         except BaseException:

@@ -124,7 +124,7 @@ def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) ->
             return {}
         # Neither its text nor a chain: both may show a secret, and the settings to redact by are unknown here.
         raise SourceError(
-            f"cannot read the settings of a broker ({error.name()}); check that it runs", retryable=True
+            f"cannot read the settings of a broker ({error.name()}); check that the broker runs", retryable=True
         ) from None
 
 
@@ -189,7 +189,9 @@ def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: 
     """
     for topic in topics:
         describe_topic(settings, topic)
-    return SourceError(f"{name}: the broker did not describe the topics in time; check that it runs", retryable=True)
+    return SourceError(
+        f"{name}: the broker did not describe the topics in time; check that a broker runs", retryable=True
+    )
 
 
 def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) -> TopicFacts:

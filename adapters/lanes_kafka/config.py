@@ -1,7 +1,7 @@
 """The configuration of a client: the user's ``confluent_kafka`` dictionary, checked and completed.
 
 All functions are pure and create no client. The second half of the module lists names of librdkafka's settings:
-aliases, settings that only consumers have, and secrets.
+aliases, settings that only consumers have, and settings with secret values.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
 
 
 class Chosen(NamedTuple):
-    """A setting that ``lanes`` makes where the user makes none.
+    """A setting to which ``lanes`` gives a value because the user's dictionary has none.
 
     Attributes:
         name: Name of the setting.
         value: Value of the setting.
-        reason: The reason for the value, for texts.
+        reason: The reason for the value, shown to the user.
     """
 
     name: str
@@ -97,11 +97,12 @@ class ClientConfig:
         admin: The settings that an ``AdminClient`` or a ``Producer`` connects with: addresses, security, sockets,
             ``oauth_cb`` and ``logger``. Holds secrets.
         on_commit: The user's callback, or None.
-        chosen: The settings made by ``lanes``.
+        chosen: The settings to which ``lanes`` gave a value.
         group: The id of the group.
         protocol: The rebalance protocol.
         instance: The id of a static member; None for a dynamic member.
         start: Position at which a group without a committed position starts.
+
         out_of_range: Position at which to continue when the log does not contain the committed position.
         max_poll_interval: ``max.poll.interval.ms`` in seconds.
         session_timeout: ``session.timeout.ms`` in seconds; None under KIP-848, where it is a setting of the broker.
@@ -137,8 +138,8 @@ def client_config(
         config: The user's dictionary.
         start: Position at which a group without a committed position starts. Default: as ``auto.offset.reset``, or
             ``"beginning"``.
-        out_of_range: Position at which to continue when the log does not contain the committed position. Default: as
-            ``auto.offset.reset``, or ``"fail"``.
+        out_of_range: Position at which to continue when the log does not contain the committed
+            position. Default: as ``auto.offset.reset``, or ``"fail"``.
 
     Returns:
         The checked configuration.
@@ -169,7 +170,7 @@ def client_config(
         chosen=chosen,
         group=group,
         protocol=protocol,
-        # librdkafka treats an empty id as none.
+        # librdkafka treats an empty id like a missing id.
         instance=str(given.get("group.instance.id") or "").lstrip() or None,
         start=begin,
         out_of_range=beyond,
@@ -191,11 +192,13 @@ def _group(group: object) -> str:
     if isinstance(group, int) and not isinstance(group, bool):
         group = str(group)
     if group is not None and not isinstance(group, str):
-        raise ConfigError(f"group.id is of type {type(group).__name__}; write it as a str")
-    # librdkafka trims it, and an empty one makes the client end the process.
+        raise ConfigError(f"group.id is of type {type(group).__name__}; write group.id as a str")
+    # librdkafka trims the id, and an empty id makes the client end the process.
     name = (group or "").lstrip()
     if not name:
-        raise ConfigError("group.id is missing or empty, and partitions and positions belong to a group; set it")
+        raise ConfigError(
+            "group.id is missing or empty; set group.id, because partitions and positions belong to a group"
+        )
     return name
 
 
@@ -221,7 +224,7 @@ def _protocol(given: UserSettings) -> Protocol:
     if "group.remote.assignor" in given:
         raise ConfigError(
             f"group.remote.assignor={given.get('group.remote.assignor')!r} without group.protocol='consumer': the "
-            "classic protocol ignores it; set partition.assignment.strategy, or the protocol"
+            "classic protocol ignores it; set partition.assignment.strategy, or group.protocol"
         )
     return _strategy(given.get("partition.assignment.strategy"))
 
@@ -238,8 +241,8 @@ def _strategy(strategy: object) -> Protocol:
         return "cooperative"
     if _COOPERATIVE in names:
         raise ConfigError(
-            f"partition.assignment.strategy={strategy!r}: unlike the Java client, librdkafka cannot change between the "
-            "two kinds while a group runs; name one kind, stop every member, then start them with it"
+            f"partition.assignment.strategy={strategy!r}: librdkafka cannot change between eager and "
+            "cooperative assignors while a group runs; name one kind, stop every member, then start them again"
         )
     return "eager"
 
@@ -252,7 +255,7 @@ def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | 
     session = _milliseconds(given, "session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS)
     if interval < session:
         raise ConfigError(
-            f"max.poll.interval.ms={interval} is below session.timeout.ms={session}; raise the first or lower the other"
+            f"max.poll.interval.ms={interval} is below session.timeout.ms={session}; set the poll interval higher"
         )
     return interval / 1000, session / 1000
 
@@ -261,7 +264,7 @@ def _milliseconds(given: UserSettings, name: str, default: int) -> int:
     if name not in given:
         return default
     value = given.get(name)
-    # librdkafka reads the leading digits alone: "6e3" and "6_000" are 6 for it.
+    # librdkafka reads only the leading digits of a text: it reads "6e3" and "6_000" as 6.
     found = _WHOLE.fullmatch(str(int(value) if isinstance(value, float) and value.is_integer() else value))
     if found is None or not int(found[1]):
         raise ConfigError(f"{name}={value!r}: must be a whole number of milliseconds, 1 or more")
@@ -280,8 +283,8 @@ def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRang
         name = str(reset).lstrip().lower()
         if name.startswith("by_duration"):
             raise ConfigError(
-                f"auto.offset.reset={reset!r}: librdkafka does not know it; leave it out, and pass start= an aware "
-                "datetime"
+                f"auto.offset.reset={reset!r}: librdkafka does not support durations; leave it out, and pass an "
+                "aware datetime as start="
             )
         if name not in _RESETS:
             raise ConfigError(f"auto.offset.reset={reset!r}: must be 'earliest', 'latest' or 'error'")
@@ -290,14 +293,14 @@ def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRang
             if here is not None and there is not None and here != there:
                 raise ConfigError(
                     f"{name}={here!r} contradicts auto.offset.reset={reset!r}, which means {there!r}; leave one of "
-                    "the two out"
+                    "them out"
                 )
         start, out_of_range = start or begin, out_of_range or beyond
     return start or "beginning", out_of_range or "fail"
 
 
 def _complete(given: UserSettings) -> tuple[Chosen, ...]:
-    """Make the settings of ``lanes``, and return the settings that changed."""
+    """Give settings the values that ``lanes`` needs, and return the changed settings."""
     wanted = [Chosen(name, False, _COMMITS_ARE_OURS) for name in _WANTED_OFF]
     wanted += [one for one in _TUNED if one.name not in _FETCHES_WAIT or "fetch.min.bytes" not in given]
     chosen = [one for one in wanted if one.name not in given]
@@ -369,7 +372,7 @@ _NO_SECRET: Final = frozenset(("sasl.mechanism", "sasl.mechanisms", "sasl.oauthb
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting must not be shown."""
+    """Whether the value of the setting ``name`` is a secret."""
     return name not in _NO_SECRET and _SECRET.match(name) is not None
 
 
@@ -391,19 +394,22 @@ def redacted(text: str, config: Mapping[str, Any]) -> str:
 
 
 def connects(name: str) -> bool:
-    """Whether admin clients and producers get this setting too."""
+    """Whether admin clients and producers use the setting too."""
     bare = name.removeprefix("topic.")
     return bare not in _CONSUMER_ONLY and bare not in _CALLED_BY_THE_CONSUMER and bare != "transactional.id"
 
 
 class UserSettings:
-    """A copy of a user's dictionary that finds a setting under each of its names."""
+    """A copy of a user's dictionary that finds a setting by its name or by an alias."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` for anything but a dictionary of settings. The error shows its type and no value."""
+        """Raise ``ConfigError`` if ``config`` is not a dictionary of settings.
+
+        The error shows the type and no value.
+        """
         self.client: dict[str, Any] = _names_checked("config", config)
         if _NESTED in self.client:
-            # These win over the others, as in the client.
+            # Settings of ``default.topic.config`` override the other settings, as in the client.
             self.client |= _names_checked(_NESTED, self.client.pop(_NESTED))
             self.client.pop(_NESTED, None)
 
@@ -411,7 +417,10 @@ class UserSettings:
         return any(_ALIASES.get(other, other) == name for other in self.client)
 
     def get(self, name: str) -> Any:
-        """The value of a setting, or None. If the user wrote two names of the setting, the later entry counts."""
+        """The value of a setting; None if the setting is missing.
+
+        If the user wrote two names of the setting, the later entry counts.
+        """
         values = [value for other, value in self.client.items() if _ALIASES.get(other, other) == name]
         return values[-1] if values else None
 
@@ -423,7 +432,7 @@ class UserSettings:
 
 
 def addresses(settings: Mapping[str, Any]) -> str:
-    """The broker addresses of a configuration, for texts; "" without an address."""
+    """The broker addresses of a configuration, separated by commas; "" without an address."""
     return next((str(settings[name]) for name in _ADDRESSES if settings.get(name)), "")
 
 
@@ -432,15 +441,15 @@ def check_addresses(given: UserSettings) -> None:
     if not any(given.get(name) for name in _ADDRESSES):
         raise ConfigError("bootstrap.servers is missing; name at least one broker as host:port")
     if "@" in str(given.get("bootstrap.servers")):
-        # The value is not shown: the part before the sign may be a password, which librdkafka would log.
+        # The error does not show the value: the part before the @ may be a password. librdkafka would log the value.
         raise ConfigError(
-            "bootstrap.servers holds an '@', and an address is host:port; put the login into sasl.username and "
+            "bootstrap.servers holds an '@', but an address is host:port; put the login into sasl.username and "
             "sasl.password"
         )
 
 
 def _names_checked(what: str, config: object) -> dict[str, Any]:
-    # The value is not shown: a text passed for a dictionary may hold a password.
+    # The errors do not show ``config``: a text in place of a dictionary may hold a password.
     kind = type(config).__name__
     if not isinstance(config, Mapping):
         hint = ""
@@ -449,5 +458,5 @@ def _names_checked(what: str, config: object) -> dict[str, Any]:
         raise ConfigError(f"{what} is of type {kind}; pass the dict that confluent_kafka.Consumer is made from{hint}")
     for name in config:
         if not isinstance(name, str):
-            raise ConfigError(f"{what} has a name of type {type(name).__name__}; name settings by a str")
+            raise ConfigError(f"{what} has a name of type {type(name).__name__}; write each name as a str")
     return dict(config)

@@ -1,4 +1,4 @@
-"""Errors of the client: permanence, texts, remedies, and a log that an outage cannot flood."""
+"""Errors of the client: whether they are permanent, their texts and remedies, and a log with a bounded rate."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -
     """Make the error that ends a source.
 
     Args:
-        what: The failed step, as the beginning of the error's text.
+        what: Beginning of the error's text, which names the failed step.
         raised: The cause.
         settings: Configuration of the client. Its secrets are not shown.
 
@@ -114,7 +114,7 @@ def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -
 
 
 def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
-    """The error of a source whose client cannot be created, or is refused at the start.
+    """The error of a source whose client cannot be created, or whose first requests the broker refuses.
 
     Raise the error ``from None``, because ``failure`` may show a secret.
     """
@@ -142,9 +142,9 @@ class ErrorLog:
     Attributes:
         name: Name of the client's owner, for log lines.
         clock: Monotonic clock, in seconds.
-        user: The ``error_cb`` of the configuration, called for every error; None = the user has no callback.
+        user: The ``error_cb`` of the user's configuration, called for every error; None = no callback.
         settings: Configuration of the client. Its secrets are not shown.
-        down: Whether the client has reported that it reaches no broker, and no broker has answered since.
+        down: Whether the client reported that it reaches no broker, and no broker has answered since that report.
     """
 
     name: str

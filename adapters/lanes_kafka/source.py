@@ -31,7 +31,7 @@ _WATCH_EVERY: Final = 1.0
 class KafkaSource:
     """Reads topics as a member of a Kafka consumer group.
 
-    A separate thread owns the client. It calls ``key`` and the callbacks of ``config``, such as ``stats_cb``,
+    A separate thread owns the client. The thread calls ``key`` and the callbacks of ``config``, such as ``stats_cb``,
     ``error_cb`` and ``oauth_cb``. Runs on asyncio and on trio.
 
     Args:
@@ -41,7 +41,7 @@ class KafkaSource:
         topics: Names of the topics; patterns are not supported.
         key: A function from the client's message to its partition key. Default: the key of the record.
         start: Position at which a group without committed positions starts: ``"beginning"``, ``"next"`` or an aware
-            ``datetime``. Decided on the first run only. Default: as ``auto.offset.reset``, or ``"beginning"``.
+            ``datetime``. Only the first run of a group uses it. Default: as ``auto.offset.reset``, or ``"beginning"``.
         out_of_range: Position at which to continue when the log does not contain the committed position:
             ``"earliest"``, ``"latest"``, or ``"fail"`` to end the source. Default: as ``auto.offset.reset``, or
             ``"fail"``.
@@ -49,7 +49,7 @@ class KafkaSource:
             completed. If False, a drain also runs the queued messages below the highest started message.
         rebuilds: Number of times that the source rebuilds a client after a permanent failure, 0 or more. A rebuild
             helps, for example, after another member took the same ``group.instance.id``. The pauses before rebuilds
-            grow from 1 s to 30 s. After 5 minutes without a failure all rebuilds are available again.
+            grow from 1 s to 30 s. After 5 minutes without a failure, the source may use all ``rebuilds`` again.
         client: A function that makes the consumer from the final dictionary, for example a subclass of ``Consumer``.
 
     Raises:
@@ -158,7 +158,7 @@ class KafkaSource:
                 with ``out_of_range="fail"``.
         """
         while True:
-            # Nothing suspends between here and the return, so a cancelled receive has taken no events.
+            # No await follows before the return, so a cancelled receive has removed no events.
             events = self._prefetched.take(room)
             if events:
                 self._asked = None
@@ -206,7 +206,7 @@ class KafkaSource:
             partition: The assignment to hand back.
 
         Raises:
-            SourceError: The last commit, which skips a gap in the offsets after the position, has failed.
+            SourceError: The last commit failed; this commit moves the position past a gap in the offsets.
         """
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
@@ -232,7 +232,7 @@ class KafkaSource:
             return
         client_thread.send(Close())
         await self._ended.wait()
-        # The thread has run its last line, so this does not block for long.
+        # The thread has run its last line, so the join does not block for long.
         client_thread.thread.join()
         self._client_thread = None
 
@@ -240,7 +240,7 @@ class KafkaSource:
 
     def _deliver(self, events: Sequence[SourceEvent], number: int) -> None:
         self._prefetched.add(events, number)
-        # Events read for an older demand may not fit now: let receive ask again.
+        # Events that were read for an older demand may not fit into the newest one: let receive send its demand again.
         self._asked = None
         self._arrived.set()
 
@@ -298,7 +298,7 @@ class KafkaSource:
             self._answers.discard(command.answer)
 
     def _wait_time(self) -> float:
-        """Seconds until the next check of polling and prefetched messages, not later than the poll deadline."""
+        """Seconds to the next check of polls and prefetched messages. No check is later than the poll deadline."""
         assert self._client_thread is not None
         now = self._clock()
         left = self._config.max_poll_interval - (now - self._client_thread.polled)
@@ -322,7 +322,13 @@ class KafkaSource:
                     limit,
                 )
         elif self._owned:
-            log.error("%s: the client was not polled for %.1f s, so its partitions are presumed lost", self._name, age)
+            log.error(
+                "%s: the client was not polled for %.1f s, so its partitions are presumed lost; make the callbacks of "
+                "the "
+                "configuration and the key function return sooner",
+                self._name,
+                age,
+            )
             reason = "the client was not polled for max.poll.interval.ms"
             self._prefetched.add([Lost(partition, reason) for partition in self._owned], self._number)
             self._client_thread.send(Expire())

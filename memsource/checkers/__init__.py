@@ -1,4 +1,4 @@
-"""One checker for each promise of a run, which judges the promise by a history.
+"""The checkers of histories. Each checker judges by a history whether the run kept one promise.
 
 ``docs/checkers.md`` maps each invariant to its checker. The numbers in the docstrings are the numbers of the
 invariants on that page.
@@ -142,7 +142,7 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
 
 
 def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
-    """Return all checkers, with another margin for deadlines. Virtual time allows a small margin.
+    """Return the makers of all checkers, with this margin for deadlines. Virtual time allows a small margin.
 
     Args:
         margin: Seconds by which an action may be late, 0 or more.
@@ -159,7 +159,7 @@ def check(
     *,
     taken: Collection[tuple[str, str, int]] = (),
 ) -> list[Verdict]:
-    """Judge a history by some checkers, in one pass over its rows. Pure.
+    """Judge a history with these checkers, in one pass over its rows. Pure.
 
     Args:
         segments: Segments of the history, in any order.

@@ -17,9 +17,9 @@ Owner = TypeVar("Owner", bound="AssignmentChecker[Any]")
 
 
 class Assignments(Generic[State]):
-    """A state for each assignment whose rows are all present. ``make`` makes the state at the first row.
+    """One state for each assignment whose rows are all present. ``make`` returns the state for a first row.
 
-    After a gap of a process, only an assignment that begins later has a state.
+    After a gap in the rows of a process, only an assignment that begins after the gap has a state.
     """
 
     def __init__(self, make: Callable[[], State]) -> None:
@@ -54,13 +54,13 @@ class Assignments(Generic[State]):
         return self.states.pop(assignment, None)
 
     def ending(self, segment: Segment, row: Row) -> Iterator[tuple[Row, State]]:
-        """Yield the states of a segment, each with a copy of ``row`` for its assignment."""
+        """Yield each state of a segment, with a copy of ``row`` that names the state's partition and assignment."""
         for (one, partition, assignment), state in self.states.items():
             if one is segment:
                 yield row._replace(partition=partition, assignment=assignment), state
 
     def gap(self, segment: Segment) -> None:
-        """Note a gap of a segment, and forget the states of its assignments."""
+        """Record a gap in a segment, and forget the states of the segment's assignments."""
         self._gaps.add(segment)
         self.drop(segment)
 
@@ -91,16 +91,16 @@ class AssignmentChecker(PromiseChecker, Generic[State]):
 def with_state(
     *events: str, find: Literal["of", "known", "end"] = "of"
 ) -> Callable[[Callable[[Owner, Segment, Row, State], None]], Callable[[Owner, Segment, Row], None]]:
-    """Let a method of an ``AssignmentChecker`` take the rows of these events, each with the state of its assignment.
+    """Register a method of an ``AssignmentChecker`` for the rows of these events. It gets each row with a state.
 
-    The method does not get the rows of an assignment without a state.
+    The state is that of the row's assignment. Rows of an assignment without a state are skipped.
 
     Args:
-        *events: Events, as for ``on``.
+        *events: Names of the events, as for ``memsource.checkers.checker.on``.
         find: Name of the method of ``Assignments`` that returns the state.
 
     Returns:
-        A decorator for a method that takes the segment, the row and the state.
+        A decorator for a method with the parameters segment, row and state.
     """
 
     def mark(method: Callable[[Owner, Segment, Row, State], None]) -> Callable[[Owner, Segment, Row], None]:
@@ -118,7 +118,7 @@ def with_state(
 def begin_committing(
     assignments: Assignments[State], findings: Findings, segment: Segment, row: Row, setting: str, value: float | None
 ) -> None:
-    """Begin an assignment whose source commits, if the history has the ``setting`` that the judgement needs."""
+    """Begin an assignment if its source commits and the history has the ``setting`` that the checker needs."""
     if row.floor < 0:
         return
     if value is None:
@@ -128,9 +128,9 @@ def begin_committing(
 
 
 class LatestRun:
-    """The messages of the latest runs of deliveries that were not held before.
+    """The latest run of deliveries: the messages of this run that were not held before.
 
-    The rows that mark repeated deliveries follow the whole run.
+    The rows ``redelivered`` follow after the whole run.
     """
 
     __slots__ = ("_n", "_new")
@@ -140,7 +140,7 @@ class LatestRun:
         self._new: dict[int, int] = {}  # position -> number of its deliveries that may be new
 
     def delivered(self, row: Row, *, new: bool) -> None:
-        """Note a delivery, which is the next delivery of the run or the first delivery of another run."""
+        """Record a delivery, which continues the run or begins another run."""
         if row.n != self._n + 1:
             self._new.clear()
         self._n = row.n
@@ -150,7 +150,7 @@ class LatestRun:
             self._new[row.position] += 1
 
     def not_held(self, row: Row) -> bool:
-        """Tell whether a ``redelivered`` row shows that a message of the run was settled before, and is not held."""
+        """Return whether a ``redelivered`` row shows a message of the run that was settled before and is not held."""
         if row.text == "late" or row.position not in self._new:
             return False
         self._new[row.position] -= 1
@@ -160,7 +160,7 @@ class LatestRun:
 def lane_of(rules: Rules, row: Row) -> str | None:
     """Return the name of a message's lane within its partition, or None for a message without a lane.
 
-    Folded keys get a name for each key, because a history does not tell which keys share a lane.
+    If keys share lanes, each key has its own name, because a history does not show which keys share a lane.
     """
     if rules.order == "none":
         return None
@@ -172,7 +172,7 @@ def lane_of(rules: Rules, row: Row) -> str | None:
 
 
 def closes_prefix(rules: Rules) -> bool | None:
-    """Tell whether a drain still runs the messages queued below the highest started message; None = unknown."""
+    """Return whether a drain still runs messages that are queued below the highest started one; None = unknown."""
     if rules.settles is None or rules.hands_over is None:
         return None
     return rules.settles == "cumulative" and not rules.hands_over

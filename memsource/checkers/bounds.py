@@ -24,9 +24,9 @@ class _Flight:
         self.messages: dict[_Assignment, dict[int, float]] = defaultdict(dict)  # position -> bytes
         self.size = 0
         self.bytes = 0.0
-        # Since the latest delivery no other row came, so the batch may go on.
+        # No other row followed the latest delivery, so the next delivery may belong to the same batch.
         self.receiving = False
-        # Deliveries of the latest run that may be repeats. The rows that mark repeats follow the whole run.
+        # Deliveries of the latest run that may be repeats. The rows ``redelivered`` follow after the whole run.
         self.tentative: dict[tuple[str, int, int], int] = {}
         self.latest: Row | None = None
         self.draining: set[_Assignment] = set()
@@ -35,11 +35,11 @@ class _Flight:
 
 
 class _Bound(PromiseChecker):
-    """A checker of a bound, which follows the messages that each member has in flight.
+    """A checker of one bound on the messages that each member has in flight.
 
-    A message that comes again while it is in flight counts once. A message leaves when it is settled, or when it has
-    finished if the source commits. A message also leaves when it is abandoned or interrupted, when it fails during a
-    drain, and when its assignment ends.
+    A message that is delivered again while it is in flight counts once. A message leaves when it is settled, or when
+    it has finished if the source commits. A message also leaves when it is abandoned or interrupted, when it fails
+    during a drain, and when its assignment ends.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -53,14 +53,14 @@ class _Bound(PromiseChecker):
         return f"peak {peak:g} of {bound or '?'}"
 
     def _limit(self, segment: Segment) -> int | None:
-        """Return the bound of a segment; None without a ``begin`` row."""
+        """Return the bound that a segment's ``begin`` row states; None without a ``begin`` row."""
         raise NotImplementedError
 
     def _begin_batch(self, segment: Segment, row: Row, flight: _Flight) -> None:
         """Judge the first message of a batch, before it is counted."""
 
     def _take(self, segment: Segment, flight: _Flight) -> None:
-        """Measure the messages in flight, when all repeats are known and before a message leaves."""
+        """Measure the messages in flight. Called when all repeats are known, before a message leaves."""
         raise NotImplementedError
 
     @on("delivered")
@@ -86,10 +86,10 @@ class _Bound(PromiseChecker):
         flight = self._flights[segment]
         name = (row.partition, row.assignment, row.position)
         if row.text == "settled" and (segment, row.partition, row.assignment) in self._committing:
-            # The message was in flight until this row, although a former owner had finished it.
+            # The message counted as in flight until this row, although a former owner had finished the message.
             self._left(segment, row)
             return
-        # A message with the cause ``held`` may be in its settlement, or came before a gap.
+        # The settlement of a message with the cause ``held`` may be under way, or its delivery may be in a gap.
         if row.text == "late" or name not in flight.tentative:
             return
         flight.tentative[name] -= 1
@@ -140,7 +140,7 @@ class _Bound(PromiseChecker):
     def _gap(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
         self._measure_certain(segment, flight)
-        # All messages may have left in the gap, so the count is a lower bound after the gap.
+        # All messages may have left in the gap, so the later count is a lower bound.
         flight.messages.clear()
         flight.size = 0
         flight.bytes = 0.0
@@ -156,7 +156,7 @@ class _Bound(PromiseChecker):
             self._findings.doubt("segments without a begin row: their bounds are unknown")
 
     def _measure_certain(self, segment: Segment, flight: _Flight) -> None:
-        """Measure without the deliveries of the last run that may be repeats, because later rows may be missing."""
+        """Measure without deliveries that may be repeats, because the rows that mark repeats may be missing."""
         for partition, assignment, position in flight.tentative:
             flight.bytes -= flight.messages[partition, assignment].pop(position, 0.0)
         flight.size -= len(flight.tentative)
@@ -177,7 +177,7 @@ class _Bound(PromiseChecker):
 class BoundedInFlight(_Bound):
     """A member never has more than ``max_in_flight`` messages in flight: delivered and not yet settled (25).
 
-    Messages that the client has prefetched do not count. The note has the peak.
+    Messages that the client has prefetched do not count. The verdict's note states the peak.
     """
 
     @property
@@ -204,8 +204,8 @@ class BoundedInFlight(_Bound):
 class BoundedBytes(_Bound):
     """No message is received while ``max_in_flight_bytes`` or more are in flight (26).
 
-    One received batch may overshoot the bound, and a message above the bound comes alone. A batch ends when a handler
-    starts or ends. The note has the peak.
+    One received batch may exceed the bound, and a message that is larger than the bound is received alone. A batch
+    ends when a handler starts or ends. The verdict's note states the peak.
     """
 
     def _limit(self, segment: Segment) -> int | None:
@@ -224,7 +224,7 @@ class BoundedBytes(_Bound):
 
 
 class _Above:
-    """The deliveries of one assignment at or above the confirmed floor, in order, and the unfinished positions."""
+    """The deliveries of one assignment from the confirmed floor on, in order, and its unfinished positions."""
 
     __slots__ = ("_heap", "ahead", "crossed", "delivered", "unfinished")
 
@@ -254,7 +254,7 @@ class _Above:
 class MaxAhead(AssignmentChecker[_Above]):
     """No handler starts a message more than ``max_ahead`` deliveries above the confirmed floor (27).
 
-    Only sources that commit positions are judged.
+    The checker judges only sources that commit positions.
     """
 
     _state_class = _Above
@@ -290,10 +290,11 @@ class MaxAhead(AssignmentChecker[_Above]):
 
 
 class StallNamed(AssignmentChecker[_Above]):
-    """A row reports at once that a partition reaches ``max_ahead``, with the message that holds the floor (29).
+    """When a partition reaches ``max_ahead``, the next row reports it with the message that holds the floor (29).
 
-    The lowest delivered and unfinished message holds the floor. No message holds the floor if all have finished and
-    only the confirmation is missing. ``LaneProgress`` judges that other keys go on up to ``max_ahead``.
+    The lowest delivered and unfinished message holds the floor. If all messages have finished and only the
+    confirmation is missing, no message holds the floor. ``LaneProgress`` judges that other keys continue up to
+    ``max_ahead``.
     """
 
     _state_class = _Above
@@ -359,10 +360,10 @@ class StallNamed(AssignmentChecker[_Above]):
 
 
 class PauseAtBounds(PromiseChecker):
-    """Intake stops exactly when a bound is reached, and restarts exactly below the low water marks (31).
+    """Intake stops only when a bound is reached, and restarts only when no count is above its low water (31).
 
-    The low water marks are half-way from ``max_in_flight`` to ``concurrency``, and half of ``max_in_flight_bytes``. A
-    message that a former owner had completed counts when it comes, and leaves at once.
+    The low water of messages is half-way from ``max_in_flight`` to ``concurrency``, that of bytes half of
+    ``max_in_flight_bytes``. A message that a former owner had completed counts at its delivery, and leaves at once.
 
     Args:
         timeline: History to judge.
@@ -388,7 +389,7 @@ class PauseAtBounds(PromiseChecker):
         bound, size = segment.max_in_flight, segment.max_in_flight_bytes
         if bound is None or size is None or row.number >= bound or row.bytes >= size or segment in self._gaps:
             return
-        # Rows of completed messages and of max_ahead may come between the run and this row.
+        # Rows of completed messages and of max_ahead may separate the run from this row.
         if row.n - self._completed.get(segment, -3) > 2:
             self._early[segment] = row
 

@@ -18,7 +18,7 @@ _EVENTS = "events"
 
 
 class Checker(Protocol):
-    """The judge of one promise. A checker gets each row that it asks for once, in the order of the timeline."""
+    """The judge of one promise. A checker gets each row of its events once, in the order of the timeline."""
 
     name: str
 
@@ -30,9 +30,9 @@ class Checker(Protocol):
 
 
 def on(*events: str) -> Callable[[Method], Method]:
-    """Let a method of a ``PromiseChecker`` take the rows of some events.
+    """Register a method of a ``PromiseChecker`` for the rows of these events.
 
-    The event ``"ended ok"`` stands for the rows of ``ended`` with the text ``ok``.
+    The name ``"ended ok"`` stands for rows of the event ``ended`` with the text ``ok``.
     """
 
     def mark(method: Method) -> Method:
@@ -43,7 +43,7 @@ def on(*events: str) -> Callable[[Method], Method]:
 
 
 class PromiseChecker:
-    """A checker whose methods name their events by ``on``. Its name is the name of its class.
+    """A checker whose methods register for events by the decorator ``on``. The class name is the checker's name.
 
     A method of a subclass replaces the method of the base class for the same event. ``_needs_order`` is True for a
     promise that compares rows of different processes.
@@ -78,11 +78,11 @@ class PromiseChecker:
         return self._findings.verdict(across=self._needs_order, note=self._note(), doubts=self._doubts())
 
     def _note(self) -> str:
-        """Return other measurements, for the verdict."""
+        """Return the note of the verdict: further measurements; empty without any."""
         return ""
 
     def _doubts(self) -> dict[str, int]:
-        """Return the reasons that show only at the end, with their counts."""
+        """Return the reasons for doubt that are known only after the last row, with their counts."""
         return {}
 
 

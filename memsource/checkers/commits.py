@@ -1,4 +1,4 @@
-"""The checkers of committed positions: their order, their deadlines, and the times without commits."""
+"""The checkers of commits: their positions, their order, their deadlines, and times at which none may be sent."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class NoCommitPastUnfinished(PromiseChecker):
 
 
 class CommitsRise(PromiseChecker):
-    """The committed floors of an assignment never fall, and never below its first position (9).
+    """The committed floors of an assignment never fall, and are never below its first position (9).
 
-    A floor may be committed again, because the completed set above it has changed or the last result is unknown.
+    The same floor may be committed again after a change of the completed set, or after an unknown result.
 
     Args:
         timeline: History to judge.
@@ -86,7 +86,7 @@ class CommitsRise(PromiseChecker):
 
 
 class OneCommitAtATime(PromiseChecker):
-    """An assignment sends no commit while another commit is under way, because one could overtake the other (10).
+    """An assignment sends no commit while a commit is under way, because the second could overtake the first (10).
 
     A commit is under way until the broker confirms it, it fails, it is cancelled, or its sender stops waiting.
 
@@ -118,9 +118,9 @@ class OneCommitAtATime(PromiseChecker):
 
 
 class NoCommitAfterRevoke(PromiseChecker):
-    """A commit belongs to the current assignment of the process (11, 12).
+    """A process sends commits only for its current assignment of a partition (11, 12).
 
-    No commit follows after the assignment was lost or handed over, or after the process got a newer assignment.
+    An assignment sends no commit after it was lost or handed over, or after the process got a newer assignment.
 
     Args:
         timeline: History to judge.
@@ -157,7 +157,7 @@ def _violation(findings: Findings, segment: Segment, row: Row, what: str) -> Non
 
 
 class _Waiting:
-    """The times of the first finish without a commit, and of the last answer to a commit."""
+    """Two times of an assignment: the first finish without a commit, and the last answer to a commit."""
 
     __slots__ = ("answered", "failed", "sending", "since")
 
@@ -169,7 +169,7 @@ class _Waiting:
 
 
 class CommitsInTime(TimedChecker[_Waiting]):
-    """A finished message is committed within ``commit_interval``, also if no more messages are delivered (14).
+    """A finished message is committed within ``commit_interval``, even if no more messages are delivered (14).
 
     While a commit is under way, the next commit waits for its answer. ``UnknownCommitRepeated`` judges the time after a
     failed commit, and ``NoDuplicateCleanly`` the time of a drain.

@@ -25,8 +25,8 @@ _WELL_NIGH: Final = 0.9
 class Deadlines:
     """The judge of actions that come later than ``margin`` seconds after their deadline.
 
-    A process that wrote no row between the deadline and its action may have been suspended. Such a delay is a doubt
-    and no violation. In virtual time only a mistake or a freeze makes a process late.
+    A process that wrote no row between the deadline and its action may have been suspended. Such a delay counts as a
+    doubt, not as a violation. In virtual time, only a fault of the process or a freeze causes a delay.
     """
 
     def __init__(self, findings: Findings, margin: float) -> None:
@@ -35,12 +35,12 @@ class Deadlines:
         self._times: dict[Segment, list[float]] = {}
 
     def check(self, segment: Segment, row: Row, deadline: float, what: str) -> None:
-        """Judge an action that was due at ``deadline``, and that comes with ``row`` or is still missing at ``row``."""
+        """Judge an action that was due at ``deadline``. Its row is ``row``, or it is still missing at ``row``."""
         if row.mono <= deadline + self._margin:
             return
         times = self._times.get(segment)
         if times is None:
-            # The clock reading of a row may be a little older than that of the row before.
+            # The clock reading of a row may be slightly older than the reading of the previous row.
             times = self._times[segment] = list(accumulate((row.mono for row in segment.rows), max))
         awake = times[min(bisect_left(times, deadline), len(times) - 1)]
         if row.mono - awake > self._margin:
@@ -50,7 +50,7 @@ class Deadlines:
 
 
 class TimedChecker(AssignmentChecker[State]):
-    """A checker of deadlines. ``margin`` is the seconds by which an action may be late, 0 or more."""
+    """A checker of deadlines. An action may be ``margin`` seconds late, 0 or more."""
 
     def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
         super().__init__(timeline)
@@ -78,10 +78,10 @@ class Drain:
 
 
 def timeout_of(segment: Segment, row: Row) -> float | None:
-    """Return the seconds that a ``revoking`` or ``hastened`` row allows for a drain; None = unknown."""
+    """Return the timeout of a drain in seconds, from a ``revoking`` or ``hastened`` row; None = unknown."""
     return row.number if row.number >= 0 else segment.rules.drain_timeout
 
 
 def well_nigh(took: float, limit: float) -> bool:
-    """Tell whether a wait that took ``took`` seconds, by the rows, may have ended at its ``limit``."""
+    """Return whether a wait of ``took`` seconds, measured between rows, may have ended at its ``limit``."""
     return took >= _WELL_NIGH * limit

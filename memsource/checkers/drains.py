@@ -16,10 +16,10 @@ _HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
 
 
 class DrainInTime(TimedChecker[Drain]):
-    """A drain takes at most its timeout and the grace (38), and the handover follows in time (39).
+    """A drain takes at most its timeout plus the grace (38), and the handover follows in time (39).
 
-    The handover has the time for settling and releasing. A drain is not judged if the partition is lost meanwhile, or
-    if the whole run is cancelled.
+    The limit of the handover is the time for settlement plus the time for the release. A drain is not judged if the
+    partition is lost meanwhile, or if the whole run is cancelled.
     """
 
     _state_class = Drain
@@ -56,7 +56,7 @@ class DrainInTime(TimedChecker[Drain]):
 
 
 class _Closing(Drain):
-    """A drain, with the highest position that was started before the drain, and with the state of its timeout.
+    """A drain that knows which messages were started before it, and whether its timeout has passed.
 
     Args:
         highest: Highest started position.

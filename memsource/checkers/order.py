@@ -12,7 +12,7 @@ from memsource.history.timeline import Timeline
 
 
 class _Lane:
-    """The positions of one key in some scope: the known, the finally ended, and the highest started position."""
+    """The positions of one key in one scope: the known ones, the finally ended ones, and the highest started one."""
 
     __slots__ = ("_known", "_unfinished", "highest", "started")
 
@@ -55,11 +55,11 @@ class _Lane:
         return f"position {self.highest} of its key" + (f" ({at(*self.started)})" if self.started else "")
 
     def forget(self, position: int) -> None:
-        """Forget a position whose end may be in a gap."""
+        """Forget a position, because the row of its end may be in a gap."""
         self._known.pop(position, None)
 
     def forget_all(self) -> None:
-        """Forget all positions except the highest started position, because any may have ended in a gap."""
+        """Forget all positions except the highest started one, because any message may have ended in a gap."""
         self._known.clear()
         self._unfinished.clear()
 
@@ -73,7 +73,7 @@ class PerKeyOrder(PromiseChecker):
     Across assignments, members and restarts, a message starts only after each known earlier message of its key has
     finally ended in any assignment. First completions therefore follow the source order of the key.
 
-    A message may come too late (``redelivered``, cause ``late``). A late message that had not ended before is a
+    A message may be delivered too late (``redelivered``, cause ``late``). A late message that had not ended before is a
     violation. A late message that had ended before was forgotten by the broker, and the note counts its repeat.
     Keyless messages have no order, and with ``order="none"`` no message has an order. If keys share a lane, each key
     is judged by itself.
@@ -86,7 +86,7 @@ class PerKeyOrder(PromiseChecker):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._gaps: set[Segment] = set()  # segments that had a gap
+        self._gaps: set[Segment] = set()  # segments with a gap
         self._late: set[tuple[Segment, str, int, int]] = set()
         self._repeats = 0
         self._across: dict[tuple[str, str], _Lane] = {}
@@ -121,7 +121,7 @@ class PerKeyOrder(PromiseChecker):
         if row.text == "settled":
             self._lane(segment, row, row.key).finish(row.position)
         elif row.text == "held" and segment in self._gaps:
-            # The message may have ended in the gap and wait for its settlement, or its handler may still have to run.
+            # The message may have ended in the gap and wait for its settlement, or may still wait for its handler.
             self._lane(segment, row, row.key).forget(row.position)
         elif row.text == "late":
             lane = self._lane(segment, row, row.key)
@@ -142,7 +142,7 @@ class PerKeyOrder(PromiseChecker):
         lane = self._lane(segment, row, key)
         name = (segment, row.partition, row.assignment, position)
         if segment in self._gaps and not lane.knows(position):
-            # The message was delivered before or in a gap, and the gap may hide that it came late.
+            # The message was delivered before or in a gap, and the gap may hide its late delivery.
             self._late.add(name)
         lane.know(position)
         what = ""
@@ -157,7 +157,8 @@ class PerKeyOrder(PromiseChecker):
             what = self._started_too_early(segment, row, lane, across)
         elif lane.finished(position):
             what = "started again after it had ended for good in the same assignment"
-        # Otherwise the start is a retry. Its first start was judged, and lower unfinished positions came late.
+        # Otherwise the start is a retry. Its first start was judged, and lower unfinished positions were delivered
+        # late.
         if what:
             self._findings.violation(segment, row, what)
         lane.start(segment, row)

@@ -47,7 +47,7 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
     @with_state("redelivered")
     def _redelivered(self, segment: Segment, row: Row, state: _Outcomes) -> None:
         if state.latest.not_held(row):
-            # This delivery has no outcome.
+            # The message was settled before, so this delivery has no outcome.
             state.states.pop(row.position, None)
 
     @with_state("started")
@@ -74,7 +74,8 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
     @with_state("ack")
     def _ack(self, segment: Segment, row: Row, state: _Outcomes) -> None:
-        # The settlement may be a repeat whose predecessor did not arrive. NoSettleBeforeEnd judges early settlements.
+        # The settlement may repeat an earlier one that the broker did not receive. NoSettleBeforeEnd judges early
+        # settlements.
         state.states.pop(row.position, None)
 
     @with_state("abandoned")
@@ -90,7 +91,7 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
     @on("revoked")
     def _revoked(self, segment: Segment, row: Row) -> None:
         state = self._assignments.end(segment, row)
-        # A message of a batch whose call still ran has no row.
+        # If the call of a batch still ran, its messages have no row of their end.
         if state is None or segment.rules.batch != 0:
             return
         for position, outcome in state.states.items():
@@ -160,11 +161,11 @@ class _Line:
 
 
 class DeliveredThenStarted(AssignmentChecker[_Line]):
-    """A handler starts only a message that its assignment holds, and lanes without a key keep their order (5).
+    """A handler starts only for a message that its assignment holds, and lanes without a key keep their order (5).
 
     Lanes without a key are whole partitions (``order="partition"`` or ``"serial"``), and all messages without a key
-    (``keyless="one_lane"``). Messages of these lanes start in the order of delivery, except for messages that come
-    too late. ``PerKeyOrder`` judges the order of keys.
+    (``keyless="one_lane"``). Messages of these lanes start in the order of delivery, except for messages that are
+    delivered too late. ``PerKeyOrder`` judges the order of keys.
     """
 
     _state_class = _Line

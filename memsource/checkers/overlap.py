@@ -19,20 +19,19 @@ class NoOverlap(PromiseChecker):
     """At most one handler of a key runs at any time.
 
     A handler runs from ``started`` to ``ended``, or to the last row of a crashed process. Handlers of a key never
-    overlap within a member, also across its assignments. Two members may overlap in these cases only:
+    overlap within a member, also across its assignments. Handlers of two members may overlap in these cases only:
 
     - The assignment of the first handler was lost. Its handlers run until they are cancelled.
-    - The broker had taken one of the two assignments, and the process had not noticed the loss when its handler
-      started.
+    - The broker had taken one of the two assignments, and its process started the handler before it noticed the loss.
     - The first assignment had a lease whose deadline has passed.
 
-    In an assignment under a lease nothing starts or is acknowledged after its deadline or its loss. A message without
-    a key, and each message with ``order="none"``, must not overlap with itself, and must not start after its
+    In an assignment under a lease, no message starts or is acknowledged after the deadline or the loss. A message
+    without a key, and each message with ``order="none"``, must not overlap with itself, and must not start after its
     assignment was lost. If keys share a lane, each key is judged by itself.
 
     Args:
         timeline: History to judge.
-        late: Whether processes may have stood still in this run, so that the grace of a drain passed before they
+        late: Whether processes may have been suspended in this run, so that the grace of a drain passed before they
             could act. A cancelled handler that started before the deadline of the drain may then overlap with a
             handler of the next owner.
     """
@@ -50,7 +49,7 @@ class NoOverlap(PromiseChecker):
             if row.event == "lost"
         }
         self._deadlines = timeline.deadlines
-        # The deadlines of the leases, in the knowledge of the process at the present row.
+        # The deadlines of the leases, as far as the process knows them at the current row.
         self._leases: dict[Assignment, float] = {}
         self._drains = Assignments(Drain) if late else None
         self._outlived: set[tuple[Segment, str, int, int]] = set()
@@ -64,7 +63,7 @@ class NoOverlap(PromiseChecker):
         running = self._running.setdefault(name, [])
         unaware = self._unaware(segment, row)
         for other, start in running:
-            # A lane waits for a handler of a lost assignment, but a message without a lane does not wait.
+            # A lane waits until a handler of a lost assignment ends, but a message without a lane does not wait.
             same = other is segment and (isinstance(name[1], str) or row.assignment == start.assignment)
             leased = other is not segment and self._leased_at(other, start, row)
             if same or leased or (not unaware and self._exclusive(other, start)):
@@ -78,7 +77,7 @@ class NoOverlap(PromiseChecker):
         self._leases[segment, row.partition, row.assignment] = row.number
 
     def _leased_at(self, other: Segment, start: Row, row: Row) -> bool:
-        """Tell whether the lease of an assignment certainly held when a message started in another assignment."""
+        """Return whether a lease certainly was valid when a message started in a different assignment."""
         deadline = self._deadlines.get((other, start.partition, start.assignment), 0.0)
         return row.mono < deadline and start.partition not in self._incomparable
 
@@ -90,7 +89,7 @@ class NoOverlap(PromiseChecker):
             self._findings.violation(segment, row, "acknowledged when its lease had run out or was lost")
 
     def _exclusive(self, other: Segment, start: Row) -> bool:
-        """Tell whether a handler of another member or assignment must certainly not overlap with this handler."""
+        """Return whether two handlers of different members or assignments must not overlap."""
         if (other, start.partition, start.assignment) in self._deadlines or start.partition in self._incomparable:
             return False
         if other.gaps:
@@ -102,7 +101,7 @@ class NoOverlap(PromiseChecker):
         return lost < start.n and not self._unaware(other, start)
 
     def _unaware(self, segment: Segment, row: Row) -> bool:
-        """Tell whether the broker had taken the partition, but the process had not noticed the loss at this row."""
+        """Return whether the broker had taken the partition, but its process had not noticed the loss at this row."""
         assignment = segment, row.partition, row.assignment
         return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
@@ -139,7 +138,7 @@ class NoOverlap(PromiseChecker):
 
     @on("gap", "over")
     def _over(self, segment: Segment, row: Row) -> None:
-        """Forget the running handlers, because the process is gone or the handlers may have ended in a gap."""
+        """Forget the running handlers of a segment. The process has ended, or the handlers may have ended in a gap."""
         for name in list(self._running):
             running = [(other, start) for other, start in self._running[name] if other is not segment]
             if running:
@@ -149,5 +148,5 @@ class NoOverlap(PromiseChecker):
 
 
 def _name(segment: Segment, row: Row) -> tuple[str, str | int]:
-    """Return the name that only one handler may run with: the key, or the position of a message without an order."""
+    """Return the unit of exclusion of a message: its key, or its position if it has no order."""
     return row.partition, row.position if row.key is None or segment.rules.order == "none" else row.key

@@ -1,4 +1,4 @@
-"""The checkers of the owner of a partition, and of other work while a partition is given up."""
+"""The checkers of the owner of a partition, and of work on other partitions while one partition is given up."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ExclusiveOwner(PromiseChecker):
     """A partition has at most one owner (43), and a process never has two assignments of a partition (42).
 
     A process owns a partition from ``assigned`` until the partition is drained or lost, or the process is gone. Two
-    processes may both own a partition until the former owner notices its loss. The checker reports an owner that
-    starts a handler or commits after another process was assigned the partition, and that later hands the partition
-    over. The checker reports no owner if the other process lost the partition, or if the broker took the partition
-    from one of the two.
+    processes may both own a partition until the former owner notices its loss. An owner violates the promise if it
+    starts a handler or commits after another process was assigned the partition, and later hands the partition over.
+    There is no violation if the other process lost the partition, or if the broker took the partition from one of the
+    two.
 
     Spark tasks share a partition, each with its own keys, so they are no rivals. ``NoOverlap`` judges their keys.
 
@@ -46,7 +46,7 @@ class ExclusiveOwner(PromiseChecker):
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
         self._owners: dict[str, dict[Assignment, _Tenure]] = defaultdict(dict)
-        # Owners with a rival.
+        # Owners of partitions that another process was assigned meanwhile.
         self._contested: dict[Assignment, _Tenure] = {}
 
     @on("assigned")
@@ -75,7 +75,7 @@ class ExclusiveOwner(PromiseChecker):
 
     @on("drained")
     def _drained(self, segment: Segment, row: Row) -> None:
-        # The acts until the handover still count, but after this row another process may own the partition.
+        # Starts and commits until the handover still count, but after this row another process may own the partition.
         self._owners[row.partition].pop((segment, row.partition, row.assignment), None)
 
     @on("revoked")
@@ -107,7 +107,7 @@ class ExclusiveOwner(PromiseChecker):
 
 
 def _shares(segment: Segment) -> bool:
-    # A history without this rule is older than the first source that shares partitions.
+    # A history that does not say whether owners are exclusive is older than the first source that shares partitions.
     return segment.rules.exclusive is False
 
 

@@ -27,10 +27,10 @@ class LaneProgress(AssignmentChecker[_Ready]):
     """A lane whose head can start starts its head before ``max_in_flight`` other starts (30).
 
     Other lanes and other partitions do not delay a head (29, 35). With batches the bound is ``max_in_flight`` calls,
-    of ``batch`` messages each. A head behind a running handler of an earlier assignment can start when that handler
-    has ended. The checker does not measure heads that are held for a retry or blocked, wait for ``max_ahead``, come
-    late, or belong to drained partitions. Folded lanes are not measured either, because a history does not tell which
-    keys share a lane.
+    of ``batch`` messages each. If a handler of an earlier assignment still runs in the lane, the head can start when
+    this handler has ended. The checker does not measure heads that are held for a retry or blocked, wait for
+    ``max_ahead``, are delivered late, or belong to drained partitions. Folded lanes are not measured either, because
+    a history does not tell which keys share a lane.
 
     Args:
         timeline: History to judge.
@@ -79,7 +79,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
             state.since.setdefault(row.position, self._starts[segment])
 
     def _behind(self, segment: Segment, row: Row, lane: str | None) -> bool:
-        """Tell whether a handler of an earlier assignment still runs in the lane."""
+        """Return whether a handler of an earlier assignment still runs in the lane."""
         running = self._running.get((segment, row.partition, lane), ()) if lane is not None else ()
         return any(assignment != row.assignment for assignment, _ in running)
 
@@ -91,7 +91,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
         if segment.rules.settles == "cumulative":
             self._leave(segment, row, state)
         else:
-            # The history does not tell the place of the message in its lane.
+            # The history does not show where in its lane the message waits.
             state.measured = False
             state.since.clear()
             state.lanes.clear()
@@ -130,7 +130,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
                 state.since.setdefault(waiting[0], self._starts[segment])
 
     def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
-        """Note the end of a handler. Return its lane, or None if it has no lane or was not known to run."""
+        """Record the end of a handler. Return its lane, or None if it has no lane or its start is unknown."""
         lane = lane_of(segment.rules, row)
         running = None if lane is None else self._running.get((segment, row.partition, lane))
         if lane is None or running is None or (row.assignment, row.position) not in running:
@@ -167,7 +167,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
     def _ahead(self, segment: Segment, row: Row) -> None:
         state = self._state(segment, row)
         if state is not None:
-            # No row tells which messages wait for max_ahead.
+            # No row shows which messages wait for max_ahead.
             state.ahead = True
             state.since.clear()
 

@@ -24,8 +24,8 @@ class _Run:
 class RedeliveryNotRun(AssignmentChecker[_Run]):
     """A message that is redelivered within an assignment does not run again.
 
-    No handler starts for a message whose handler still runs (21), or whose handler has finished (22). The checker
-    remembers the last 65,536 finished messages of an assignment, as a consumer does.
+    No handler starts for a message whose handler still runs (21) or has returned (22). The checker remembers the last
+    65,536 finished messages of an assignment, as a consumer does.
     """
 
     _state_class = _Run
@@ -62,11 +62,11 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
 
 
 class _Alive:
-    """The times of the last contact with the broker about each position.
+    """The times of the last delivery or extension of each message of one assignment.
 
     Attributes:
         heard: Time of the last delivery or extension of each held position.
-        failed: The same for positions whose handler failed. The engine may no longer hold these messages.
+        failed: The times for positions whose handler failed. The engine may no longer hold these messages.
         latest: The latest run of deliveries.
     """
 
@@ -79,11 +79,11 @@ class _Alive:
 
 
 class KeptAlive(TimedChecker[_Alive]):
-    """A source extends each held message, also a queued message, every ``extend_interval`` seconds (20).
+    """A source extends each delivered and unsettled message every ``extend_interval`` seconds (20).
 
     The interval begins with the delivery and with each ``extended`` row of the message. The duty ends when the
-    message is acknowledged or given up, or when its partition is drained or lost. Only brokers with such a timer are
-    judged.
+    message is acknowledged or given up, or when its partition is drained or lost. The checker judges only brokers
+    that redeliver a message after a time without an extension.
 
     Args:
         timeline: History to judge.
@@ -131,7 +131,7 @@ class KeptAlive(TimedChecker[_Alive]):
         state = self._assignments.of(segment, row)
         heard = None if state is None else state.heard.pop(row.position, None)
         if state is not None and heard is not None:
-            # A drained partition no longer holds the message, and no row tells so.
+            # A drained partition no longer holds the message, although no row says so.
             self._judge(segment, row, heard)
             state.failed[row.position] = heard
 

@@ -22,7 +22,7 @@ class _Line:
 
     Attributes:
         delivered: Positions of the messages, in order.
-        started: Number of started messages, without the starts that a rewind repeats.
+        started: Number of started messages; a start that a rewind repeats does not count.
         taken: Largest number of messages that started in an assignment that the broker had taken.
         by: The assignment of the latest start.
     """
@@ -37,12 +37,13 @@ class _Line:
 
 
 class OrderAcrossAssignments(PromiseChecker):
-    """Without rewinds to a committed position, the messages of a key start in order and without a skip (4).
+    """Except for rewinds to a committed position, the messages of a key start in order and without a skip (4).
 
     An assignment begins at a committed position, or at the first position of this history, and starts no lower
-    message. Within an assignment a start goes back only to repeat the last message. A process whose assignment the
-    broker has taken runs on beside the next owner until it notices the loss. Holes and rewinds of such an assignment
-    are not judged. Only sources that commit positions are judged; ``PerKeyOrder`` judges the other sources.
+    message. Within an assignment a start goes back only to repeat the last message. If the broker has taken an
+    assignment, its process runs concurrently with the next owner until it notices the loss. The checker does not
+    judge skips and rewinds of this assignment. Only sources that commit positions are judged; ``PerKeyOrder`` judges
+    the other sources.
 
     Args:
         timeline: History to judge.
@@ -97,7 +98,7 @@ class OrderAcrossAssignments(PromiseChecker):
             return
         index = bisect_left(delivered, row.position)
         if delivered[index] != row.position:
-            # An earlier owner skipped the message, or is not in this history.
+            # An earlier owner skipped the message, or the history lacks the rows of that owner.
             delivered.insert(index, row.position)
             line.started += index < line.started
             line.taken += index < line.taken
@@ -123,12 +124,12 @@ class OrderAcrossAssignments(PromiseChecker):
         if row.position < floor:
             self._findings.violation(segment, row, f"started below {floor}, where its assignment began")
         if (segment, row.partition, row.assignment) in self._taken:
-            # The next owner may have rewound meanwhile, and the owner after that goes on from either position.
+            # The next owner may have rewound meanwhile, and the following owner continues from either position.
             line.started, line.by = max(line.started, index + 1), None
             line.taken = max(line.taken, index + 1)
             return
         by = segment, row.assignment
-        # The commit of a taken assignment may have come after the next owner had rewound.
+        # The broker may have received the commit of a taken assignment after the next owner had rewound.
         started = max(line.started, min(line.taken, bisect_left(line.delivered, floor)))
         if index > started:
             what = f"started, but position {line.delivered[started]} of its key never started"
@@ -140,7 +141,10 @@ class OrderAcrossAssignments(PromiseChecker):
 
     @on("blocked", "dlq_sent")
     def _given_up(self, segment: Segment, row: Row) -> None:
-        """Count a message that an earlier owner gave up, which takes its turn without a start if attempts are kept."""
+        """Count a message that an earlier owner gave up.
+
+        If a store keeps attempts, the message is skipped without a start.
+        """
         line = self._line(segment, row) if segment.rules.attempts_kept else None
         if line is not None and row.position in line.delivered[line.started : line.started + 1]:
             line.started += 1
@@ -155,16 +159,16 @@ class _Work:
     """The work of one assignment.
 
     Attributes:
-        finished: Number of the row of the end, by position, until the message is settled.
+        finished: For each finished and unsettled position, the number of the row in which the message ended.
         began: Positions that started and are unfinished.
-        abandoned: Positions that were given up.
-        too_late: Positions that were given up because the drain had no time left.
+        abandoned: Positions whose messages were abandoned.
+        too_late: Positions whose messages were abandoned because the drain had no time left.
         drain: The drain of the assignment.
         floor: Last confirmed floor; -1 = none.
-        sent: The commit under way.
+        sent: The commit that waits for its answer; None = no commit.
         confirmed: Number of the row of the latest confirmed commit; -1 = none.
         unsure: Whether the last commit failed or has an unknown result.
-        drained: Time at which the partition was drained.
+        drained: Time at which the drain ended; None = it has not ended.
     """
 
     __slots__ = (
@@ -194,7 +198,7 @@ class _Work:
 
 
 class _Done(NamedTuple):
-    """A message that finished in a cleanly handed over assignment, whose last confirmed floor is ``floor``."""
+    """A message that finished in an assignment with a clean handover and the last confirmed floor ``floor``."""
 
     segment: Segment
     row: Row
@@ -206,9 +210,10 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
 
     A handover is clean if the partition was drained and handed over, all commits were confirmed in time, and the
     broker had not taken the partition before. If the completed set cannot be handed over, messages above the
-    committed floor may repeat in two cases. A lower message waited, ran on or had no time to start, or a handler of
-    an earlier assignment still ran. ``OrderAcrossAssignments`` judges that messages below the floor never come again.
-    An acknowledged message that comes again was forgotten by its broker, which is no fault of the handover.
+    committed floor may repeat in two cases. A lower message waited, still ran or had no time to start, or a handler
+    of an earlier assignment still ran. ``OrderAcrossAssignments`` judges that messages below the floor are never
+    delivered again. If an acknowledged message is delivered again, the broker forgot the acknowledgement, which is no
+    fault of the handover.
 
     Args:
         timeline: History to judge.
@@ -239,7 +244,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
                 self._disturb(row.partition)
 
     def _comes_late(self, segment: Segment, row: Row) -> None:
-        """Note a late commit: in an assignment that the broker has taken, it may overwrite that of the next owner."""
+        """Record a commit in an assignment that the broker has taken. It may overwrite the commit of the next owner."""
         assignment = segment, row.partition, row.assignment
         if assignment in self._taken and self._newest.get(row.partition) != assignment:
             self._disturb(row.partition)
@@ -358,7 +363,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
                 done[position] = _Done(segment, row, state.floor)
 
     def _disturb(self, partition: str) -> None:
-        """Note that a commit of an ended assignment may still arrive, and overwrite later commits."""
+        """Record that the broker may still receive a commit of an ended assignment, which overwrites later commits."""
         self._disturbed.add(partition)
         self._done.pop(partition, None)
 
@@ -387,16 +392,17 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
 class BoundedRepeats(PromiseChecker):
     """A handover under a lease repeats a bounded number of finished messages (56).
 
-    A clean handover repeats no message. After a crash or a loss, only messages repeat whose progress was not written.
-    Their number is at most ``written_every`` plus ``max_in_flight``, because acknowledgements may be under way. A
-    history does not show the data that the broker forgot, so this checker is not one of ``CHECKERS``.
+    A clean handover repeats no message. After a crash or a loss, only messages repeat that finished after the last
+    write of the progress. Their number is at most ``written_every`` plus ``max_in_flight``, because acknowledgements
+    may be under way. A history does not show the data that the broker forgot, so this checker is not one of
+    ``CHECKERS``.
 
     Args:
         timeline: History to judge.
         written_every: Number of finished messages after which a member writes its progress; None = ``max_in_flight``,
             as in a cohort.
-        excused: Assignments that are not judged, as (member, partition, number), because the broker has forgotten or
-            not received a part of their progress.
+        excused: Assignments that are not judged, as (member, partition, number), because the broker has forgotten a
+            part of their progress, or has not received it.
     """
 
     _needs_order = True

@@ -1,4 +1,4 @@
-"""The report of ``lanes check``: a history in figures, and its verdicts as plain text."""
+"""The report of ``lanes check``: the counts of a history, and the verdicts of its checkers as plain text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _URGENCY: Final = ("violated", "unproven", "passed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """A history in figures.
+    """The counts of one history.
 
     Attributes:
         segments: Number of segments, one for each run of a process.
@@ -34,7 +34,7 @@ class Counts:
         redeliveries: Number of redeliveries by cause: ``held``, ``settled``, ``late``, and ``restart`` (started again
             in a later segment).
         dropped: Number of rows that could not be written.
-        gaps: Number of places where rows are missing.
+        gaps: Number of gaps in which rows are missing.
         peak_in_flight: Largest number of messages that one member had in flight.
     """
 
@@ -66,7 +66,7 @@ class Checked(NamedTuple):
 def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
     """Read histories and check every promise over them. Blocks.
 
-    Invalid content raises no error. The report names the invalid content.
+    Invalid content raises no error, and the report names it.
 
     Args:
         paths: Files and directories to read.

@@ -1,4 +1,4 @@
-"""The checkers of retries: their number, their backoff, and the lane that waits for them."""
+"""The checkers of retries: the number of attempts, the backoff between them, and the lane that waits meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Attempts:
 
     Attributes:
         latest: The latest attempt of each position, negative if it was cancelled.
-        unlimited: Positions that were blocked once, whose attempts have no limit.
+        unlimited: Positions of messages that were blocked at least once. Their attempts have no limit.
     """
 
     __slots__ = ("latest", "unlimited")
@@ -33,9 +33,9 @@ class _Attempts:
 class AttemptsCount(AssignmentChecker[_Attempts]):
     """The attempts of a message count 1, 2, 3 … in an assignment, and are at most ``attempts`` (46).
 
-    A cancelled attempt does not count if the message goes back to its lane. Each ``unblock`` of a blocked message
-    allows one more attempt. A new delivery begins at attempt 1. If attempts are kept in a store, the first attempt of
-    an assignment is at least the attempt that was handed over, and may be one above ``attempts``.
+    A cancelled attempt does not count if the message returns to its lane. Each ``unblock`` of a blocked message
+    allows one more attempt. A new delivery begins at attempt 1. If a store keeps attempts, the first attempt of an
+    assignment is at least the attempt that was handed over. It is at most ``attempts`` + 1.
 
     Args:
         timeline: History to judge.
@@ -45,7 +45,7 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._handed: dict[tuple[str, int], int] = {}  # (partition, position) -> attempt, if attempts are kept
+        self._handed: dict[tuple[str, int], int] = {}  # (partition, position) -> attempt, if a store keeps attempts
 
     @with_state("started")
     def _started(self, segment: Segment, row: Row, state: _Attempts) -> None:
@@ -108,7 +108,7 @@ class RetryHoldsLane(PromiseChecker):
 
     A blocked message waits for ``unblock`` (47). No other message of the lane starts before the head. The backoff
     before attempt n + 1 is at most ``backoff`` doubled n - 1 times, and at most ``max_backoff``; a handler may ask
-    for another delay. ``LaneProgress`` judges that other lanes go on.
+    for another delay. ``LaneProgress`` judges that other lanes continue.
 
     Args:
         timeline: History to judge.
@@ -180,7 +180,7 @@ class RetryHoldsLane(PromiseChecker):
 
     @on("dlq_sent", "abandoned")
     def _left(self, segment: Segment, row: Row) -> None:
-        """Release a head that has a dead letter or runs again in another assignment."""
+        """Forget a head that has a dead letter or runs again in another assignment."""
         heads = self._heads.get((segment, row.partition, row.assignment))
         if heads:
             lane = _lane(segment, row)
@@ -202,5 +202,5 @@ class RetryHoldsLane(PromiseChecker):
 
 
 def _lane(segment: Segment, row: Row) -> str:
-    """Return the name of the lane. A message without a lane has a lane of its own."""
+    """Return the name of the message's lane. A message without a lane counts as a lane of its own."""
     return lane_of(segment.rules, row) or f"position {row.position}"

@@ -1,4 +1,4 @@
-"""The checkers of settlements: each message is handled, and settled only after its end."""
+"""The checkers of settlements: each message is handled or dead-lettered, and settled only afterwards."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class AtLeastOnce(PromiseChecker):
     """Each delivered or produced message is handled at least once, or its dead letter is confirmed.
 
     A message that was settled and never handled is lost. A message that was neither settled nor handled is still at
-    the broker. Such a message is no violation, but the history does not prove that it will be handled. A committed
-    floor settles each position from the first position of its assignment on, also positions that were never
-    delivered. A later owner that skips a completed message settles the message too.
+    the broker. An unsettled and unhandled message is no violation, but the history does not prove that it will be
+    handled. A committed floor settles each position below it from the first position of its assignment on, even
+    without a delivery. A later owner that skips a completed message also settles this message.
 
     Args:
         timeline: History to judge.
@@ -36,7 +36,7 @@ class AtLeastOnce(PromiseChecker):
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
         self._states: dict[str, dict[int, int]] = defaultdict(dict)
-        # The first settlement of each message that had not been handled by then.
+        # The first settlement of each message, if the message had not been handled before.
         self._settled: dict[tuple[str, int], tuple[Segment, Row]] = {}
         # The first position of each assignment that commits, and its highest commit.
         self._begun: dict[Assignment, int] = {}
@@ -45,7 +45,7 @@ class AtLeastOnce(PromiseChecker):
     def verdict(self) -> Verdict:
         """The judgement after the last row. Changes nothing."""
         findings = Findings(self.name, self._timeline)
-        # The missing end of a message may be in a gap of any segment.
+        # A gap of any segment may hide the end of a message.
         complete = not any(segment.gaps for segment in self._timeline.segments)
         committed = self._committed()
         for partition, states in self._states.items():
@@ -61,7 +61,8 @@ class AtLeastOnce(PromiseChecker):
                 else:
                     findings.doubt("messages were settled, and handled at most in a gap")
         if self._timeline.recreated:
-            # One position stands for two messages, and the end of one message does not prove the end of the other.
+            # After a recreation a position means two messages, and the end of the first does not prove the end of the
+            # second.
             findings.doubt(
                 "partitions were recreated, so positions do not tell messages apart", len(self._timeline.recreated)
             )
@@ -104,13 +105,13 @@ class AtLeastOnce(PromiseChecker):
     def _committed(self) -> dict[str, list[_Span]]:
         spans: dict[str, list[_Span]] = defaultdict(list)
         for assignment, (segment, row) in self._commits.items():
-            # After a gap the first position is unknown, so only the rows count.
+            # After a gap the first position is unknown, so only messages with rows count.
             spans[row.partition].append((self._begun.get(assignment, row.floor), segment, row))
         return spans
 
 
 def _covering(spans: list[_Span], position: int) -> tuple[Segment, Row] | None:
-    """Return the first commit that settled a position without a row."""
+    """Return the first commit whose floor settled this position."""
     for begun, segment, row in spans:
         if begun <= position < row.floor:
             return segment, row._replace(position=position)
@@ -153,7 +154,7 @@ class DeadLetterBeforeSettle(PromiseChecker):
 
 
 class NoSettleBeforeEnd(PromiseChecker):
-    """A message is settled only after its handler returned, or it was given up, in the same assignment (19).
+    """A message is settled only after the same assignment handled it or gave it up (19).
 
     A commit settles all messages below its floor, except messages that a former owner had settled. A second
     settlement of a message that the broker forgot (``redelivered``, cause ``settled``) is no new settlement.
@@ -181,7 +182,7 @@ class NoSettleBeforeEnd(PromiseChecker):
         elif row.text == "late":
             self._may_settle[segment].discard(_delivery(row))
         elif segment in self._certain:
-            # The message is held, perhaps only because it ended in the gap and is not settled yet.
+            # The message is held. It may have ended in the gap and wait for its settlement.
             self._certain[segment].discard(_delivery(row))
 
     @on("ended ok", "dlq_sent", "dlq_confirmed")

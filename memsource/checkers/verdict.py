@@ -24,7 +24,7 @@ Status = Literal["passed", "violated", "unproven"]
 class Verdict:
     """The answer of one checker to one history.
 
-    A violation stands even if rows are missing. A verdict without violations is ``"unproven"`` if it has reasons.
+    A violation counts even if rows are missing. A verdict without violations is ``"unproven"`` if it has ``reasons``.
 
     Attributes:
         name: Name of the checker.
@@ -68,7 +68,7 @@ class Findings:
         self._doubts[why] += count
 
     def unsaid(self, segment: Segment, name: str) -> None:
-        """Record that the ``begin`` row of a segment lacks the setting ``name``, which a judgement needs."""
+        """Record that the ``begin`` row of a segment lacks the setting ``name``, which the checker needs."""
         if (segment, name) not in self._unsaid:
             self._unsaid.add((segment, name))
             self.doubt(f"segments whose begin row lacks {name}")
@@ -79,7 +79,7 @@ class Findings:
         Args:
             across: Whether the promise needs an order between segments.
             note: Other measurements of the checker.
-            doubts: Reasons that show only at the end, with their counts. A count of 0 is ignored.
+            doubts: Reasons that are known only after the last row, with their counts. A count of 0 is ignored.
 
         Returns:
             The verdict.
@@ -106,12 +106,12 @@ class Findings:
 
 
 def place(segment: Segment, row: Row) -> str:
-    """Return the place of a row for a witness: partition, position, key, member and row number."""
+    """Return a text for a witness: partition, position, key, member and number of the row."""
     return f"{printable(row.partition)} position {row.position} key {row.key or 'none'}, {at(segment, row)}"
 
 
 def at(segment: Segment, row: Row) -> str:
-    """Return member and number of a row."""
+    """Return a text of the member and the number of a row."""
     return f"{segment.label} row {row.n}"
 
 

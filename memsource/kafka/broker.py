@@ -1,15 +1,17 @@
-"""A Kafka broker as data, with one topic, one group and its clients. Its behaviour follows measurements of a real one.
+"""A Kafka broker as data, with one topic, one group and its clients. It behaves like a measured real broker.
 
 - **Commits.** The broker only checks that the client is a member. The member need not own the partition, and the
   position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095 UTF-16 units plus the
-  client's NUL. With larger metadata the old commit stays. If one partition of a request fails, the broker commits the
-  other partitions, and the whole request reports the error.
-- **Late news of a loss.** A crashed or frozen process sends no heartbeats. At the end of its session, its partitions go
-  to other members, and the process learns of the loss at its next poll. A classic client without polls leaves the group
-  at once. A client of protocol 848 keeps its partitions for another session timeout, and its commits succeed.
-- **Close.** Heartbeats stop at the beginning of a close, while the last callback still drains.
-- **Pauses.** A pause outlives the ownership: a partition that is paused, revoked and assigned again is paused.
-- **Prefetch.** A client delivers prefetched messages even while the broker is down, or after their deletion.
+  client's NUL. A commit with larger metadata fails, and the former commit stays. If one partition of a request fails,
+  the broker commits the other partitions, and the whole request reports the error.
+- **A loss is noticed late.** A crashed or frozen process sends no heartbeats. At the end of its session, its
+  partitions go to other members, and the process learns of the loss at its next poll. A classic client without polls
+  leaves the group at once. A client of protocol 848 keeps its partitions for another session timeout, and its commits
+  succeed.
+- **Close.** Heartbeats stop when a close begins, although the drain of the last callback still runs.
+- **Pauses.** A pause outlives the ownership: a partition that is paused, revoked and assigned again is still paused.
+- **Prefetch.** A client delivers prefetched messages even while the broker is down, or after their deletion at the
+broker.
 - **A topic that is deleted and created again** within a metadata refresh. A classic client reads on at the old offset.
   Protocol 848 revokes and assigns, and accepts a commit of the old position for the new topic.
 - **Commits without a broker.** A synchronous commit blocks (848), or fails after seconds (classic).
@@ -47,7 +49,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     source.
 
     Args:
-        partitions: Number of partitions, 1 or more. They are numbered from 0.
+        partitions: Number of partitions, 1 or more. Partition numbers begin at 0.
         topic: Name of the topic.
         settings: Settings of the broker and its clients; None = the defaults of ``KafkaSettings``.
         hands_over: Whether sources also commit the positions completed above the floor.
@@ -119,7 +121,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """The assignments that were taken from members; see ``memsource.personality.Personality.taken``."""
+        """The assignments that the broker took from members; see ``memsource.personality.Personality.taken``."""
         return list(self.coordinator.taken)
 
     @property
@@ -133,13 +135,13 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return found
 
     def crash(self, member: str, now: float) -> None:
-        """End the newest process of this name. Its session ends later, by its timeout. Idempotent."""
+        """End the newest process of this member. Its session ends after its timeout. Idempotent."""
         self._at(now)
         self.coordinator.crash(self._client(member))
         self._changed()
 
     def freeze(self, member: str, until: float) -> None:
-        """Suspend the newest process of this name until a time of its clock. Calls and heartbeats stop."""
+        """Suspend the newest process of this member until a time of its clock. Its calls and heartbeats stop."""
         client = self._client(member)
         self._at(client.clock())
         self.coordinator.freeze(client, until)
@@ -150,7 +152,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return self.coordinator.rebalance()
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner; return False for a free partition.
+        """Take a partition from its owner; return False for a partition without an owner.
 
         The owner continues until its next heartbeat. Without another member, the partition is assigned again after a
         session timeout.
@@ -159,7 +161,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return self.coordinator.lose(partition)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Return False, because Kafka redelivers messages to a new owner only."""
+        """Return False, because Kafka redelivers messages only to a new owner."""
         self._at(now)
         return False
 
@@ -196,7 +198,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._changed()
 
     def start_broker(self, now: float) -> None:
-        """Start the broker, and restart all sessions. Idempotent."""
+        """Start the broker. All session timeouts begin again. Idempotent."""
         self._at(now)
         self.coordinator.start()
         self._changed()
@@ -239,7 +241,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return next((client.name for client in self.coordinator.clients if client.id == owner), None)
 
     def committed(self, partition: int) -> Commit | None:
-        """The last commit of a partition; None before the first one."""
+        """The last commit of a partition; None before the first commit."""
         self.group.topic.log(partition)
         return self._commits.get(partition)
 
@@ -256,7 +258,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return f"{self.topic}-{self._incarnation}" if self.coordinator.exists else None
 
     def introduce(self, client: Client) -> None:
-        """Add the client of a new process. The client's name then stands for this process."""
+        """Add the client of a new process. Methods that take a member's name then act on this process."""
         self._clients[client.name] = client
 
     def join(self, client: Client, now: float) -> None:
@@ -267,7 +269,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.coordinator.join(client)
 
     def poll(self, client: Client, now: float) -> list[Callback | KafkaFailure]:
-        """Poll, and return the callbacks and errors in order. An assigned partition begins at its commit."""
+        """Poll, and return the callbacks and errors in order. A newly assigned partition begins at its last commit."""
         self._at(now)
         events = self.coordinator.poll(client)
         for event in events:
@@ -277,10 +279,10 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return events
 
     def fetch(self, client: Client, partition: int, messages: int, size: int) -> list[Record]:
-        """Deliver at most ``messages`` messages. The message that reaches ``size`` bytes is the last one.
+        """Deliver at most ``messages`` messages.
 
-        A paused or revoked partition delivers nothing. Raises ``KeyError`` for a partition that the client does not
-        own.
+        The last message is the one with which the total reaches ``size`` bytes. A paused or revoked partition
+        delivers nothing. Raises ``KeyError`` for a partition that the client does not own.
         """
         owned = client.partitions[partition]
         if owned.revoking or owned.silent or not client.running or messages <= 0 or size <= 0:
@@ -292,11 +294,11 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return owned.take(messages, size)
 
     def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
-        """Commit positions. The broker checks neither the owner nor the former commit of a partition.
+        """Commit positions. The broker checks neither who owns a partition nor its former commit.
 
         Raises ``KafkaFailure`` if a commit failed. With ``OFFSET_METADATA_TOO_LARGE`` the other partitions are
-        committed. With ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD`` nothing is committed. The errors of
-        ``Commit.units`` are raised before anything is sent.
+        committed. With ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD`` nothing is committed. The call raises
+        the errors of ``Commit.units`` before it sends the request.
         """
         self._at(now)
         if client.fatal is not None:
@@ -321,12 +323,15 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             )
 
     def release(self, client: Client, partition: int, now: float) -> None:
-        """Release a partition of a client. Only a revoked partition is then free. Idempotent."""
+        """Release a partition of a client.
+
+        A revoked partition is then free; any other one stays assigned. Idempotent.
+        """
         self._at(now)
         self.coordinator.release(client, partition)
 
     def begin_close(self, client: Client, now: float) -> list[Callback]:
-        """Begin the close of a client. Its heartbeats stop, and its last callback runs. Idempotent."""
+        """Begin the close of a client. The client's heartbeats stop, and its last callback runs. Idempotent."""
         self._at(now)
         return self.coordinator.begin_close(client)
 
@@ -338,13 +343,13 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             self._changed()
 
     def polling(self, client: Client, now: float, *, on: bool) -> None:
-        """Record whether the client polls from now on."""
+        """Record whether the client polls continuously from now on."""
         self._at(now)
         client.polling = on and not client.crashed
         client.last_poll = self.coordinator.now
 
     def wait_until(self, at: float) -> None:
-        """Call the watchers at the time ``at``."""
+        """Set a timer that wakes the watchers at the time ``at``."""
         self._waits.append(at)
 
     # --- inside
@@ -394,7 +399,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         if records:
             owned.fetched = records[-1].position + 1
         if not log.read(owned.fetched, 1, 1):
-            # Only a gap is left: it is read too.
+            # Only a gap is left, and the client reads past the gap.
             owned.fetched = log.end
 
     def _keep(self, client: Client, partition: int, commit: Commit) -> None:

@@ -84,7 +84,7 @@ class Callback(NamedTuple):
 
     Attributes:
         kind: Kind of the callback.
-        partitions: Numbers of the partitions. A ``lost`` leaves out partitions that are being revoked.
+        partitions: Numbers of the partitions. A callback ``lost`` leaves out partitions that are being revoked.
     """
 
     kind: Literal["assign", "revoke", "lost"]
@@ -102,7 +102,7 @@ class ClientPartition:
         fetched: The next position to fetch.
         queue: The prefetched messages, between ``position`` and ``fetched``.
         revoking: Whether the partition is being revoked.
-        silent: Whether the partition has no valid position, so that it delivers nothing.
+        silent: Whether the partition has no valid position and therefore delivers no message.
         partition: The source's object for the assignment; None before the assignment, and after the loss.
     """
 
@@ -120,7 +120,10 @@ class ClientPartition:
         self.fetched = self.position
 
     def take(self, messages: int, size: int) -> list[Record]:
-        """Take at most ``messages`` prefetched messages. The message that reaches ``size`` bytes is the last one."""
+        """Take at most ``messages`` prefetched messages.
+
+        The last message is the one with which the total reaches ``size`` bytes.
+        """
         run: list[Record] = []
         while self.queue and len(run) < messages and size > 0:
             record = self.queue.popleft()
@@ -128,7 +131,7 @@ class ClientPartition:
             size -= record.size
             self.position = record.position + 1
         if not self.queue:
-            # After the last one only a gap was read, or the position was reset.
+            # After the last message the client read only a gap, or its position was reset.
             self.position = self.fetched
         return run
 
@@ -145,22 +148,22 @@ class Client:
         joined: Time of the last join.
         partitions: The partitions that the client considers its own, by number.
         paused: Paused partitions. They stay paused when the ownership ends.
-        polling: Whether a poll waits.
+        polling: Whether a poll is waiting for messages.
         last_poll: Time of the last poll.
         silent_since: Time of the last heartbeat; None = the client sends heartbeats.
         frozen_until: Time at which a frozen process runs again; None = the process is not frozen.
         revoking_since: Time of the oldest revocation; None = nothing is revoked.
-        hears_at: Time of the next heartbeat that brings a decision of the coordinator.
-        informed: Whether the heartbeat of ``hears_at`` has come.
+        hears_at: Time of the next heartbeat whose answer carries a decision of the coordinator.
+        informed: Whether a heartbeat has brought a decision since the last poll.
         crashed: Whether the process has ended.
         closing: Whether the close has begun.
         closed: Whether the close has ended.
-        exceeded: Whether the client left the group or fell silent, because it did not poll.
-        cut_off: Whether the broker was down for a session timeout.
+        exceeded: Whether the client left the group or stopped its heartbeats, because it did not poll.
+        cut_off: Whether the broker was down for longer than the session timeout.
         rejoining: Whether the next poll joins the group again.
-        fatal: The error that ended the client for good.
+        fatal: The error that ended the client permanently; None = the client works.
         failures: Errors for the next polls.
-        notices: Notices without a callback yet.
+        notices: Notices for which no callback has run yet.
         releases: Partitions whose release waits for the broker.
     """
 

@@ -1,8 +1,8 @@
-"""The coordinator of a Kafka group as data: sessions, heartbeats, and the end of silent members.
+"""The coordinator of a Kafka group as data: sessions, heartbeats, and the removal of silent members.
 
-The coordinator adds time to ``Group``, which holds the owners. A client learns of a decision at its next heartbeat. The
-coordinator expels a silent client at the end of its session. A client that does not poll falls silent. The rules of
-each protocol come from measurements of a real broker.
+The coordinator adds time to ``Group``, which holds the owners. A client learns of a decision at its next heartbeat. A
+client that does not poll stops its heartbeats. The coordinator removes a client without heartbeats at the end of its
+session. The rules of each protocol come from measurements of a real broker.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class KafkaSettings:
         session_timeout: Seconds without a heartbeat that end a session.
         heartbeat_interval: Seconds between heartbeats, below ``session_timeout``; 0 = clients learn of decisions at
             once.
-        max_poll_interval: Maximum seconds between two polls, and maximum seconds for the release of partitions.
+        max_poll_interval: Maximum seconds between two polls, and for the release of revoked partitions.
         commit_timeout: Seconds after which a classic commit fails while the broker is down.
         metadata_limit: Maximum UTF-16 units of commit metadata, the client's NUL included.
-        offset_reset: Position to read without a valid commit.
+        offset_reset: Position at which a partition without a valid commit begins.
         prefetch: Number of messages of a partition that a client prefetches.
     """
 
@@ -62,7 +62,7 @@ class KafkaSettings:
 
 
 class Coordinator:
-    """The members of one group and their timers. No method blocks. Not thread-safe.
+    """The coordinator of one group. No method blocks. Not thread-safe.
 
     Args:
         partitions: Number of partitions.
@@ -74,7 +74,7 @@ class Coordinator:
         group: Owners, members and messages.
         classic: Whether the group uses the classic protocol.
         clients: Clients that have joined.
-        taken: Assignments that were taken from members, with the names of the members.
+        taken: Assignments that the broker took from members, with the names of these members.
         now: Current time; it never falls.
         up: Whether the broker runs.
         exists: Whether the topic exists.
@@ -102,10 +102,10 @@ class Coordinator:
     # --- calls of clients
 
     def join(self, client: Client) -> None:
-        """Add a client to the group. A static member replaces the former member of its id.
+        """Add a client to the group. A static member replaces the former member with the same instance id.
 
         If the former member has not left, the classic protocol ends the former member with ``_FATAL``. Protocol 848
-        ends the new member instead, until the session of a crashed former member is over.
+        ends the new member instead, unless the former member has crashed and its session has ended.
         """
         former = next((each for each in self.clients if each is not client and self._same(each, client)), None)
         if former is not None and not self.classic and not former.closed:
@@ -158,8 +158,8 @@ class Coordinator:
     def release(self, client: Client, partition: int) -> None:
         """Release a partition of a client. Idempotent.
 
-        A revoked partition is then free. A partition that is not revoked stays the client's until the client leaves,
-        because a Kafka client cannot give it back.
+        A revoked partition is then free. A Kafka client cannot give back a partition that is not revoked. Such a
+        partition stays assigned until the client leaves.
         """
         owned = client.partitions.pop(partition, None)
         if owned is None or not owned.revoking:
@@ -179,7 +179,10 @@ class Coordinator:
         return [Callback("revoke", tuple(client.partitions))] if client.partitions else []
 
     def end_close(self, client: Client) -> None:
-        """Leave. The partitions of a static member wait for it until its session is over. Idempotent."""
+        """End the close of a client.
+
+        A dynamic member leaves; a static member keeps its partitions until its session ends. Idempotent.
+        """
         client.closing = client.closed = True
         client.partitions.clear()
         if client in self.clients and (client.instance is None or not self.knows(client)):
@@ -187,7 +190,7 @@ class Coordinator:
             self.group.leave(client.id)
 
     def knows(self, client: Client) -> bool:
-        """Whether the client is a member of the group. The client itself may not have heard of its removal."""
+        """Whether the client is a member of the group. A removed client may not have learned of its removal yet."""
         return client.id in self.group.members
 
     # --- faults of clients and brokers
@@ -218,7 +221,10 @@ class Coordinator:
         return self.group.rebalancing
 
     def lose(self, partition: int) -> bool:
-        """Take a partition from its owner; return False for a free one. The owner learns of the loss by a heartbeat."""
+        """Take a partition from its owner; return False without an owner.
+
+        The owner learns of the loss at a heartbeat.
+        """
         owner = self.group.owner(partition)
         if owner is None:
             return False
@@ -234,7 +240,7 @@ class Coordinator:
             self.up, self._down_since = False, self.now
 
     def start(self) -> None:
-        """Start the broker: sessions restart. Idempotent."""
+        """Start the broker. All session timeouts begin again. Idempotent."""
         if not self.up:
             self.up = True
             for client in self.clients:
@@ -329,12 +335,12 @@ class Coordinator:
         return plan(owners, members) if self.exists else [None] * len(owners)
 
     def _take(self, member: str, numbers: Iterable[int] | None = None) -> None:
-        """Record in ``taken`` that partitions, by default all, are taken from a member."""
+        """Record in ``taken`` that the broker takes partitions from a member; by default all its partitions."""
         for client in self.clients:
             if client.id == member:
                 for number in self.group.topic.partitions if numbers is None else numbers:
                     owned = client.partitions.get(number)
-                    # A partition of which the member has not heard was never taken from it.
+                    # A partition whose assignment the member has not learned was never taken from the member.
                     if self.group.owner(number) == member and owned is not None and owned.partition is not None:
                         self.taken.append((client.name, owned.partition))
                         owned.partition = None
@@ -367,7 +373,7 @@ class Coordinator:
         return Callback("lost", lost)
 
     def _heard(self, client: Client) -> list[Callback | KafkaFailure]:
-        """The callbacks of the next notices of one kind. Notices of another kind wait for the next poll."""
+        """Return the callbacks for the next notices of one kind. Notices of other kinds wait for the next poll."""
         kind = client.notices[0].kind
         numbers = []
         while client.notices and client.notices[0].kind == kind:
@@ -380,7 +386,7 @@ class Coordinator:
             return [lost, *self._deleted()]
         for number in numbers:
             if number not in client.partitions:
-                # Released before its revocation.
+                # The client released the partition before its revocation.
                 self.group.release(client.id, number)
                 continue
             client.partitions[number].revoking = True
@@ -393,7 +399,7 @@ class Coordinator:
         return [Callback("revoke", asked), *(self._deleted() if self.settings.protocol == "eager" else ())]
 
     def _deleted(self) -> list[KafkaFailure]:
-        """The error of a client about a deleted topic; no error while the topic exists."""
+        """The error that a client reports after the deletion of the topic; empty while the topic exists."""
         if self.exists:
             return []
         return [KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.group.name} was deleted")]
@@ -408,14 +414,14 @@ class Coordinator:
                 continue
             at = self.now
             interval = self.settings.heartbeat_interval
-            # The classic protocol answers a join when the assignment is made; the rest waits for a heartbeat.
+            # The classic protocol answers a join with the assignment. The client learns other notices at a heartbeat.
             if interval and not (self.classic and pending[-1].kind == "assigned"):
                 at = client.joined + interval * -(-(self.now - client.joined) // interval)
             client.hears_at = min(client.hears_at, at)
 
 
 def _current(notices: Sequence[Notice]) -> deque[Notice]:
-    """The notices, without assignments that were lost again before their callback."""
+    """The notices, without assignments that were lost before their callback ran."""
     kept: list[Notice] = []
     for notice in notices:
         assigned = Notice("assigned", notice.partition)

@@ -1,4 +1,4 @@
-"""A source over one client of a ``KafkaBroker``. It stands for the adapter for Kafka.
+"""A source over one client of a ``KafkaBroker``. In simulations it replaces the Kafka adapter.
 
 The source keeps the contract of ``lanes.source`` on asyncio and on trio. It never sleeps. The owner of the broker calls
 ``broker.advance``, which wakes the source.
@@ -27,15 +27,15 @@ _OF_POLL_INTERVAL: Final = 0.8
 class KafkaMemberSource(CommittingSource):
     """The source of a member of the broker's group. ``open`` joins the group, and ``aclose`` leaves it.
 
-    Commit metadata holds the positions completed above the floor, without the highest positions if the metadata would
-    be too large for the broker. After a loss, the source still commits the partition until it learns of the loss. After
-    a release or ``Lost`` it commits nothing more of the partition.
+    Commit metadata holds the positions completed above the floor. If they are too large for the broker, the highest
+    positions are left out. After a loss, the source still commits the partition until it learns of the loss. After a
+    release or ``Lost``, the source commits no position of the partition.
 
     A waiting ``receive`` polls all the time. Without a waiting ``receive`` the client does not poll. If a partition is
     not released within the ``timeout`` of its ``Revoking``, the source releases it and reports it as lost.
 
-    Calls of a frozen process wait. After a crash they raise ``SourceError`` and change nothing. Methods outside the
-    contract do not block.
+    Calls of a frozen process wait. Calls of a crashed process raise ``SourceError`` and change nothing. Methods
+    outside the contract do not block.
 
     Args:
         broker: The broker.
@@ -48,7 +48,7 @@ class KafkaMemberSource(CommittingSource):
         broker: The broker.
         member: Name of the member.
         client: The client of the process.
-        calls: The calls so far.
+        calls: The calls of the source's methods so far.
         degraded: Number of commits whose metadata did not hold all completed positions.
     """
 
@@ -111,7 +111,7 @@ class KafkaMemberSource(CommittingSource):
         """
         async with self._meet(Call("settle", commits=tuple(settlements))):
             await self._reach()
-            # Nothing suspends from here on: a cancelled commit has not left.
+            # No await follows, so a cancelled commit was not sent.
             if settlements:
                 self._commit(settlements)
 
@@ -141,7 +141,7 @@ class KafkaMemberSource(CommittingSource):
             self.broker.end_close(client, client.clock())
             self._forget_all()
 
-    # --- in
+    # --- events
 
     def _next(self, room: Room) -> list[SourceEvent]:
         self._alive()
@@ -151,7 +151,7 @@ class KafkaMemberSource(CommittingSource):
         if overdue:
             return [self._given_up(number, "it was not released in time") for number in overdue]
         while callbacks := self.broker.poll(self.client, self.client.clock()):
-            # Without messages: none may come before the Assigned of its partition.
+            # Poll without messages: no message may be delivered before the Assigned of its partition.
             events = [event for callback in callbacks for event in self._told(callback)]
             if events:
                 return events
@@ -168,11 +168,12 @@ class KafkaMemberSource(CommittingSource):
         elif callback.kind == "assign":
             for number in callback.partitions:
                 if number in self._owned:
-                    # Its release was cancelled, and meanwhile the partition was taken and assigned again.
+                    # The release of the partition was cancelled, and meanwhile the partition was taken and assigned
+                    # again.
                     yield Lost(self._forget(number), "it was lost and assigned again")
                 yield self._assigned(number)
         elif callback.kind == "lost":
-            # After the loss of the membership no callback comes for revoked partitions.
+            # After the loss of the membership, the client gets no callback for revoked partitions.
             for number in list(self._owned) if self.client.rejoining else callback.partitions:
                 yield Lost(self._forget(number), "the group took it, or gave it to another member")
         else:
@@ -193,7 +194,7 @@ class KafkaMemberSource(CommittingSource):
         broker, floor = self.broker, self.client.partitions[number].position
         commit = broker.committed(number)
         end = broker.group.topic.log(number).end
-        # Foreign metadata is normal and ignored, and so is that of another floor after a reset.
+        # Metadata of other clients is normal and ignored. Metadata for another floor, after a reset, is ignored too.
         completed = None if commit is None else decode(commit.metadata, floor, max(0, end - floor))
         owned = Partition(
             PartitionId(broker.topic, number), READER, broker.topic_id or "", floor=floor, completed=completed or ()
@@ -253,7 +254,7 @@ class KafkaMemberSource(CommittingSource):
                 else:
                     self.client.resume(number)
 
-    # --- out
+    # --- commits and releases
 
     async def _reach(self) -> None:
         """Wait until process and broker run. Raises ``SourceError`` when the broker is down for too long."""
@@ -279,7 +280,7 @@ class KafkaMemberSource(CommittingSource):
             if now is not None and now != before:
                 raise self._recreated(before, now)
             if self._owned.get(number) is not settlement.partition:
-                # The loss may have come while this call waited, and its cancellation is not here yet.
+                # The partition may have been lost while this call waited, before the call was cancelled.
                 gone = f"{self._name}: partition {number} was given up: nothing of it is committed any more"
                 raise self._failed or SourceError(gone, retryable=True)
             commits[number] = Commit(floor, self._metadata(settlement, floor))
@@ -287,10 +288,10 @@ class KafkaMemberSource(CommittingSource):
             self.broker.commit(self.client, commits, self.client.clock())
         except KafkaFailure as failure:
             if failure.code == "OFFSET_METADATA_TOO_LARGE" and self._limit:
-                # The broker accepts less than the default: commits hand over less from now on.
+                # The broker accepts less metadata than by default: later commits hand over fewer positions.
                 self._limit //= 2
                 return self._commit(settlements)
-            self._changed()  # receive has to look whether the membership is lost
+            self._changed()  # receive must check whether the membership is lost
             raise SourceError(
                 f"{self._name}: partitions {sorted(commits)} were not committed: {failure}",
                 retryable=failure.code != "_FATAL",
@@ -322,8 +323,8 @@ class KafkaMemberSource(CommittingSource):
 
 
 class KafkaPersonality(KafkaBroker):
-    """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
+    """A ``KafkaBroker`` that makes the sources of its members; see ``memsource.personality.Personality``."""
 
     def source(self, member: str, clock: Clock = monotonic) -> KafkaMemberSource:
-        """A source for a new member in a process of its own; ``KafkaMemberSource`` has further settings."""
+        """Make the source of a new member, in its own process. ``KafkaMemberSource`` has further settings."""
         return KafkaMemberSource(self, member, clock)

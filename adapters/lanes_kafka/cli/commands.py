@@ -1,6 +1,6 @@
 """The commands ``lanes kafka …`` and ``lanes doctor kafka``.
 
-The callers of the commands print their ``ConfigError``.
+The commands raise ``ConfigError``, which the command line prints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ kafka = command_group("Show where Kafka producers put a key.")
 
 
 def dead_letter_box(topic: str, server: str, config: Path | None, settings: list[str]) -> KafkaDeadLetterBox:
-    """Make the box of ``lanes dead-letters --topic``.
+    """Make the dead-letter box of ``lanes dead-letters --topic``.
 
     Args:
         topic: Name of the dead-letter topic.

@@ -45,7 +45,7 @@ def _of_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; name a file that can be read") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     if path.suffix == ".json":
         return _json(path, text)
     if path.suffix == ".toml":

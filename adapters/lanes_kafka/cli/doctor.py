@@ -33,12 +33,12 @@ _AGAIN: Final = 0.2
 _SHOWN: Final = 5
 """Maximum number of broker addresses to show."""
 
-# The client's log would appear between the printed lines; its errors are collected by error_cb.
+# The client's log would appear between the printed lines; error_cb collects the client's errors.
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 
 
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
-    """Check all that a consumer of these topics needs. If no broker answers, the list ends with that check.
+    """Check everything that a consumer of these topics needs. If no broker answers, no later check runs.
 
     Blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of the
     client becomes a failed ``Check``.
@@ -177,9 +177,9 @@ class _Doctor:
         return self._joinable(Check(what, True, detail), kind, found.partition_assignor, instances)
 
     def _is_of_another_kind(self) -> bool:
-        """Whether the broker lists the group, although its description says that the group is missing."""
+        """Whether the broker lists the group, although the broker's description calls the group missing."""
         with warnings.catch_warnings():
-            # The replacement of this call lists consumer groups alone.
+            # The call that replaces this deprecated call lists consumer groups alone.
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 listed = self.admin.list_groups(timeout=self.timeout)
@@ -226,7 +226,7 @@ class _Doctor:
         return time.monotonic() + self.timeout
 
     def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
-        """The failed check of a question. ``absent``: a missing object is no failure."""
+        """The check of a question that failed. With ``absent``, a missing topic or group passes the check."""
         error = failure.args[0]
         if not isinstance(error, KafkaError):
             return Check(what, False, str(failure), "correct the name")
@@ -242,7 +242,10 @@ class _Doctor:
 def _carries(what: str, limit: str | None) -> Check:
     if limit is None:
         return Check(
-            what, None, f"the broker does not tell its {METADATA_LIMIT}", "lanes finds out at its first commit"
+            what,
+            None,
+            f"the broker does not tell its {METADATA_LIMIT}",
+            "no action: the first commit of lanes shows the limit",
         )
     if int(limit) > 0:
         return Check(what, True, f"{METADATA_LIMIT}={limit}")

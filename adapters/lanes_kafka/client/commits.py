@@ -1,4 +1,4 @@
-"""Commits of one client. They wait for a check of their topic ids, and are sent without waiting for the answer.
+"""Commits of one client. A commit is sent after a check of its topic ids, and its answer arrives in a callback.
 
 For a commit, the broker checks that the client is a member. It checks neither that the client owns the partition nor
 that the position rises. Right before ``Commits`` sends, it therefore checks that every partition is still owned. The
@@ -8,12 +8,12 @@ engine guarantees that positions rise.
 created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback
 reports the change. Once the new topic has grown past the client's position, the client reads on in the new topic. A
 commit is therefore sent only after the broker shows the same topic id, in an answer to a question that is newer than
-the commit. Without an answer nothing is committed, and finished messages run again. A commit could skip messages of the
-new topic.
+the commit. Without an answer nothing is committed, and finished messages run again, because a commit could skip
+messages of the new topic.
 
-Two gaps remain. Within about half a second, the client may send a commit again, and the new topic may receive it. The
-committed position is then a position of the old topic, and the source stops with an error. The second gap: the answer
-comes from one broker, which may know less than the others.
+Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
+repetition. The committed position is then a position of the old topic, and the source stops with an error. Second,
+one broker answers the question about the ids, and may not have learned yet that the topic was recreated.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _CALLBACK_TIMEOUT: Final = 5.0
 """Seconds that a commit inside a callback may take, including the question for its topic ids."""
 
 _CALLBACK_TIMEOUT_WHEN_DOWN: Final = 1.0
-"""The same while the client reports that it reaches no broker."""
+"""Seconds that a commit inside a callback may take while the client reports that it reaches no broker."""
 
-# ILLEGAL_GENERATION and STALE_MEMBER_EPOCH are not here: they tell a member that a rebalance is under way, in which it
-# keeps the partitions that are not revoked. A member that was left out of a rebalance gets UNKNOWN_MEMBER_ID. Errors
-# that end the client arrive beside its messages and are handled there.
+# ILLEGAL_GENERATION and STALE_MEMBER_EPOCH are missing: they report a running rebalance, in which a member keeps all
+# partitions that are not revoked. A member that a rebalance left out gets UNKNOWN_MEMBER_ID. ``consume`` returns the
+# errors that end the client among its messages.
 _LOST: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -61,20 +61,26 @@ _LOST: Final = frozenset(
 )
 """Error codes of a commit by a process that is no longer a member of the group; nothing it sends is committed."""
 
-# All other codes are worth a retry, because a repeated commit is harmless.
+# A commit with any other error code is retried, because a repeated commit is harmless.
 _PERMANENT: Final = NOT_ALLOWED | {KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION}
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
-    """Ask for the UTF-16 units of commit metadata that the broker accepts beside the client's NUL: 0 to ``LIMIT``.
+    """Ask how many UTF-16 units of commit metadata the broker accepts before the client's NUL: 0 to ``LIMIT``.
 
-    Without an answer the result is ``LIMIT``, and the first commit shows the real limit. If the limit is too small for
-    any completed message, a warning is logged and the result is 0. Blocks for up to 5 seconds.
+    If the broker does not answer, the result is ``LIMIT``, and the first refused commit lowers the limit. If the
+    limit is too small for a single completed message, the function logs a warning and returns 0. Blocks for up to 5
+    seconds.
     """
     try:
         allowed = metadata_limit(admin)
     except SourceError as failure:
-        log.info("%s: the broker's limit for commit metadata is unknown (%s)", name, failure)
+        log.info(
+            "%s: the broker's limit for commit metadata is unknown (%s); the first commit tries %d units",
+            name,
+            failure,
+            LIMIT,
+        )
         return LIMIT
     if allowed is None:
         return LIMIT
@@ -97,12 +103,12 @@ def can_carry(room: int) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """Positions that are committed together, with one answer for all of them.
+    """Positions that one request commits, with one answer for all positions.
 
     Attributes:
         settlements: The positions, at most one for each partition.
         answer: The answer to the event loop.
-        releases: A partition that is given back after this commit; None = no partition.
+        releases: The partition to give back after this commit; None = no partition.
         deadline: Time of the clock after which an unanswered commit has failed; 0 until it is queued or sent.
         offsets: The positions in the client's own type, set when the commit is sent.
     """
@@ -129,7 +135,7 @@ class Commits:
         name: Name of the source, for errors and log lines.
         settings: Configuration of the client. Its secrets are not shown in errors.
         limit: UTF-16 units of metadata that the broker is known to accept; 0 = commits carry no metadata.
-        unanswered: The newest commit without an answer of each partition.
+        unanswered: For each partition, its newest sent commit that has no answer yet.
     """
 
     owns: Callable[[Partition], bool]
@@ -153,10 +159,10 @@ class Commits:
         if commit.answer.given_up:
             return
         if not all(self.owns(each.partition) for each in commit.settlements):
-            # The loss may have been reported to the loop without having arrived there.
+            # The loop may not have received the report of the loss yet.
             commit.fail(f"{self.name}: not committed: a partition was given up meanwhile")
             return
-        # The time it has waited for topic ids counts.
+        # The wait for the topic ids counts towards the deadline.
         commit.deadline = commit.deadline or self.clock() + COMMIT_TIMEOUT
         commit.offsets = [self._offset(each) for each in commit.settlements]
         try:
@@ -166,7 +172,8 @@ class Commits:
             elif _is_stored(client, commit, timeout):
                 commit.answer.give(None)
             else:
-                # The broker refused it. This call reports why; it has no deadline, but the broker has just answered.
+                # The broker refused the commit. This call reports the reason; it has no deadline, but the broker has
+                # just answered.
                 answered = client.commit(offsets=commit.offsets, asynchronous=False)
                 self._answered(commit, _error_of(None, answered or ()))
         except KafkaException as failure:
@@ -186,13 +193,13 @@ class Commits:
         return TopicPartition(*partition_id, floor, text)
 
     def on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
-        """Process the answer to a commit. This is a callback of the client."""
+        """Process the answer to a commit. The client calls this method as its ``on_commit``."""
         for offset in offsets:
             commit = self.unanswered.get(PartitionId(offset.topic, offset.partition))
-            # The answer to an older commit with other positions is ignored: that one counts as failed.
+            # The answer to an older commit with different positions is ignored: the older commit counts as failed.
             if commit is not None and any(_content(each) == _content(offset) for each in commit.offsets):
                 self._forget(commit)
-                # An error of one partition leaves the outcome of the others unknown.
+                # After an error of one partition, the outcome of the other partitions is unknown.
                 self._answered(commit, _error_of(error, offsets))
 
     def recall(self) -> list[Commit]:
@@ -202,7 +209,7 @@ class Commits:
         return commits
 
     def expire(self, now: float) -> None:
-        """Let the commits fail whose deadline has passed without an answer."""
+        """Let each commit fail that has no answer at its deadline."""
         for commit in [each for each in self.unanswered.values() if each.deadline <= now]:
             self._forget(commit)
             commit.fail(f"{self.name}: a commit was not answered within {COMMIT_TIMEOUT:g} s")
@@ -213,7 +220,7 @@ class Commits:
             commit.fail(f"{self.name}: a commit was not answered: {reason}")
 
     def _forget(self, commit: Commit) -> None:
-        # A newer commit may wait for some partitions of one that was given up: remove by identity.
+        # A newer commit may cover some partitions of this commit: compare commits by identity.
         self.unanswered = {one: each for one, each in self.unanswered.items() if each is not commit}
 
     def _answered(self, commit: Commit, error: KafkaError | None) -> None:
@@ -236,16 +243,17 @@ class Commits:
             self._warned = True
             log.warning(
                 "%s: offset.metadata.max.bytes of the broker is too small for all messages completed above a position. "
-                "The next owner repeats some of them; raise it, lower max_ahead, or pass commit_metadata=False",
+                "The next owner repeats some of them; raise the setting, lower max_ahead, or pass "
+                "commit_metadata=False",
                 self.name,
             )
 
 
 @dataclass(eq=False, repr=False)
 class TopicIdCheck:
-    """Sends commits after a check of their topic ids. Used in the thread that owns the client.
+    """Sends each commit after a check of its topic ids. Used in the thread that owns the client.
 
-    A check with waiting commits is True. Only one question to the broker is open at a time. The next question covers
+    The object is True while commits wait. Only one question to the broker is open at a time. The next question covers
     all commits that are queued meanwhile.
 
     Attributes:
@@ -282,7 +290,7 @@ class TopicIdCheck:
             until: Time of the clock at which the callback must end; None outside of callbacks.
         """
         if commit.answer.given_up or not all(self.group.owns(each.partition) for each in commit.settlements):
-            # Sending refuses it without asking the broker.
+            # ``send`` refuses this commit without a request to the broker.
             self._send(client, commit)
         elif until is not None:
             self._commit_now(client, commit, until)
@@ -293,7 +301,10 @@ class TopicIdCheck:
             self._send(client, commit)
 
     def advance(self, client: Consumer) -> None:
-        """Process answers, send the commits that they allow, and let overdue commits fail. Does not block."""
+        """Process answers about topic ids, send the commits that these answers allow, and let overdue commits fail.
+
+        Does not block.
+        """
         self.commits.expire(self.clock())
         if self.topics.poll():
             self.errors.answered()
@@ -313,13 +324,13 @@ class TopicIdCheck:
             for commit in recalled:
                 self.commit(client, commit, until=until)
         except BaseException as error:
-            # The first answer counts for a commit that was answered already.
+            # A commit that already has an answer keeps its first answer.
             for commit in recalled:
                 commit.fail(f"{self.name}: not committed: {exception_text(error, self.errors.settings)}")
             raise
 
     def recall(self) -> list[Commit]:
-        """Remove and return all commits without an answer, sent or waiting."""
+        """Remove and return all commits without an answer: sent commits, and commits that wait for topic ids."""
         waiting, self._waiting = self._waiting, deque()
         return [*self.commits.recall(), *(commit for _, commit in waiting)]
 
@@ -337,7 +348,7 @@ class TopicIdCheck:
         if answered:
             self.errors.answered()
         elif self.errors.down:
-            commit.fail(f"{self.name}: not committed: no broker is reached")
+            commit.fail(f"{self.name}: not committed: the client reaches no broker; check that a broker runs")
             self._finish(commit)
             return
         elif _has_ids(commit):
@@ -346,7 +357,7 @@ class TopicIdCheck:
         self._send(client, commit, timeout=max(0.0, deadline - self.clock()))
 
     def _check(self) -> None:
-        # Another caller that waits for topic ids may have taken the answer in.
+        # Another caller that waits for topic ids may have processed the answer.
         if self._checked != self.topics.answered:
             self._checked = self.topics.answered
             self.group.check_topics()
@@ -358,7 +369,7 @@ class TopicIdCheck:
     def _refuse(self, commit: Commit) -> None:
         commit.fail(
             f"{self.name}: not committed: the broker did not confirm the topic ids in time, and a recreated topic has "
-            "other messages at the same positions; check that it runs"
+            "other messages at the same positions; check that a broker runs"
         )
         self._finish(commit)
 
@@ -368,14 +379,15 @@ class TopicIdCheck:
 
 
 def _has_ids(commit: Commit) -> bool:
-    """Whether a topic of the commit has an id. Old brokers have no topic ids."""
+    """Whether any topic of the commit has an id. Old brokers have no topic ids."""
     return any(each.partition.incarnation for each in commit.settlements)
 
 
 def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
-    """Ask whether the broker stored the commit. It answers the requests of a client in order, so the commit is done.
+    """Ask whether the broker stored the commit.
 
-    Blocks for at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
+    The broker answers a client's requests in order, so it has processed the commit. Blocks for at most ``timeout``
+    seconds. Raises ``KafkaException`` when the broker does not answer.
     """
     found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)
     pairs = zip(found, commit.offsets, strict=True)

@@ -59,8 +59,8 @@ class Assignment:
         end: The position after the last message that was read.
         paused: Whether the client is paused for the partition.
         drained: Whether new messages of the partition are dropped.
-        returning: Whether the source is giving the partition back, in a call during which callbacks may come.
-        released: Whether the partition was given back, so that nothing more is committed.
+        returning: Whether a release of the partition is under way, in a call that may run callbacks.
+        released: Whether the partition was given back; no later commit names the partition.
         rebalance: Number of the callback that assigned the partition.
     """
 
@@ -88,16 +88,16 @@ class Group:
     Attributes:
         config: Configuration of the client.
         topics: Topics of the client, as the broker knows them.
-        deliver: Takes events for the event loop.
-        serve: Performs commands of the loop while a callback waits. Its argument is the time of the clock at which the
+        deliver: Sends events to the event loop.
+        serve: Performs commands of the loop while a callback waits; called with the time of the clock at which the
             callback must end.
         fail: Ends the source with an error.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
-        is_full: Returns True when there is no room for messages.
+        is_full: Returns True when the event loop has no room for messages.
         hands_over: Whether commits carry metadata for the next owner of a partition.
         owned: Assignments that were neither revoked nor lost, by partition.
-        closing: Whether the client is about to be closed, so that nothing is assigned any more.
+        closing: Whether the client is about to be closed; no partition is assigned any more.
         rebalances: Number of callbacks so far that changed assignments.
     """
 
@@ -132,14 +132,17 @@ class Group:
     # --- callbacks
 
     def on_assign(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Start these partitions. The client gets positions and pauses before it reads the first message."""
+        """Fetch newly assigned partitions.
+
+        The client gets their start positions and pauses before it reads the first message.
+        """
         self.rebalances += 1
         if self.closing:
             return
         try:
             ids = [PartitionId(each.topic, each.partition) for each in partitions]
             if ids:
-                # The topic may have been recreated since its id was asked for.
+                # The topic may have been recreated since the last question for its id.
                 self.topics.wait(_TOPIC_ID_TIMEOUT)
                 for name in dict.fromkeys(one.source for one in ids):
                     self.topics.appears(name, _TOPIC_ID_TIMEOUT)
@@ -152,7 +155,7 @@ class Group:
             self.fail(self._fatal_error("assigning partitions failed", error))
 
     def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Ask the loop to drain these partitions, and wait up to 0.8 of ``max.poll.interval.ms`` for their release."""
+        """Ask for a drain of revoked partitions, and wait up to 0.8 of ``max.poll.interval.ms`` for their release."""
         self.rebalances += 1
         leaving = self._leaving(partitions)
         if self.closing:
@@ -162,7 +165,8 @@ class Group:
             limit = OF_POLL_INTERVAL * self.config.max_poll_interval
             self.deliver([Revoking(each.partition, limit) for each in waiting])
             until = self.clock() + limit
-            # A released partition is removed, and so is one that is lost meanwhile or given back by a stop.
+            # A released partition is removed. A partition that is lost meanwhile, or that a stop gives back, is removed
+            # too.
             while any(self.owns(each.partition) for each in waiting) and not self.closing and self.clock() < until:
                 self.serve(until)
             self._lose(
@@ -174,7 +178,7 @@ class Group:
             self._forget(leaving)
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Give these partitions up without a commit, because another member may own them already."""
+        """Give the lost partitions up without a commit, because another member may own them already."""
         self.rebalances += 1
         self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")
 
@@ -196,8 +200,8 @@ class Group:
         """Give every partition up.
 
         Args:
-            reason: The reason, for the loop.
-            presumed: Whether the client has not confirmed the loss, so that ``reclaim`` may start a partition again.
+            reason: The reason of the loss, which the loop reports.
+            presumed: Whether the client may still own the partitions; ``reclaim`` then starts them again.
         """
         if presumed:
             now = self.clock()
@@ -229,7 +233,7 @@ class Group:
         self._start(client, [one for one in due if one in mine and one not in self.owned], known=True)
 
     def out_of_range(self, client: Consumer, partition_id: PartitionId, offset: int) -> None:
-        """Continue inside the log where the log does not contain ``offset``, or end the source.
+        """Move a partition whose log does not contain ``offset`` to a position in its log, or end the source.
 
         The setting ``out_of_range`` decides. The partition delivers nothing until the broker has reported the bounds of
         its log. ``reclaim`` repeats the question.
@@ -258,10 +262,10 @@ class Group:
     # --- inside
 
     def _start(self, client: Consumer, ids: list[PartitionId], *, known: bool = False) -> None:
-        """Start these partitions. ``known``: the client has them already, and seeks to their start positions."""
+        """Fetch these partitions from their start positions. If the client already owns them (``known``), it seeks."""
         if not ids:
             return
-        # Take the ids before the positions: a topic recreated in between is then found by its id.
+        # Read the ids before the positions: a topic that is recreated in between is then found by its id.
         topic_ids = {one.source: self.topics.id_of(one.source) for one in ids}
         found = self._start_positions(client, ids)
         started = [self._add(one, found[one], topic_ids[one.source]) for one in ids]
@@ -315,13 +319,14 @@ class Group:
         return assignment
 
     def _commit_starts(self, client: Consumer, *, again: bool = False) -> None:
-        """Commit the start positions of the group, so that a later run does not decide them again.
+        """Commit start positions that ``start`` decided, so that a later run does not decide them again.
 
-        ``again``: a repetition after a failure. It leaves out partitions with a commit, which may be above the start.
+        A repetition after a failure (``again``) leaves out partitions with a commit, which may be above the start
+        position.
         """
         if not self._uncommitted_starts or (again and self.clock() < self._commit_starts_at):
             return
-        # Other members may have started their partitions by now, and have committed above the start.
+        # Other members may have started their partitions meanwhile, and committed positions above the start.
         asked = [TopicPartition(*one) for one in self._uncommitted_starts if again or one not in self.owned]
         try:
             known = client.committed(asked, QUERY_TIMEOUT) if asked else []
@@ -365,10 +370,10 @@ class Group:
 
     def _move(self, client: Consumer, assignment: Assignment, target: int) -> None:
         if target >= assignment.position:
-            # This is a gap in the offsets like any other.
+            # The move is a gap in the offsets, like a deleted message.
             self._assign_again(client, assignment, target)
             return
-        # Positions must rise within one assignment, so this is a new one.
+        # Positions must rise within one assignment, so the move to a lower position makes a new assignment.
         self._lose([assignment], "its log was truncated and is read again from an earlier offset")
         incarnation = self.topics.id_of(assignment.partition.id.source)
         started = self._add(assignment.partition.id, StartPosition(target, [], uncommitted=True), incarnation)
@@ -391,13 +396,13 @@ class Group:
     def apply_pauses(
         self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
     ) -> None:
-        """Pause the client for some partitions and for all released partitions, and resume it for others.
+        """Pause the client for ``to_pause`` and for all released partitions, and resume it for other partitions.
 
         Args:
             client: The client.
             to_pause: Partitions to pause.
             paused: Partitions that are not resumed.
-            resume: Whether to resume the client for all other partitions.
+            resume: Whether to resume the client for owned partitions in neither ``to_pause`` nor ``paused``.
         """
         owned = self.owned.values()
         unpaused = [each for each in owned if not each.paused]

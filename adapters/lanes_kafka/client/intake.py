@@ -44,7 +44,7 @@ class Intake:
     def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
         """Read messages, and serve the client's callbacks meanwhile.
 
-        Blocks for up to ``timeout`` seconds for the first message, and not for further messages.
+        Blocks for up to ``timeout`` seconds for the first message. Does not wait for further messages.
 
         Args:
             count: Maximum number of messages.
@@ -53,7 +53,7 @@ class Intake:
         Returns:
             The messages as runs, and whether the client may have more messages.
         """
-        # A call for a batch waits until the batch is complete, so ask for one message first.
+        # A ``consume`` call for several messages waits until it has them all, so ask for one message first.
         raws = self._consume(1, timeout)
         events = self._events(raws)
         if events and count > 1:
@@ -66,7 +66,8 @@ class Intake:
         """Find gaps that the client has read past: transaction markers, and compacted or aborted messages.
 
         Returns:
-            A ``Progressed`` event, with the next position, for each partition whose last message precedes a gap.
+            A ``Progressed`` event for each partition whose last message precedes a gap, with the position after the
+            gap.
         """
         owned = [each for each in self.group.owned.values() if not each.released]
         if not owned:
@@ -93,17 +94,17 @@ class Intake:
     def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
         """Read on in a partition that is being given back, to find a gap after its last message.
 
-        The client may read a transaction marker later than the last message. The call ends as soon as a message or a
-        gap after ``committed`` is known, or when the log ends at ``committed``. A revoke may take the partition
-        meanwhile. Not callable in a callback. Reads at most ``_READ_PAST_LIMIT`` messages.
+        The client may read the last message before the transaction marker that follows it. The call ends as soon as a
+        message or a gap after ``committed`` is known, or when the log ends at ``committed``. A revoke may end the
+        assignment meanwhile. Must not be called in a callback. Reads at most ``_READ_PAST_LIMIT`` messages.
 
         Args:
             partition: The assignment.
-            committed: Its committed position.
+            committed: Committed position of the partition.
             patience: Maximum time to block, in seconds.
 
         Returns:
-            The messages of other partitions that were read.
+            The messages of other partitions that the call has read.
         """
         assignment = self.group.assignment(partition)
         others: list[Delivered] = []
@@ -137,7 +138,7 @@ class Intake:
         return self._without_stale(raws, rebalances) if raws and self.group.rebalances != rebalances else raws
 
     def _without_stale(self, raws: list[Raw], rebalances: int) -> list[Raw]:
-        """Drop messages that may belong to a former assignment: the same call assigned their partition again."""
+        """Drop messages of partitions that this call assigned again: they may belong to the former assignment."""
         again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:
@@ -147,7 +148,7 @@ class Intake:
             else:
                 kept.append(raw)
         for assignment in again.values():
-            # It is unknown to which of the two assignments they belong: read all of them again.
+            # Each message may belong to either of the two assignments: read all these messages again.
             self.client.seek(assignment.at(assignment.position))
         return kept
 
@@ -159,7 +160,7 @@ class Intake:
         for raw in raws:
             error = raw.error()
             if error is not None:
-                # The error may move a position, so the messages before it are handled first.
+                # The error may move a position, so process the messages before the error first.
                 events += self._runs(runs)
                 runs, last = {}, (None, None)
                 self.on_error(error, raw)
@@ -190,7 +191,7 @@ class Intake:
 
 
 def partition_id_of(raw: Raw) -> PartitionId:
-    """The partition of a message, or of an error of a partition."""
+    """The partition of a message, or of an error that concerns one partition."""
     topic, number = raw.topic(), raw.partition()
     assert topic is not None and number is not None, "a fetched message has a topic and a partition"
     return PartitionId(topic, number)

@@ -16,7 +16,7 @@ log = logging.getLogger("lanes.kafka")
 
 
 class KeyWatch:
-    """Keeps a census of each topic until the warning of two kinds of producers is logged. Not thread-safe."""
+    """Keeps a census of each topic until the warning about two kinds of producers is logged. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class KeyWatch:
         self._warned: set[str] = set()
 
     def observe(self, events: Sequence[Delivered], known: Mapping[str, Topic]) -> None:
-        """Count the keys of the sample in these events. Takes O(runs) and O(sampled records).
+        """Count the sampled keys of these events. Takes O(runs + sampled records) time.
 
         Args:
             events: Delivered messages.

@@ -23,11 +23,11 @@ _NOT_AGAIN_FOR: Final = 30.0
 
 
 class _End(NamedTuple):
-    """One end offset.
+    """The end offset of one partition.
 
     Attributes:
-        offset: The next offset that a producer gets; ``OFFSET_INVALID`` while unknown.
-        ask_at: Time of the question to the broker, unless a fetch reports the end before that time.
+        offset: The offset after the last readable message; ``OFFSET_INVALID`` while unknown.
+        ask_at: Time at which to ask the broker, unless a fetch reports the end earlier.
     """
 
     offset: int
@@ -43,7 +43,7 @@ class EndOffsets:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._not_before = 0.0
-        # Replaced and never changed, because another thread may be reading it.
+        # The dict is replaced and never changed, because another thread may be reading it.
         self._known: dict[Partition, _End] = {}
 
     def of(self, partition: Partition) -> int | None:
@@ -99,6 +99,6 @@ def cached_end(client: Consumer, assignment: Assignment) -> int:
     try:
         found = client.get_watermark_offsets(assignment.at(), cached=True)
     except KafkaException:
-        # A client may own a partition before it has metadata of it.
+        # A client may own a partition before it has the partition's metadata.
         return OFFSET_INVALID
     return OFFSET_INVALID if found is None else int(found[1])

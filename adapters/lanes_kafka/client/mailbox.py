@@ -1,4 +1,4 @@
-"""The requests of the event loop to the thread that owns a client, and the mailbox that queues them."""
+"""The demands and commands of the event loop to the thread that owns a client, and the mailbox that queues commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Demand:
         paused: Partitions whose messages are not delivered.
         rewind: For each partition whose messages the loop has dropped, the number of the demand that dropped them and
             the position to read again.
-        client_paused: Partitions for which the client is paused, a part of ``paused``.
+        client_paused: Partitions of ``paused`` for which the client itself is paused.
         waiting: Number of prefetched messages on the loop that wait for room.
         waiting_paused: Number of prefetched messages on the loop whose partition is paused.
         received: Number of messages that the loop has received since its start.
@@ -46,7 +46,7 @@ class Release:
     Attributes:
         partition: The assignment.
         answer: The answer of the thread.
-        committed: The committed position; None where a message above it is completed.
+        committed: The committed position; None if a message above it is completed.
     """
 
     partition: Partition
@@ -55,7 +55,7 @@ class Release:
 
 
 class Expire:
-    """The command to presume every partition lost, because the client was not polled in time."""
+    """The command to presume every partition lost, because the thread did not poll the client in time."""
 
 
 class Close:
@@ -72,7 +72,7 @@ class Perform(Protocol):
     Args:
         command: The command.
         until: Time of the clock at which the running callback of the client must end; None outside of callbacks.
-            During a callback no answer of the broker arrives.
+            The client delivers no answers of the broker during a callback.
     """
 
     def __call__(self, command: Command, *, until: float | None) -> None: ...
@@ -84,7 +84,7 @@ class Mailbox:
     Only ``put`` may be called from other threads.
 
     Args:
-        perform: Performs a command. It is called in the thread, for one command after the other, in their order.
+        perform: Performs one command. The thread calls it for each command, in the order of the queue.
     """
 
     def __init__(self, perform: Perform) -> None:
@@ -108,7 +108,10 @@ class Mailbox:
             self._perform(command, until=None)
 
     def wait(self, seconds: float, *, until: float | None = None) -> bool:
-        """Wait for one command and perform it; return False if no command came in time. ``until``: see ``Perform``."""
+        """Wait for one command and perform it; return False if no command arrived within ``timeout`` seconds.
+
+        For ``until`` see ``Perform``.
+        """
         try:
             command = self._commands.get(timeout=max(0.0, seconds))
         except Empty:

@@ -1,7 +1,7 @@
 """The position at which reading a partition starts.
 
-The start is the committed position, the user's ``start`` without a committed position, or the position that
-``out_of_range`` chooses where the log does not contain the committed position.
+The start is the committed position. Without a committed position ``start`` decides, and ``out_of_range`` decides if
+the log does not contain the committed position.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def start_positions(
     """Ask for the position at which reading each partition starts.
 
     If the group has committed nothing for a topic, ``start`` decides the positions of all its partitions, and not only
-    of ``ids``. A partition that later has no position, beside partitions with a position, is therefore newer than the
-    first run. Such a partition is read from its beginning.
+    of ``ids``. If later one partition has no position and others have positions, the partition is therefore newer
+    than the first run. A newer partition is read from its beginning.
 
     Blocks for up to ``QUERY_TIMEOUT`` seconds a question.
 
     Args:
         client: The client to ask.
         ids: Partitions to start.
-        start: Position of a topic without committed positions.
+        start: Start position in a topic without committed positions.
         sizes: Number of partitions of each topic.
-        out_of_range: Rule for a log that does not contain the committed position.
+        out_of_range: Position to continue at if the log does not contain the committed position.
         hands_over: Whether the metadata of commits hold completed positions.
         name: Name of the source, for errors and log lines.
 
@@ -92,8 +92,8 @@ def start_positions(
             continue
         floor, low, high = committed[partition_id].offset, lows[partition_id], highs[partition_id]
         if low <= floor <= high:
-            # Metadata of another client is normal, and is ignored. An open transaction keeps the readable end below
-            # messages that were handled before it, so the end is no bound for the completed runs.
+            # Metadata that another client wrote is normal, and is ignored. The readable end may lie below completed
+            # messages while a transaction is open, so the end does not bound the completed runs.
             text = committed[partition_id].metadata if hands_over else None
             completed = decode(text or "", floor, _ANY_DISTANCE) or []
             found[partition_id] = StartPosition(floor, completed, uncommitted=False)
@@ -106,9 +106,9 @@ def start_positions(
 def position_in_range(
     partition_id: PartitionId, offset: int, low: int, high: int, out_of_range: OutOfRange, name: str
 ) -> int:
-    """Choose the position to continue at when the log from ``low`` to ``high`` does not contain ``offset``.
+    """Choose and log the position to continue at when the log from ``low`` to ``high`` does not contain ``offset``.
 
-    The choice is logged. Raises ``SourceError`` when ``out_of_range`` is ``"fail"``.
+    Raises ``SourceError`` when ``out_of_range`` is ``"fail"``.
     """
     what = f"{partition_id}: offset {offset} is out of range, the log has {low} to {high}, " + (
         f"{low - offset} offsets were deleted before they were read" if offset < low else "it was truncated"
@@ -141,7 +141,7 @@ def _starts(
 
 
 def _offsets(client: Consumer, ids: Sequence[PartitionId], time: int) -> dict[PartitionId, int]:
-    # The request has special times for the beginning and the end, and answers for all partitions at once.
+    # A request for offsets by time has special times for the beginning and the end, and covers all partitions at once.
     asked = [TopicPartition(*one, time) for one in ids]
     answers = _checked(client.offsets_for_times(asked, timeout=QUERY_TIMEOUT))
     return {_partition_id(each): each.offset for each in answers}

@@ -1,9 +1,9 @@
-"""Reading ahead: more messages than the loop has room for, so that all partitions share the room.
+"""Reading more messages than the event loop has room for, so that all partitions share the room.
 
 The client has one queue, which holds thousands of messages of one partition, then thousands of the next partition. In
-the order of the queue, handlers would work on a single partition at a time, and only as many handlers as the partition
-has keys. ``ReadAhead`` decides in the client's thread how many messages to read. ``Prefetched`` keeps the messages on
-the event loop, and divides the room among the partitions.
+the order of the queue, handlers would run for one partition at a time, and no more of them than the partition has
+keys. ``ReadAhead`` decides in the client's thread how many messages to read. ``Prefetched`` keeps the messages on the
+event loop, and divides the room among the partitions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEVER: Final = (0, 0)
 
 
 class ReadAhead:
-    """Messages that are not sent to the event loop yet, and the number of messages to read next.
+    """Messages that the thread has not sent to the event loop yet. Also decides the number of messages to read next.
 
     Used in the thread that owns the client. Without messages the object is False.
     """
@@ -62,28 +62,28 @@ class ReadAhead:
         if not others and demand.paused:
             return 0
         several = others > 1
-        # Handlers that keep up need no choice of partitions, except at the first read after a rebalance.
+        # While handlers keep up, no reading ahead is needed, except at the first read after a rebalance.
         ahead = several and (demand.messages <= 0 or group.rebalances != self._sent_at)
         self._rebalances = group.rebalances
-        # Messages on their way to the loop had not arrived when the loop made this demand.
+        # This demand does not count messages that were on their way to the loop when the loop made it.
         waiting = demand.waiting + self._sent - demand.received
         room = max(0, demand.messages)
         if waiting and waiting >= room + (READ_AHEAD // 2 if ahead else 0):
             return 0
         size = max(0, demand.bytes) + (READ_AHEAD_BYTES if ahead else 0)
         most = min(room + (READ_AHEAD if ahead else 0), int(size / average)) - waiting
-        # Messages kept of paused partitions use up the read-ahead until they are dropped.
+        # Prefetched messages of paused partitions use up the read-ahead until they are dropped.
         most = min(most, room + READ_AHEAD - waiting - demand.waiting_paused) - self._count
-        # A message that is larger than all the room comes alone.
+        # A message that is larger than the whole room is read alone.
         return max(most, 1 if room and not waiting and not self._count else 0)
 
     def gather(self, events: list[Delivered]) -> None:
-        """Keep these events until they are sent to the loop."""
+        """Keep these events until ``take``."""
         self._gathered += events
         self._count += sum(len(event.run) for event in events)
 
     def take(self) -> list[Delivered]:
-        """Remove and return all events for the loop, in the order they were read."""
+        """Remove and return all kept events, in the order in which they were read."""
         events, self._gathered = self._gathered, []
         self._sent += self._count
         self._count = 0
@@ -135,7 +135,7 @@ class Prefetched:
         self._events = kept
 
     def waiting(self, paused: frozenset[Partition]) -> int:
-        """Number of messages whose partition is not ``paused``, so that they only wait for room."""
+        """Number of messages that only wait for room, because their partition is not ``paused``."""
         return self.messages - sum(
             len(event.run) for event in self._events if isinstance(event, Delivered) and event.partition in paused
         )
@@ -158,8 +158,8 @@ class Prefetched:
     def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
         """Drop the messages of partitions that stay paused, and choose the partitions for which the client is paused.
 
-        A partition counts after a pause of ``REWIND_AFTER`` seconds, or as soon as paused partitions use up the
-        read-ahead of the other partitions.
+        A partition stays paused after ``REWIND_AFTER`` seconds of pause. It also does when paused partitions use up
+        half of the read-ahead.
 
         Args:
             room: The room on the event loop, with the paused partitions.
@@ -176,10 +176,10 @@ class Prefetched:
         crowded = self._is_crowded()
         over = {each for each, since in self._paused_at.items() if crowded or now - since >= REWIND_AFTER}
         if room.messages <= 0 and room.paused >= owned:
-            # The user paused everything, or the consumer has been full for a while.
+            # The user paused all partitions, or the consumer has been full for a while.
             self.client_paused = room.paused
         else:
-            # A partition that waits for a commit may go on in a moment.
+            # A partition that waits for a commit may resume in a moment.
             self.client_paused = (self.client_paused & room.paused) | over
         positions: dict[Partition, int] = {}
         for event in self._events:
@@ -200,7 +200,7 @@ class Prefetched:
     def take(self, room: Room) -> list[SourceEvent]:
         """Remove and return the events that fit into ``room``, in order within each partition.
 
-        Partitions get equal shares of the room. A partition with fewer messages leaves room to the others.
+        Partitions get equal shares of the room. A share that a partition does not fill goes to the other partitions.
         """
         if not self._events:
             return []
@@ -231,7 +231,10 @@ class Prefetched:
         return taken
 
     def _shares(self, room: Room) -> dict[Partition, int]:
-        """Number of messages of each partition that fit. The room that a partition does not need goes to the others."""
+        """Number of messages of each partition that fit.
+
+        Room that a partition does not need goes to the other partitions.
+        """
         available: dict[Partition, int] = {}
         for event in self._events:
             if isinstance(event, Delivered) and event.partition not in room.paused:

@@ -21,7 +21,7 @@ _LATEST: Final = 10**14
 
 
 def record_key(raw: Raw) -> PartitionKey | None:
-    """The record's own key, as the partition key.
+    """Return the key of the record as the partition key.
 
     Args:
         raw: The client's message.
@@ -35,7 +35,7 @@ def record_key(raw: Raw) -> PartitionKey | None:
 def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tuple[list[Message], int]:
     """Make messages from the records of one partition; also return their size: bytes of keys, values and headers.
 
-    If the key function fails for a record, its message has no key and is ``broken``. Takes O(records).
+    If the key function fails for a record, the message of this record has no key and is ``broken``. Takes O(records).
     """
     run: list[Message] = []
     total = 0

@@ -1,8 +1,8 @@
-"""The thread that owns a client and makes all its calls, because a call from another thread could wait for seconds.
+"""The thread that owns a client and makes all its calls, because a call could block the event loop for seconds.
 
-The event loop sends demands and commands, and receives events and answers. Loop and thread do not wait for each other
-inside a call of the client, except in a revoke, which waits for the drain. The thread serves demands and commands
-between two calls of ``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds.
+The event loop sends demands and commands, and receives events and answers. Only in a revoke does the thread wait for
+the loop inside a call of the client, until the drain has ended. The thread serves demands and commands between two
+calls of ``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class ClientThread:
         make: Makes a client from its configuration.
         key: Returns the key of a message.
         bridge: Bridge to the event loop.
-        deliver_on_loop: Called on the event loop with events in order, and with the number of their demand.
+        deliver_on_loop: Called on the event loop with events in order, and with the number of the demand that they
+            answer.
         failed: Called on the event loop when the thread cannot continue.
         ended: Called on the event loop when the thread ends.
         clock: Monotonic clock, in seconds.
@@ -170,7 +171,7 @@ class ClientThread:
                 else:
                     self._rebuild(self._rebuild_in)
         except BaseException as error:
-            # A callback of the user may raise SystemExit, which would end the thread silently.
+            # A callback of the user may raise SystemExit. Uncaught, SystemExit would end the thread silently.
             failure = fatal_error(f"{self.name}: the client's thread failed", error, self.config.client)
             self._opened.fail(error if isinstance(error, Exception) else failure)
             if hasattr(self, "_group"):
@@ -187,7 +188,7 @@ class ClientThread:
     def _open(self) -> None:
         config = self.config
         try:
-            # Topics holds the only reference: the client's threads and sockets end with the last reference.
+            # Topics holds the only reference to this client: its threads and sockets end with the last reference.
             self._topics = Topics(self.names, AdminClient(dict(config.admin)), self.clock, lambda: self.send(None))
             self._topics.check(OPEN_TIMEOUT, config.admin, self.name)
             self.partitions = sum(topic.partitions for topic in self._topics.known.values())
@@ -218,7 +219,7 @@ class ClientThread:
         )
 
     def _join(self) -> None:
-        # Copied, because a client keeps the dictionary, and the configuration may be used for another one.
+        # Copied, because a client keeps the dictionary, and the same configuration may make another client.
         client = dict(self.config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
         try:
             self._client = self.make(client)
@@ -259,12 +260,13 @@ class ClientThread:
                 self._group.apply_pauses(self._client, demand.client_paused, demand.paused)
             self._read(count, 0.0 if self._mailbox or self._read_ahead else patience, demand)
         elif all(each.paused for each in self._group.owned.values()):
-            # A paused client hands out no messages, but it calls back.
+            # A paused client returns no messages, but ``consume`` runs its callbacks.
             self._read(1, patience, demand)
         elif now - self._idle_since >= PAUSE_AFTER:
             everything = frozenset(each.partition for each in self._group.owned.values())
             self._group.apply_pauses(self._client, everything, everything)
-        elif self._commits.unanswered or self._topic_id_check:  # their answers do not wake the thread
+        elif self._commits.unanswered or self._topic_id_check:
+            # The answers to commits and topic ids do not wake the thread.
             if not self._mailbox.wait(_ANSWER_POLL) and self._commits.unanswered:
                 self._read(1, 0.0, demand)
         else:
@@ -278,7 +280,7 @@ class ClientThread:
             if assignment is not None and not assignment.released:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
-        # Without room nothing is resumed: partitions paused for want of it stay paused.
+        # Without room no partition is resumed: partitions that lack of room paused stay paused.
         self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)
 
     def _read(self, count: int, timeout: float, demand: Demand) -> None:
@@ -319,7 +321,8 @@ class ClientThread:
                 self._read_ahead.gather(self._intake.read_past(command.partition, command.committed, self._patience))
                 self._patience = max(0.0, self._patience + before - self.clock())
                 self._deliver([])
-            # The engine learns of no gap found after its last message, and the lag would remain: commit the gap here.
+            # No event tells the engine of a gap that is found after its last message. The lag would remain, so commit
+            # the gap here.
             gap = self._intake.gap_after(command.partition, command.committed)
         if gap is None:
             self._group.release(command.partition)
@@ -335,13 +338,16 @@ class ClientThread:
         if self.config.on_commit is not None:
             self.config.on_commit(error, offsets)
 
-    # --- what goes wrong
+    # --- failures
 
     def _presume_lost(self, reason: str) -> None:
         self._group.lose_all(reason, presumed=True)
 
     def _fail(self, failure: SourceError) -> None:
-        """Report a failure to the loop. Until the loop closes the client, the thread polls it and reads no messages."""
+        """Report a failure to the loop.
+
+        Until the loop closes the client, the thread polls the client and reads no messages.
+        """
         if self._failure is None:
             self._failure = failure
             self.bridge.post(lambda: self.failed(failure))
@@ -362,7 +368,7 @@ class ClientThread:
                 self.name,
             )
         elif code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            # The ids tell whether the topic is gone, or only unknown to one broker for a moment.
+            # The ids show whether the topic is deleted, or only unknown to one broker for a moment.
             self._topics.ask()
         elif is_permanent(error):
             self._fail(SourceError(f"{self.name}: {client_message(error, self.config.client)}"))
@@ -370,13 +376,13 @@ class ClientThread:
             self.errors.on_message(error)
 
     def _fatal(self, error: KafkaError) -> None:
-        """Handle a permanent failure of the client, which the client reports in no callback."""
+        """Handle a permanent failure of the client. The client calls no rebalance callback for such a failure."""
         what = f"the client has failed for good: {client_message(error, self.config.client)}"
         if self.config.instance is not None:
             what += f"; only one member may have group.instance.id={self.config.instance!r}, give each its own"
         self._group.lose_all(what)
         if self._rebuild_in is not None:
-            # The client repeats the error.
+            # The client reports the same error repeatedly.
             return
         self._rebuild_in = self._rebuilds.next_pause()
         if self._rebuild_in is None:
@@ -426,12 +432,12 @@ class ClientThread:
 
     def _check_loop(self) -> None:
         if not self.bridge.is_alive():
-            # Without the loop nothing can be drained.
+            # Without the loop no partition can be drained.
             self._group.closing = True
 
     def _close(self) -> None:
         if hasattr(self, "_client"):
-            # Heartbeats stop here: everything that had to be drained was drained.
+            # Heartbeats stop here: every partition that had to be drained is drained.
             self._group.closing = True
             try:
                 serve_last_callbacks(self._client, self._group, self.clock, static=self.config.instance is not None)
@@ -447,14 +453,14 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
     request to the group, an assignment by default, then gets no answer. The callback waits for ever and holds the
     interpreter's lock (librdkafka's issue 4884).
 
-    Blocks for at most 2 s. Errors are ignored, because ``close`` meets the same errors again.
+    Blocks for at most 2 s. Errors are ignored, because ``close`` raises the same errors again.
 
     Args:
         client: The client to close.
-        group: Its assignments, with ``closing`` set.
+        group: Assignments of the client, with ``closing`` set.
         clock: Monotonic clock, in seconds.
-        static: Whether the client is a static member. It then keeps its partitions, because giving them back would
-            leave the group.
+        static: Whether the client is a static member. A static member keeps its partitions, because giving them back
+            would leave the group.
     """
     until = clock() + _LAST_CALLBACKS
     try:
@@ -463,14 +469,15 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
         quiet = False
         while clock() < until and not quiet:
             if static:
-                # A queued callback comes after the queued messages, and without a pause more of them would arrive.
+                # A queued callback runs after the queued messages, and without a pause more messages would arrive
+                # before it.
                 client.pause(client.assignment())
             rebalances = group.rebalances
-            # These messages are dropped: all partitions are given up.
+            # The messages that this call returns are dropped, because all partitions are given up.
             raws = client.consume(1, _QUIET_FOR)
             quiet = not raws and group.rebalances == rebalances and (static or not client.assignment())
     except KafkaException:
-        # The client has failed permanently, so its callbacks request nothing any more.
+        # The client has failed permanently, so its callbacks send no request to the group any more.
         return
 
 
@@ -496,7 +503,7 @@ class Rebuilds:
         self._healthy_since = self._clock()
 
     def next_pause(self) -> float | None:
-        """Use one rebuild after a failure. Returns the pause before it in seconds, or None if none is left."""
+        """Use up one rebuild. Returns the pause before the rebuild in seconds, or None if no rebuild is left."""
         now = self._clock()
         if now - self._healthy_since >= HEALTHY_AFTER:
             self._left, self._pause = self._attempts, FIRST_PAUSE

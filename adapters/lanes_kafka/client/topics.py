@@ -44,14 +44,17 @@ class Topic(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Topics:
-    """The broker's newest description of some topics. Used by one thread. Questions do not block, except in ``wait``.
+    """The broker's newest description of some topics.
+
+    Used by one thread. Only ``wait``, ``appears`` and ``check`` block.
 
     Attributes:
         names: Names of the topics.
         admin: The client to ask; None after ``close``.
         clock: Monotonic clock, in seconds.
-        wake: Called from a thread of the client when ``poll`` may find an answer. Default: do nothing.
-        known: The topics of the newest answer by name, without topics that do not exist.
+        wake: A function that a thread of the client calls when ``poll`` may find an answer. Default: a function
+            without effect.
+        known: The existing topics of the newest answer, by name.
         answered: Number of the question that ``known`` answers.
     """
 
@@ -109,8 +112,8 @@ class Topics:
     def appears(self, topic: str, timeout: float) -> bool:
         """Whether a topic is known with its id, or becomes known within a second.
 
-        Some brokers learn of a new topic, or of its id, later than others. A missing id is accepted if no topic has an
-        id. Blocks; each answer may take ``timeout`` seconds.
+        Some brokers learn of a new topic, or of its id, later than other brokers. A missing id is accepted if no
+        topic has an id. Blocks for about a second, and up to ``timeout`` seconds for each answer.
         """
         deadline = self.clock() + _APPEARS_WITHIN
         while self._lacks(topic) and self.clock() < deadline:
@@ -140,7 +143,7 @@ class Topics:
                 )
 
     def change(self, topic: str, incarnation: str) -> str | None:
-        """The change of a topic that had the id ``incarnation``, as a text; None without a known change."""
+        """Text about the deletion or new id of a topic that had the id ``incarnation``; None without a known change."""
         now = self.known.get(topic)
         if now is None:
             return "deleted"
@@ -160,7 +163,10 @@ class Topics:
         return topic not in self.known or (not self.id_of(topic) and any(each.id for each in self.known.values()))
 
     def _is_asked(self) -> bool:
-        """Whether a question is open. An unanswered question is given up after 10 s, and a late answer is ignored."""
+        """Whether a question waits for its answer.
+
+        After 10 s the question is given up, and a late answer is ignored.
+        """
         if self.clock() >= self._given_up_at and not self._is_done():
             self._asked = {}
         return bool(self._asked)
@@ -171,7 +177,7 @@ class Topics:
     def _begin(self) -> None:
         if self.admin is None:
             return
-        # Log lines for the user's logger wait in the client until it is polled.
+        # Log lines for the user's logger wait in the client until the next poll.
         self.admin.poll(0)
         now = self.clock()
         self._next, self._given_up_at = now + ASK_EVERY, now + _GIVEN_UP_AFTER
@@ -196,7 +202,7 @@ class Topics:
                 if code != KafkaError.TOPIC_AUTHORIZATION_FAILED or not self.answered:
                     whole = False
                 elif name in self.known:
-                    # The permission was taken away, so changes of the topic cannot be seen any more.
+                    # The user has lost the permission, so later changes of the topic stay unknown.
                     known[name] = self.known[name]
             else:
                 self._missing.pop(name, None)
@@ -206,12 +212,12 @@ class Topics:
         return whole
 
     def _may_come_back(self, name: str) -> bool:
-        """Whether a topic was known until a moment ago, so that it does not count as deleted yet."""
+        """Whether a missing topic was known until a moment ago. Such a topic does not count as deleted yet."""
         now = self.clock()
         return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER
 
 
 def _id_text(topic_id: Any) -> str:
     text = "" if topic_id is None else str(topic_id)
-    # A broker without ids sends zero.
+    # A broker without topic ids sends the id zero.
     return "" if not text.strip("A=-0") else text

@@ -47,8 +47,8 @@ class KafkaDeadLetterBox:
     """The dead letters that ``KafkaDeadLetters`` wrote to a topic; see ``lanes.dead_letters.box.DeadLetterBox``.
 
     Reading needs the permission Read on the topic, and no permission for a group. Disposing needs Write on the topic.
-    Each call reads the records that were written since the last call. The box keeps the ids and positions of all dead
-    letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
+    Each call first reads the records that were written since the last call. The box keeps the ids and positions of
+    all dead letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` client.
@@ -68,7 +68,7 @@ class KafkaDeadLetterBox:
         self.other_messages = 0
         self._reader: LogReader | None = None
         self._next: dict[int, int] = {}
-        # By id: the timestamp of the record, which orders the list, and the positions of all copies.
+        # Dead letters by id: the timestamp of the record, which orders the list, and the positions of all copies.
         self._seen: dict[str, tuple[int, list[_Position]]] = {}
         self._disposed: dict[str, Disposition] = {}
 
@@ -90,7 +90,10 @@ class KafkaDeadLetterBox:
             raise
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
-        """See ``lanes.dead_letters.box.DeadLetterBox.ids``. The first call reads the whole topic, despite the limit."""
+        """See ``lanes.dead_letters.box.DeadLetterBox.ids``.
+
+        The first call reads the whole topic, whatever the limit is.
+        """
         await self._producer.call(self._read_on)
         waiting = [(when, one) for one, (when, _) in self._seen.items() if one not in self._disposed]
         waiting.sort(key=lambda found: found[0])
@@ -107,14 +110,14 @@ class KafkaDeadLetterBox:
             positions = {left.pop(0): one for one, left in copies.items()}
             fetched = await self._producer.call(functools.partial(self._fetch, sorted(positions)))
             found |= {positions[position]: stored for position, stored in fetched.items()}
-            # One copy of a dead letter that was written twice may be gone, for example by compaction.
+            # Compaction may have removed one copy of a dead letter that was written twice.
             copies = {one: left for one, left in copies.items() if left and one not in found}
         return found
 
     async def dispose(self, stored: StoredDeadLetter, how: Disposition) -> None:
         """See ``lanes.dead_letters.box.DeadLetterBox.dispose``. The first disposition of a dead letter counts."""
         dead_letter_id = stored.dead_letter.id
-        # One record in each partition with a copy, so that no copy outlives it.
+        # Write one disposition to each partition with a copy, so that no copy outlives its disposition.
         for number in sorted({number for number, _ in self._seen[dead_letter_id][1]}):
             await self._send(self._topic, disposition_record(dead_letter_id, how, time.time()), number)
         self._disposed.setdefault(dead_letter_id, how)
@@ -122,7 +125,7 @@ class KafkaDeadLetterBox:
     async def publish(self, stored: StoredDeadLetter) -> str:
         """Publish to the partition of the original message; see ``lanes.dead_letters.box.DeadLetterBox.publish``."""
         one = stored.dead_letter
-        # Any producer may have written the name, and the client cuts it at a NUL.
+        # Any producer may have written the topic name, and the client cuts a name at a NUL.
         facts = None
         if is_topic(one.source):
             facts = await self._producer.call(lambda wanted: describe_topic(self._settings, one.source, wanted))
@@ -159,7 +162,9 @@ class KafkaDeadLetterBox:
 
     def _open(self, wanted: _Wanted) -> None:
         if describe_topic(self._settings, self._topic, wanted) is None:
-            raise ConfigError(f"dead-letter topic {self._topic!r} does not exist; correct its name, or the brokers")
+            raise ConfigError(
+                f"dead-letter topic {self._topic!r} does not exist; correct the name, or bootstrap.servers"
+            )
         if self._reader is None:
             self._reader = LogReader(self._settings, self._topic)
 
@@ -173,7 +178,7 @@ class KafkaDeadLetterBox:
             self._enter(raw)
             self._next[number] = offset + 1
         if wanted():
-            # Offsets left below the ends are markers, or were compacted away.
+            # Offsets without a record belong to transaction markers, or to records that compaction removed.
             self._next.update((number, end) for number, (_, end) in new.items())
 
     def _enter(self, raw: Raw) -> None:
@@ -216,13 +221,13 @@ def message_at(topic: str, raw: Raw) -> Message:
 def position_of(raw: Raw) -> _Position:
     """The partition and offset of a record."""
     number, offset = raw.partition(), raw.offset()
-    # Every record that was read has both.
+    # Every record that was read has a partition and an offset.
     assert number is not None and offset is not None
     return number, offset
 
 
 def _passes(positions: Sequence[_Position]) -> list[dict[int, Range]]:
-    """Ranges that cover these rising positions: passes with at most one range for each partition.
+    """Ranges that cover these positions, grouped in passes. A pass has at most one range for each partition.
 
     Two dead letters far apart are in different passes, so the gap between them is not read.
     """

@@ -27,7 +27,7 @@ _OURS: Final[Mapping[str, Any]] = {
     "auto.offset.reset": "earliest",
     "queued.max.messages.kbytes": 16_384,
     "fetch.queue.backoff.ms": 5,
-    # At the end of a range the broker holds a request for so long, and the next range waits for it.
+    # At the end of a range the broker delays its answer for this time, and the next range waits for the answer.
     "fetch.wait.max.ms": 20,
 }
 
@@ -37,7 +37,7 @@ class Range(NamedTuple):
 
     Attributes:
         begin: First offset.
-        end: Offset after the last one.
+        end: Offset after the last offset of the range.
     """
 
     begin: int
@@ -45,7 +45,7 @@ class Range(NamedTuple):
 
 
 class LogReader:
-    """Reads a topic. All calls must come from one thread.
+    """Reads offset ranges of one topic. All calls must be made in one thread.
 
     Args:
         settings: Configuration of the client. Its secrets are not shown.
@@ -68,7 +68,7 @@ class LogReader:
         self._consumer.close()
 
     def ranges(self) -> dict[int, Range]:
-        """Ask for the range of offsets in each partition. Raises ``SourceError`` without an answer."""
+        """Ask for the range of offsets in each partition. Blocks. Raises ``SourceError`` if no broker answers."""
         try:
             found = self._consumer.list_topics(self._topic, timeout=SILENCE).topics[self._topic]
             if found.error is not None:
@@ -91,13 +91,13 @@ class LogReader:
         try:
             heard = time.monotonic()
             while ends and wanted():
-                # A call for a batch waits until the batch is complete, so ask for one record first.
+                # A ``consume`` call for several records waits until it has them all, so ask for one record first.
                 batch = self._consumer.consume(1, _WAIT)
                 if batch:
                     batch += self._consumer.consume(_BATCH - 1, 0.0)
                     heard = time.monotonic()
                 elif time.monotonic() - heard > SILENCE:
-                    raise self._failure(KafkaError(KafkaError._TIMED_OUT, f"no answer for {SILENCE:g} s"))
+                    raise self._failure(KafkaError(KafkaError._TIMED_OUT, f"no broker answered for {SILENCE:g} s"))
                 for message in batch:
                     yield from self._within(message, ends)
         finally:
@@ -107,15 +107,15 @@ class LogReader:
         """Yield a record within the ranges, and remove its partition from ``ends`` at the end of its range."""
         error, number, offset = message.error(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            # The client looks its group up although it joins none, so this permission does not matter.
+            # The client asks for the coordinator of its group although it joins no group, so a refusal does not matter.
             if is_permanent(error) and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise self._failure(error)
             return
-        # A record and an end-of-partition event have both.
+        # A record and an end-of-partition event have a partition and an offset.
         assert number is not None and offset is not None
         if error is None and offset < ends.get(number, 0):
             yield message
-        # The last offsets may hold a transaction marker, or may be compacted away: then only the end event arrives.
+        # If the last offsets hold a transaction marker or compacted records, only the end-of-partition event arrives.
         if error is not None or offset + 1 >= ends.get(number, 0):
             ends.pop(number, None)
 

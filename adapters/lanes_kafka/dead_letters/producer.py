@@ -1,4 +1,4 @@
-"""A producer for an event loop: a send waits until the broker confirms the record, or the record has failed.
+"""A producer for an event loop: a send waits until the broker has confirmed the record or the write has failed.
 
 A separate thread serves the client.
 """
@@ -42,12 +42,12 @@ _SAFE_SETTINGS: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
     "linger.ms": 0,
-    # A record that is too large then fails alone, without those beside it.
+    # Without batches, a record that is too large fails alone.
     "batch.num.messages": 1,
-    # The topic has its own limit. The client would apply this one before it compresses.
+    # The topic has its own limit. The client would apply ``message.max.bytes`` before compression.
     "message.max.bytes": 1_000_000_000,
     "message.timeout.ms": WRITE_TIMEOUT_MS,
-    # Its log lines in an outage also arrive as errors, and ErrorLog limits the rate of those.
+    # In an outage the client also reports each log line as an error, and ErrorLog limits the rate of errors.
     "log_level": 0,
 }
 _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -128,13 +128,14 @@ class ConfirmedProducer:
         """Call a blocking function in the thread. A cancelled call drops the result.
 
         Args:
-            function: The function. Its argument is a function that returns whether the call was not cancelled.
+            function: The blocking function. It gets a function that returns False after a cancellation of the call.
 
         Returns:
             The result of the function.
 
         Raises:
-            SourceError: The producer is not open, or a callback of the settings ended the function.
+            SourceError: The producer is not open, or a callback of the settings raised an error that ended
+                ``function``.
         """
         self._check_open()
         outcome: Answer[_T] = Answer(self._bridge)
@@ -145,7 +146,7 @@ class ConfirmedProducer:
             except Exception as error:
                 outcome.fail(error)
             except BaseException as error:
-                # A callback of the user may raise SystemExit, which would end the thread silently.
+                # A callback of the user may raise SystemExit. Uncaught, SystemExit would end the thread silently.
                 failure = SourceError(
                     f"{self._name}: a callback of the settings raised {type(error).__name__}; correct it"
                 )
@@ -159,7 +160,8 @@ class ConfirmedProducer:
         """Write a record and wait for its confirmation; return its partition and offset.
 
         Without a client, for example after a fatal error, the call creates one first. A cancelled call may still write
-        the record. Raises ``KafkaException`` for an unconfirmed record, which may be in the log all the same.
+        the record. Raises ``KafkaException`` if the broker does not confirm the record. The log may still contain the
+        record.
         """
         self._check_open()
         await self.connect()
@@ -186,7 +188,7 @@ class ConfirmedProducer:
             if error.fatal() or error.code() == KafkaError._FATAL:
                 self._jobs.put(functools.partial(self._fail, producer, error))
             elif error.code() in _PURGED and self._thread is not None:
-                # The client has failed and purged the record; raise the cause.
+                # The client has failed and dropped the record; raise the cause of the failure.
                 raise KafkaException(self._fatal) from failure
             raise
 
@@ -197,7 +199,7 @@ class ConfirmedProducer:
     async def aclose(self, timeout: float = FLUSH_TIMEOUT) -> None:
         """Wait up to ``timeout`` seconds for unconfirmed records, then end client and thread. Idempotent.
 
-        Records without a confirmation have then failed.
+        Records that are still unconfirmed after this time fail.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -206,7 +208,7 @@ class ConfirmedProducer:
         self._jobs.put(None)
         with anyio.CancelScope(shield=True):
             await self._ended.wait()
-        # The thread has run its last line, so this does not block for long.
+        # The thread has run its last line, so the join does not block for long.
         thread.join()
 
     # --- in the thread
@@ -219,8 +221,11 @@ class ConfirmedProducer:
                     break
                 job()
             except BaseException:
-                # A callback of the user raised, such as oauth_cb.
-                log.exception("%s: a callback of the settings, such as oauth_cb, raised; correct it", self._name)
+                # A callback of the user, such as oauth_cb, raised an error.
+                log.exception(
+                    "%s: a callback of the settings, such as oauth_cb, raised an error; correct the callback",
+                    self._name,
+                )
         self._producer = None
         self._ended.give(None)
 
@@ -259,7 +264,7 @@ class ConfirmedProducer:
             _finish(self._producer, timeout)
 
     def _fail(self, failed: Producer, error: KafkaError) -> None:
-        """Drop a producer after a permanent failure. The next record creates another producer."""
+        """Drop a producer that has failed permanently. The next ``send`` creates another producer."""
         if self._producer is failed:
             log.warning("%s: the client has failed for good and is rebuilt (%s)", self._name, error.name())
             self._fatal, self._producer = error, None
@@ -278,6 +283,6 @@ def _report(outcome: Answer[tuple[int, int]], error: KafkaError | None, message:
         outcome.fail(KafkaException(error))
         return
     partition, offset = message.partition(), message.offset()
-    # A confirmed record has both.
+    # A confirmed record has a partition and an offset.
     assert partition is not None and offset is not None
     outcome.give((partition, offset))

@@ -1,4 +1,4 @@
-"""The format of dead letters in a topic: records from dead letters, and dead letters from records."""
+"""The format of dead letters in a topic: makes records from dead letters, and reads dead letters from records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """An upper bound of the size of the record in the log, in bytes without compression."""
+        """An upper bound of the uncompressed size of the record in the log, in bytes."""
         size = _OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
             size += _OVERHEAD_OF_HEADER + len(name.encode()) + len(value or b"")
@@ -55,7 +55,7 @@ def dead_letter_record(dead_letter: DeadLetter, *, by_id: bool = False, limit: i
         dead_letter: The dead letter.
         by_id: Whether the topic is compacted, where records of one key replace each other. The key is then the id of
             the dead letter, and the record is never a tombstone.
-        limit: Maximum size in bytes to which the record is cut as far as possible; None = the record is whole.
+        limit: Size in bytes to which the record is cut if possible; None = the record is not cut.
 
     Returns:
         The record to produce.
@@ -117,7 +117,7 @@ def read_disposition(message: Message) -> tuple[str, Disposition] | None:
         The id of the dead letter, and ``"replayed"`` or ``"dropped"``; None for a message without a disposition.
 
     Raises:
-        MessageError: The headers of a disposition have values that ``lanes`` does not write.
+        MessageError: The message has the headers of a disposition with values that ``lanes`` never writes.
     """
     fields = WIRE.parts(message).fields
     how = fields.get(DISPOSITION)
@@ -135,7 +135,7 @@ def _record(dead_letter: DeadLetter, by_id: bool, whole: int | None) -> Record:
     if by_id:
         key = dead_letter.id.encode()
     elif dead_letter.key == dead_letter.record_key and key != dead_letter.id.encode():
-        # The key of the record is both keys.
+        # The key of the record is the key of the original record and the key of its lane.
         for name in _KEYS:
             fields.pop(name, None)
     without = set(dead_letter.null_headers)
@@ -149,7 +149,7 @@ def _record(dead_letter: DeadLetter, by_id: bool, whole: int | None) -> Record:
 
 
 def _is_sendable(name: str) -> bool:
-    # The client cuts a name at a NUL, and a lone surrogate crashes the process.
+    # The client cuts a header name at a NUL, and a lone surrogate in a name crashes the process.
     if "\0" in name:
         return False
     try:

@@ -33,7 +33,7 @@ class KafkaDeadLetters:
 
     The producer is idempotent, and all in-sync replicas confirm each dead letter. Runs on asyncio and on trio.
 
-    A record has the key, value and headers of the original message. Further headers describe it:
+    A record has the key, value and headers of the original message. Further headers describe the dead letter:
 
     - ``Lanes-Id``, ``Lanes-Source``, ``Lanes-Partition``, ``Lanes-Position``, ``Lanes-Subject``, ``Lanes-Attempts``,
       ``Lanes-Error``, ``Lanes-Epoch``, and ``Lanes-Error-Text`` (percent-encoded).
@@ -54,7 +54,7 @@ class KafkaDeadLetters:
         topic: Name of the dead-letter topic.
 
     Raises:
-        ConfigError: A setting would lose dead letters, or the name is not valid.
+        ConfigError: A setting could lose dead letters, or the topic name is not valid.
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
@@ -118,7 +118,8 @@ class KafkaDeadLetters:
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.code() == KafkaError.INVALID_RECORD and not by_id:
-                    # The topic is compacted and the record has no key; this user may not read the topic's settings.
+                    # The broker refused a record without a key, so the topic is compacted; this user may not read the
+                    # topic's settings.
                     by_id = self._by_id = True
                 elif error.code() in _TOO_LARGE:
                     limit = self._smaller(record, limit)
@@ -129,10 +130,10 @@ class KafkaDeadLetters:
         """The next size limit to try after the broker refused a record as too large."""
         if limit is not None and record.size > limit:
             raise SourceError(
-                f"dead letter refused by {self._topic}: its key and reason alone have {record.size} bytes; raise "
+                f"dead letter refused by {self._topic}: its key and error text alone have {record.size} bytes; raise "
                 "max.message.bytes of the topic"
             )
-        # A record above the limit may fit when compressed, so it was tried whole first.
+        # A record above the limit may fit after compression, so the whole record was sent first.
         return self._limit if limit is None and self._limit < record.size else record.size // 2
 
     def _failure(self, error: KafkaError) -> SourceError:
