@@ -34,9 +34,9 @@ class Attempts(Protocol):
     """A store of failed messages, so that the next owner of a partition continues their attempts.
 
     All calls come from one event loop. Several calls may run at once, but never two calls for the same message. Each
-    call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. An exception counts as
-    retryable, and the call is repeated until it succeeds. A ``SourceError`` that is not retryable, and any other error
-    of ``lanes``, stop the consumer in order.
+    call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After any exception
+    but an error of ``lanes``, the caller repeats the call until it succeeds. A ``SourceError`` that is not retryable,
+    and any other error of ``lanes``, stop the consumer after a drain.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
@@ -50,18 +50,18 @@ class Attempts(Protocol):
         """
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Store a failed attempt; durable when it returns.
+        """Store a failed attempt, which is durable when the call returns.
 
         An entry with a higher fencing token or with more attempts stays unchanged. Such an entry is no error, because
         the source decides about ownership.
 
         Args:
             message: The message that has failed.
-            attempt: Its attempts so far.
+            attempt: The failed attempts of the message.
         """
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Delete the entries of settled messages. Entries of an owner with a higher fencing token stay.
+        """Delete the entries of settled messages. The call keeps entries of an owner with a higher fencing token.
 
         Args:
             partition: The assignment that settled the messages.
@@ -76,8 +76,9 @@ class GivenUpBefore(MessageError):
         attempt: The entry of the message in the store.
 
     Attributes:
-        error_type: Type of the exception of its last attempt.
-        blocked: Whether its lane was blocked, and blocks again. If not, its dead letter may be unwritten.
+        error_type: Type of the exception of the message's last attempt.
+        blocked: Whether the lane of the message was blocked, and is blocked again. False = the dead letter of the
+            message may be unwritten.
     """
 
     def __init__(self, attempt: Attempt) -> None:

@@ -36,10 +36,10 @@ COMMIT_COUNT_LIMIT: Final = 5_000
 """Maximum number of finished messages of a partition that wait for the next commit."""
 
 SETTLE_WITHIN: Final = 5.0
-"""Seconds that the last settlement of a drained partition gets, plus the unused part of ``drain_timeout``."""
+"""Seconds for the last settlement of a drained partition, or the unused part of ``drain_timeout`` if that is longer."""
 
 RELEASE_WITHIN: Final = 10.0
-"""Seconds that a source gets to release a drained partition, or the remaining lease if that is longer."""
+"""Seconds for the release of a drained partition, or the remaining time of the lease if that is longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Retry:
 
     Attributes:
         attempts: Maximum number of attempts of a message, 1 or more. 1 = no retry.
-        backoff: Maximum number of seconds before the second attempt, 0 or more. It doubles with every attempt.
+        backoff: Maximum number of seconds before the second attempt, 0 or more. The maximum doubles with every attempt.
         max_backoff: Bound of the backoff in seconds, at least ``backoff``.
 
     Raises:
@@ -78,31 +78,33 @@ class Settings:
         concurrency: Number of handlers that run at once, 1 or more.
         max_in_flight: Hard bound on messages delivered and not yet settled, at least ``concurrency``. ``None`` = 2,000,
             or the limit of the broker's consumer where that is lower.
-        max_in_flight_bytes: Bound on the bytes of messages in flight, 1 or more. One received batch may exceed it.
+        max_in_flight_bytes: Bound on the bytes of messages in flight, 1 or more. One received batch may exceed
+            the bound.
         max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
-            repeats at most so many messages of each partition. Only for sources that commit positions.
+            repeats at most this number of messages of each partition. Only for sources that commit positions.
         order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.
             ``"serial"`` = one message at a time, from a source of one partition. ``"none"`` = no order.
         keyless: Order of messages without a key. ``"any"`` = none. ``"one_lane"`` = in order within their partition.
         lanes: Number of lanes of a partition, 1 or more; keys that share a lane wait for each other. ``None`` = a lane
             for every key.
-        batch: Maximum number of messages that the handler gets as one list, 1 or more. ``None`` = one message a call.
+        batch: Maximum number of messages that the handler receives as one list, 1 or more. ``None`` = one message
+            a call.
         linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Only with ``batch``.
         timeout: Seconds that a handler may take, above 0. A handler that takes longer is cancelled, and its attempt
             fails. A handler in a thread cannot be cancelled: it keeps its lane and its thread, and the log reports the
             handler. ``None`` = no limit.
-        sync_handlers: Place of a plain handler. ``"threads"`` = threads, as many as ``concurrency``. ``"inline"`` = the
-            event loop, which waits for the handler.
+        sync_handlers: Executor of a plain handler. ``"threads"`` = threads, as many as ``concurrency``.
+            ``"inline"`` = the event loop, which waits for the handler.
         retry: Attempts and backoff; see ``Retry``.
         poison: Policy for a message whose attempts are used up. ``"skip"`` = write its dead letter, then continue.
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
-            letter and stop its key. ``"exit"`` = stop in order with ``HandlerHalted``. ``None`` = ``"skip"`` with dead
-            letters and an order other than ``"serial"``, else ``"exit"``.
-        commit_interval: Maximum number of seconds that a finished message waits for its commit, 0 or more. The commit
-            comes earlier when 5,000 messages or a quarter of ``max_ahead`` wait for it.
+            letter and stop its key. ``"exit"`` = stop the consumer after a drain with ``HandlerHalted``. ``None`` =
+            ``"skip"`` with dead letters and an order other than ``"serial"``, else ``"exit"``.
+        commit_interval: Maximum number of seconds that a finished message waits for its commit, 0 or more. The
+            commit is sent earlier when 5,000 messages or a quarter of ``max_ahead`` wait for it.
         unhealthy_after: Seconds after which an unfinished message makes the consumer unhealthy, above 0.
         drain_timeout: Seconds that running handlers get when a partition is given up or the consumer stops, 0 or
-            more. ``longest_drain`` adds the time of the last settlement and of the release.
+            more. ``longest_drain`` also includes the time of the last settlement and of the release.
         grace: Seconds that handlers get to react to their cancellation after ``drain_timeout``, 0 or more.
 
     Raises:
@@ -189,7 +191,7 @@ class Settings:
 
     @property
     def commit_count(self) -> int:
-        """Number of finished messages of a partition at which a commit leaves before ``commit_interval`` ends."""
+        """Number of finished messages of a partition that start a commit before ``commit_interval`` has passed."""
         return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 4))
 
     def poison_policy(self, *, has_dead_letters: bool) -> Poison:
@@ -215,7 +217,7 @@ class Settings:
 
     @property
     def longest_drain(self) -> float:
-        """Seconds until a drained partition without a lease is handed over at the latest.
+        """Maximum number of seconds from the start of a drain until a partition without a lease is handed over.
 
         The sum of ``drain_timeout``, ``grace``, 5 s for the last settlement and 10 s for the release by the source.
         """
@@ -258,10 +260,10 @@ class Settings:
 
         Args:
             name: Name of the source.
-            ordered: Whether one process alone takes from the consumer of the broker.
+            ordered: Whether only one process receives from the broker's consumer.
 
         Raises:
-            ConfigError: Several processes take from the consumer at once, and the order is not ``"none"``.
+            ConfigError: Several processes receive from the broker's consumer at once, and the order is not ``"none"``.
         """
         if not ordered and self.order != "none":
             raise ConfigError(

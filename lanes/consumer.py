@@ -38,7 +38,7 @@ CLOSE_TIMEOUT: Final = 5.0
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """The keyword arguments of ``Consumer`` that ``run`` and ``main`` take too."""
+    """The keyword arguments of ``Consumer`` that ``run`` and ``main`` also accept."""
 
     settings: Settings | None
     dead_letters: DeadLetters | None
@@ -52,8 +52,9 @@ class ConsumerOptions(TypedDict, total=False):
 class Consumer:
     """One source, one handler, and the lanes between them.
 
-    Either call ``run``, or use the consumer as an async context manager. The consumer then runs beside the block and
-    drains at the end of the block. An error that stops the consumer cancels the block and is raised at its end.
+    Either call ``run``, or use the consumer as an async context manager. In that case the consumer runs concurrently
+    with the block and drains at the end of the block. An error that stops the consumer cancels the block and is
+    raised at the end of the block.
 
     An instance runs once, and a process may run several consumers. A consumer is not thread-safe: call every method but
     ``stop`` from a task of the event loop that runs the consumer.
@@ -119,13 +120,13 @@ class Consumer:
 
         Blocks until every partition is drained and settled, and the source is closed. A cancellation stops at once:
         handlers are cancelled, finished messages are settled, and all other messages are redelivered later. A handler's
-        exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer in order and is raised.
+        exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer after a drain and is raised.
 
         Raises:
-            ConfigError: A setting cannot be kept; raised before the first message.
+            ConfigError: A setting contradicts the broker or the source; raised before the first message.
             SourceError: The broker cannot be reached at the start, or is gone for good.
-            HandlerHalted: A message was given up under the poison policy ``exit``.
-            LanesError: The consumer has run already.
+            HandlerHalted: A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
+            LanesError: ``run`` was called before.
         """
         if self._state != "new":
             raise LanesError(f"this consumer is {self._state} already: make a new one for another run")
@@ -151,7 +152,7 @@ class Consumer:
             raise self._failure
 
     def stop(self) -> None:
-        """Stop in order: take no more messages, let running handlers end, settle, release. Then ``run`` returns.
+        """Drain: receive no more messages, let running handlers end, settle, release. Then ``run`` returns.
 
         Does not block. Idempotent. Other threads and callbacks of the event loop, such as a signal handler, may call it
         too. No handler starts after the next turn of the loop.
@@ -162,7 +163,7 @@ class Consumer:
             run.stop()
 
     async def drain(self) -> None:
-        """Call ``stop``, and wait for the end of ``run``. Idempotent. The drain continues after a cancellation."""
+        """Call ``stop``, and wait for the end of ``run``. Idempotent. The drain continues if this call is cancelled."""
         self.stop()
         if self._state != "new":
             await self._ended.wait()
@@ -180,7 +181,7 @@ class Consumer:
 
     @asynccontextmanager
     async def _run_beside(self) -> AsyncIterator[None]:
-        """Run beside the block. An exception is raised outside the task group, because the group would wrap it."""
+        """Run concurrently with the block. Raises exceptions outside the task group, which would wrap them."""
         failure: BaseException | None = None
 
         async def run() -> None:
@@ -231,13 +232,15 @@ class Consumer:
         The consumer does not make progress while at least one condition holds:
 
         - The oldest unfinished message is older than ``Settings.unhealthy_after``.
-        - A partition waits as long for the store of attempts, or for a settlement that fails.
+        - A partition has waited longer than ``Settings.unhealthy_after`` for the store of attempts or for a failing
+        settlement.
         - A lane is blocked, or its dead letter cannot be written.
         - All threads are stuck.
         - ``max_ahead`` is reached.
 
         Returns:
-            The reasons; none while the consumer makes progress. Before and after ``run``, only the error that ended it.
+            The reasons; none while the consumer makes progress. Before and after ``run``, only the error that ended
+            the run.
         """
         run = self._active_run
         if run is None:
@@ -277,14 +280,14 @@ class Consumer:
         )
 
     def pause(self) -> None:
-        """Take no more messages from the source. Messages in flight continue.
+        """Receive no more messages from the source. Messages in flight continue.
 
         Does not block. Idempotent. May be called before ``run``. A pause outlives assignments, and a drain ignores it.
         """
         self._pause(paused=True)
 
     def resume(self) -> None:
-        """Take messages again after ``pause``. Does not block. Idempotent."""
+        """Receive messages again after ``pause``. Does not block. Idempotent."""
         self._pause(paused=False)
 
     def _pause(self, *, paused: bool) -> None:
@@ -340,11 +343,11 @@ class Consumer:
 
     @property
     def _active_run(self) -> Run | None:
-        """The run, between the opening of its source and its end."""
+        """The run while its source is open; None = no run is active."""
         return self._run if self._state == "running" else None
 
     def _opened(self, what: str) -> Run:
-        """The run, also after its end."""
+        """The current or the ended run. Raises ``LanesError`` if the source was never opened."""
         if self._run is None:
             raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
         return self._run
@@ -429,7 +432,7 @@ class Consumer:
         )
 
     async def _close(self, reason: str) -> None:
-        """Settle and close after every end of ``run``, within a bounded time, because a caller waits."""
+        """Settle finished messages and close every resource at the end of ``run``, within a bounded time."""
         run = self._run
         if run is not None and run.fatal is not None:
             reason = "failed"

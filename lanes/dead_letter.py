@@ -23,7 +23,7 @@ class Details(NamedTuple):
     """Properties of a message that only its broker has.
 
     Attributes:
-        record_key: Key of the record at the broker; the key of the lane may differ.
+        record_key: Key of the record at the broker, which may differ from the key of the lane.
         tombstone: Whether the record has no value. A record with an empty value is no tombstone.
         null_headers: Rising indices of the headers that have no value.
         timestamp: Time of publishing in seconds since the epoch. ``None`` = unknown.
@@ -37,7 +37,7 @@ class Details(NamedTuple):
 
 @runtime_checkable
 class DetailedReader(Protocol):
-    """An optional part of a ``Reader`` that reads the details of a message for its dead letter."""
+    """An optional method of a ``Reader`` that reads the details of a message for its dead letter."""
 
     def details(self, raw: object) -> Details:
         """Read the details of a message. Does not block, and changes nothing.
@@ -66,7 +66,7 @@ class DeadLetter:
         attempts: Number of attempts, 1 or more.
         error_type: Type of the last exception.
         error_text: Text of the last exception, at most ``ERROR_TEXT_LIMIT`` characters.
-        epoch: Fencing token of the partition, as in ``Message.epoch``.
+        epoch: Epoch of the assignment, as in ``Message.epoch``.
         time: Time of giving up, in wall-clock seconds since the epoch.
         record_key: See ``Details``.
         tombstone: See ``Details``.

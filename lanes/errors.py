@@ -11,7 +11,7 @@ class LanesError(Exception):
 
 
 class ConfigError(LanesError):
-    """A setting cannot be kept. The text names setting, value and remedy."""
+    """A setting is invalid, or contradicts the broker or another setting. The text names setting, value and remedy."""
 
 
 class SourceError(LanesError):
@@ -19,7 +19,7 @@ class SourceError(LanesError):
 
     Args:
         message: The text of the error.
-        retryable: Whether the same call may succeed later. The error has it as an attribute.
+        retryable: Whether the same call may succeed later; also an attribute of the error.
     """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
@@ -30,7 +30,7 @@ class SourceError(LanesError):
 def is_retryable(error: Exception, *, unknown: bool) -> bool:
     """Return whether the same call may succeed later.
 
-    A ``SourceError`` has the answer in ``retryable``. No other error of ``lanes`` is retryable.
+    The attribute ``retryable`` of a ``SourceError`` has the answer. No other error of ``lanes`` is retryable.
 
     Args:
         error: The exception of the call.

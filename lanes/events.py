@@ -50,5 +50,5 @@ class GroupEvent:
 OnEvent = Callable[[GroupEvent], None]
 """A plain function that is called on the event loop, in the order of the events, and must not block.
 
-An exception of the function stops the consumer in order.
+If the function raises an exception, the consumer stops after a drain.
 """

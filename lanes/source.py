@@ -1,7 +1,7 @@
 """The contract between ``lanes`` and a backend.
 
-A source delivers messages, settles them and gives up partitions. It decides nothing about order, retries or bounds.
-The engine and the runtime know a backend only through the values and Protocols of this file.
+A source delivers messages, settles them and gives up partitions. A source decides nothing about order, retries or
+bounds. The engine and the runtime know a backend only through the values and Protocols of this file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SourceTraits:
 
     Attributes:
         name: Name of the source in logs and errors.
-        system: Kind of the broker, by the names of OpenTelemetry.
+        system: Name of the broker's kind in OpenTelemetry, such as ``kafka``.
         settles: ``"individual"`` = one acknowledgement a message. ``"cumulative"`` = one committed position a
             partition, which settles every message below it. Such a partition has a ``floor``.
         hands_over: Whether a commit also stores, for the next owner, which messages above the floor are completed.
@@ -53,12 +53,12 @@ class SourceTraits:
         max_in_flight: Number of unsettled messages that the broker allows. ``None`` = any number.
         remembers: Whether the source never redelivers, within one assignment, a position that was passed to
             ``settle``. The engine then does not track settled positions. Only for ``"individual"``.
-        revoke_limit: Seconds after which the broker takes away a partition that it revokes, at least
-            ``Settings.longest_drain``. ``None`` = the broker waits.
-        partitions: Number of partitions, those of other processes included. ``None`` = unknown.
+        revoke_limit: Seconds after which the broker removes a revoked partition without a release, at least
+            ``Settings.longest_drain``. ``None`` = the broker waits for the release.
+        partitions: Number of partitions, including the partitions of other processes. ``None`` = unknown.
         plans: Whether the source sends a ``Generation`` for each plan of the group, and the first one as soon as the
             source knows its assignment.
-        ordered: False where several processes take from one consumer at once, so that no order can be kept.
+        ordered: False if several processes receive from one broker's consumer at once, so that no order can be kept.
         exclusive: False where several processes own one partition at once, each of them for its own keys.
     """
 
@@ -111,8 +111,8 @@ class Delivered:
 class Progressed:
     """The source has read up to ``position`` and found no more messages below it, only gaps.
 
-    Only a source that commits sends this event. With it the committed position reaches the end of a log that ends with
-    markers.
+    Only a source that commits sends this event. After the event, the committed position can reach the end of a log
+    that ends with markers.
 
     Attributes:
         partition: The assignment that was read.
@@ -125,14 +125,14 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Revoking:
-    """The partition must be handed over. Its handlers may end, then the runtime releases the partition.
+    """The partition must be handed over: the runtime lets running handlers end, and then releases the partition.
 
     Attributes:
         partition: The assignment to give up.
-        timeout: Seconds that running handlers get, at most ``Settings.drain_timeout``. The cancellation of handlers,
-            the last settlement and ``release`` come after this time, within ``Settings.longest_drain``. A broker's
-            limit on the whole drain belongs in ``SourceTraits.revoke_limit``. Infinity = the next owner waits for the
-            release, so handlers are not cancelled, however long they take.
+        timeout: Seconds that running handlers get, at most ``Settings.drain_timeout``. The cancellation of
+            handlers, the last settlement and ``release`` follow after this time, within ``Settings.longest_drain``.
+            State a broker's limit on the whole drain in ``SourceTraits.revoke_limit``. Infinity = the next owner
+            waits for the release, so handlers are not cancelled, however long they take.
     """
 
     partition: Partition
@@ -158,7 +158,7 @@ class Generation:
 
     Attributes:
         number: Number of the plan.
-        standby: Whether this process owns nothing under the plan, and waits.
+        standby: Whether this process owns no partition under the plan.
     """
 
     number: int
@@ -177,10 +177,9 @@ SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation |
 class Source(Protocol):
     """A backend.
 
-    All calls come from one task group of one event loop, and ``receive`` runs beside the other calls. ``open`` comes
-    first, then any of ``receive``, ``settle``, ``extend`` and ``release``, and ``aclose`` last, even after a failed
-    ``open``. No method may block the event loop; a blocking call belongs in a thread. An anyio scope may cancel each
-    call.
+    The runtime makes all calls in one task group of one event loop, and calls ``receive`` concurrently with the other
+    methods. The first call is ``open``, the last call is ``aclose``, even after a failed ``open``. No method may
+    block the event loop; a blocking call belongs in a thread. An anyio scope may cancel each call.
     """
 
     async def open(self) -> SourceTraits:
@@ -190,21 +189,21 @@ class Source(Protocol):
             The properties of the source.
 
         Raises:
-            ConfigError: A setting cannot be kept; the text names setting, value and remedy.
+            ConfigError: A setting contradicts the broker; the text names setting, value and remedy.
             SourceError: The broker cannot be reached.
         """
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Wait for the next events. Cancel-safe: a cancelled call loses nothing.
+        """Wait for the next events. Cancel-safe: a cancelled call loses no event.
 
         With room for messages, the call returns as soon as a message is available. Without room for messages or for
-        bytes, the call waits for events of ownership only. If the source settles each message by itself, a message may
-        come for the first time after later positions of its partition. While the
-        connection is lost, the call waits for a new connection, because any exception stops the consumer in order.
+        bytes, the call waits for events of ownership only. If the source settles each message individually, it may
+        deliver a message for the first time after later positions of the partition. While the connection is lost, the
+        call waits for a new connection, because any exception stops the consumer after a drain.
 
         Args:
-            room: Bounds of this call. At most ``room.messages`` new messages are delivered. Only the batch that
-                crosses ``room.bytes``, or a single message, may exceed that bound. Partitions in ``room.paused``
+            room: Bounds of this call. The call returns at most ``room.messages`` new messages. Only the batch that
+                crosses ``room.bytes``, or a single message, may exceed ``room.bytes``. Partitions in ``room.paused``
                 deliver no message. A client that prefetches pauses exactly these partitions, even right after an
                 assignment.
 
@@ -212,34 +211,35 @@ class Source(Protocol):
             Events in the order of the source.
 
         Raises:
-            SourceError: The connection cannot come back.
+            SourceError: The connection cannot be restored.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Tell the broker that these messages are finished. Idempotent.
 
-        When the call returns, every settlement has left for the broker. If the source commits, the broker has also
+        When the call returns, every settlement was sent to the broker. If the source commits, the broker has also
         confirmed each ``floor``, and each ``completed`` set that the source hands over.
 
-        The call is cancelled when one of its partitions is lost, or is released before the commit is confirmed. After
-        the cancellation no commit of the call may leave, because it could undo a commit of the next owner. An event
-        loop does not cancel a call that is about to continue. A source that waits before it sends must therefore
-        check, after the wait, which partitions it has reported lost.
+        The runtime cancels the call when a partition of the settlements is lost, or is released before the commit is
+        confirmed. After the cancellation the source must send no commit of the call, because it could undo a commit
+        of the next owner. An event loop cannot cancel a call whose wait has just ended. A source that waits before it
+        sends must therefore check, after the wait, which partitions it has reported lost.
 
         Args:
-            settlements: At most one for each partition. The next settlement of a partition comes after this call has
-                ended. Settlements of different partitions may come by concurrent calls.
+            settlements: At most one settlement for each partition. The runtime passes the next settlement of a
+                partition only after this call has ended. Concurrent calls may pass settlements of different
+                partitions.
 
         Raises:
-            SourceError: With ``retryable=True``, a settlement may not have left. The caller then repeats the
-                settlement, or sends a later settlement in its place.
+            SourceError: With ``retryable=True``, a settlement was perhaps not sent. The caller then repeats the
+                settlement, or passes a later settlement of the partition.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Keep these unsettled messages alive at the broker. Idempotent; best effort while disconnected.
 
-        Called only with ``extend_interval``. Messages that the broker has already given to another process are
-        skipped. Transient errors are not raised: any exception stops the consumer in order.
+        Called only with ``extend_interval``. The source skips messages that the broker has already delivered to
+        another process. It raises no transient errors, because any exception stops the consumer after a drain.
 
         Args:
             messages: The messages to keep alive.
@@ -249,21 +249,22 @@ class Source(Protocol):
         """Hand a drained partition back. When the call returns, all earlier settlements have reached the broker.
 
         Idempotent, even while the same call runs, because the source may revoke a partition during its release. The
-        unsettled messages may go to the next owner at once. A handler that did not end within ``drain_timeout`` and
-        ``grace`` may still run. Any exception but ``SourceError`` stops the consumer in order.
+        broker may deliver the unsettled messages to the next owner at once. A handler that did not end within
+        ``drain_timeout`` and ``grace`` may still run. Any exception but ``SourceError`` stops the consumer after a
+        drain.
 
         Args:
             partition: The assignment to hand back.
 
         Raises:
-            SourceError: The release failed. The log names it, and the run continues without the partition.
+            SourceError: The release failed. The runtime logs the error, and the run continues without the partition.
         """
 
     async def aclose(self) -> None:
         """Close everything that ``open`` opened. Idempotent; the user's own connection stays open.
 
         A cancelled run has released no partition. The broker redelivers the unsettled messages after its own timeout.
-        An exception of the call is logged.
+        The runtime logs an exception of the call.
         """
 
 
@@ -278,7 +279,7 @@ class Lagging(Protocol):
             partition: An assignment of this source.
 
         Returns:
-            The lag a moment ago, in messages, or in positions if the source commits positions. The broker's own tools
+            The last known lag, in messages, or in positions if the source commits positions. The broker's own tools
             count the lag in the same way. ``None`` = unknown.
         """
 
@@ -290,7 +291,7 @@ class DeadLetters(Protocol):
         """Connect and check that the target exists.
 
         Raises:
-            ConfigError: The target does not exist, or a setting cannot be kept.
+            ConfigError: The target does not exist, or a setting contradicts the broker.
             SourceError: The target cannot be reached.
         """
 
@@ -303,10 +304,10 @@ class DeadLetters(Protocol):
             dead_letter: The dead letter.
 
         Raises:
-            SourceError: With ``retryable=True``, the write is not confirmed, and the caller repeats it until it
-                succeeds. Otherwise the consumer stops in order.
-            LanesError: Any other error of ``lanes``, such as ``ConfigError``, stops the consumer in order. An
-                exception of another kind counts as retryable.
+            SourceError: With ``retryable=True``, the write is not confirmed, and the caller repeats the write
+                until it succeeds. With ``retryable=False``, the consumer stops after a drain.
+            LanesError: Any other error of ``lanes``, such as ``ConfigError``, stops the consumer after a drain.
+                After an exception of another kind, the caller repeats the write.
         """
 
     async def aclose(self) -> None:

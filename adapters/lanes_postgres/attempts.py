@@ -44,14 +44,16 @@ _DROP: Final[LiteralString] = (
 class PostgresAttempts:
     """The failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
 
-    Each failure is written in a transaction of its own, beside the transaction of the handler. The attempts of many
-    settled messages are deleted together.
+    The store writes each failure in a separate transaction, independent of the handler's transaction. One call
+    deletes the attempts of many settled messages.
 
-    If the partition has a fencing token, the token fences every write, so a former owner changes nothing. Every call is
-    idempotent. A cancelled call took effect completely or not at all. The methods raise the errors of ``Positions``.
+    If the partition has a fencing token, the token fences every write, so a call of a former owner changes no row.
+    Every call is idempotent. A cancelled call takes effect completely or not at all. The methods raise the same
+    errors as ``Positions``.
 
     Args:
-        connect: Returns a context manager with a connection, such as ``pool.connection`` of an ``AsyncConnectionPool``.
+        connect: Function that returns a context manager with a connection, such as ``pool.connection`` of an
+            ``AsyncConnectionPool``.
         subscription: Name of the subscription, 1 to 200 characters.
         schema: Schema in which ``migrate`` created the tables.
 
@@ -95,10 +97,10 @@ class PostgresAttempts:
 
         Args:
             message: The failed message.
-            attempt: Its number of attempts, its state, and the name of its error.
+            attempt: Number of attempts, state of the lane, and type name of the last error.
 
         Raises:
-            ConfigError: The state is unknown, or the setup must be changed.
+            ConfigError: ``attempt.state`` is unknown, or the setup must be changed.
             SourceError: The database did not answer; retryable if a later call may succeed.
         """
         states = get_args(AttemptState)

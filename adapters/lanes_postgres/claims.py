@@ -114,7 +114,7 @@ class Claims:
         return self._subscription, row.topic, row.incarnation, row.incarnation
 
     def _explain(self, message: Message, row: Row) -> Steps[bool]:
-        """Decide about a message whose claim returned no row: effect done, owner fenced, or topic new."""
+        """Find why a claim returned no row: the effect is done, the owner is fenced, or the topic is new."""
         for _ in range(TRIES):
             kept = yield from self._stored_row(row)
             if kept.position is not None:
@@ -128,13 +128,13 @@ class Claims:
         raise being_changed(self._subscription, row.place)
 
     def _first_time(self, row: Row) -> Steps[bool]:
-        """Return whether a dead letter was never handled before."""
+        """Return whether the tables have no mark that the dead letter was handled."""
         yield from self._stored_row(row)
         found = yield Statement(self._dead_letter, (Int8(row.partition), Int8(row.position), *self._topic_of(row)))
         return found is not None
 
     def _stored_row(self, row: Row) -> Steps[StoredRow]:
-        """Return the stored values of a row. Register a new topic, and raise for a different incarnation."""
+        """Return the stored values of a row; register a new topic. Raises ``ConfigError`` for another incarnation."""
         looking = (Int8(row.partition), row.key, self._subscription, row.topic)
         for _ in range(TRIES):
             found = yield Statement(self._select, looking)

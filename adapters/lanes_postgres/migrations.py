@@ -100,7 +100,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
 
 
 def migrations() -> Sequence[Migration]:
-    """Return all migrations by version, from 1 without gaps."""
+    """Return all migrations in order of version, from 1 without gaps."""
     found = []
     for file in files("lanes_postgres").joinpath("migrations").iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")

@@ -39,17 +39,17 @@ _UNFENCE_ATTEMPTS: Final[LiteralString] = (
 
 
 class Positions:
-    """Records which messages of one subscription have had their effect, in tables beside the effects.
+    """Records which messages of one subscription have had their effect, in the database that stores the effects.
 
     Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
-    in the transaction of that connection. An instance keeps nothing between calls, so threads and tasks may share it,
+    in the transaction of that connection. An instance has no state between calls, so threads and tasks may share it,
     and it can be pickled. A cancelled asynchronous call rolls its transaction back.
 
-    Every method raises ``ConfigError`` for a fault that a person must correct; that error stops a consumer in order.
-    Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and effect.
-    For other faults every method raises ``SourceError``. Its attribute ``retryable`` is True if the same transaction
-    may succeed later: no connection, a serialization failure, a deadlock, a timeout. Errors of the user's own
-    statements pass unchanged.
+    Every method raises ``ConfigError`` for a fault that a person must correct. The error stops a consumer after a
+    drain. Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and
+    effect. For other faults every method raises ``SourceError``. The attribute ``retryable`` of the error is True if
+    the same transaction may succeed later: no connection, a serialization failure, a deadlock, a timeout. Errors of
+    the user's own statements are raised unchanged.
 
     Args:
         subscription: Purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are independent. All
@@ -90,8 +90,8 @@ class Positions:
 
         ``async with positions.once(connection, message) as fresh:`` sets ``fresh`` to True if the message must have its
         effect in this block, and to False if the effect happened before. The end of the block commits position and
-        effect. An exception rolls both back and passes on. If the result of the COMMIT is unknown, the next attempt
-        reads the stored position.
+        effect. An exception rolls back position and effect, and is raised again. If the result of the COMMIT is
+        unknown, the next attempt reads the stored position.
 
         Args:
             connection: A connection that is in no transaction.

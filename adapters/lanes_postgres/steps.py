@@ -37,7 +37,7 @@ def compose(text: LiteralString, schema: str) -> bytes:
 
 
 def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Result:
-    """Perform the steps in the open transaction. Blocks. Raises errors of ``lanes`` in place of the client's."""
+    """Perform the steps in the open transaction. Blocks. Raises errors of ``lanes`` in place of the client's errors."""
     try:
         # Use a plain cursor, because the user's cursor class may return other rows or need other placeholders.
         cursor = Cursor(connection, row_factory=tuple_row)

@@ -40,7 +40,8 @@ async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], 
 def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
     """Return a separate transaction that begins with the steps and commits at the end of the block.
 
-    Raises ``ConfigError`` for a connection that is in a transaction, and for a block that ended the transaction.
+    Raises ``ConfigError`` for a connection that is already in a transaction, and for a block whose statements ended
+    the transaction.
     """
     if isinstance(connection, AsyncConnection):
         return _block_async(connection, steps, where)
@@ -56,7 +57,7 @@ def alone(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Res
 
 
 async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """Perform the steps like ``alone``, without blocking. A cancelled call took effect completely or not at all."""
+    """Perform the steps like ``alone``, without blocking. A cancelled call takes effect completely or not at all."""
     async with _block_async(connection, steps, where) as result:
         return result
 

@@ -17,7 +17,7 @@ def main() -> NoReturn:
 
 
 def app() -> typer.Typer:
-    """Make the command line of everything that is installed."""
+    """Make the command line with the commands of all installed packages."""
     import typer
 
     from lanes.cli.registered import register

@@ -65,7 +65,7 @@ Work = Callable[[DeadLetterBox], Awaitable[int]]
 
 
 class Where(NamedTuple):
-    """The place of the dead letters, a topic of Kafka or a subject of JetStream."""
+    """The topic of Kafka, or the subject of JetStream, that has the dead letters, and its server."""
 
     topic: str
     config: Path | None
@@ -77,7 +77,7 @@ class Where(NamedTuple):
         return printable(self.topic or self.subject)
 
     def box(self) -> DeadLetterBox:
-        """Make the box. Raises ``ConfigError`` or ``Misuse``; ends the process when an extra is missing."""
+        """Make the box. Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing."""
         if bool(self.topic) == bool(self.subject):
             raise Misuse("needs --topic NAME (Kafka) or --subject NAME (JetStream), one of the two")
         if self.subject:
@@ -155,16 +155,16 @@ def replay_dead_letters(
         str, typer.Option(help="Function that makes message.data.", metavar="MODULE:FUNCTION", show_default=False)
     ] = "",
     to_origin: Annotated[
-        bool, typer.Option("--to-origin", help="Publish them again, at the end of their origin.")
+        bool, typer.Option("--to-origin", help="Publish messages again at the end of their topic or stream.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a handler over dead letters, or publish them again.
 
-    Exit 0: every dead letter is done, now or before. Exit 3: some replays failed, and their dead letters stay listed.
-    Dead letters are replayed one at a time, after later messages of their keys, so the order within a key is not kept.
-    A second replay of a dead letter does nothing. If the first replay was interrupted between the effect and its mark,
-    the second replay may repeat the effect.
+    Exit status 0 means that every dead letter was replayed, now or earlier. Exit status 3 means that some replays
+    failed; their dead letters stay listed. Dead letters are replayed one at a time, after later messages of their
+    keys, so the order within a key is not kept. A second replay of a dead letter does nothing. If the first replay
+    was interrupted between the effect and its mark, the second replay may repeat the effect.
     """
     if bool(ids) == every:
         raise Misuse("needs IDs, or --all, one of the two")
@@ -191,7 +191,7 @@ def drop(
 
 
 def _run(where: Where, work: Work) -> None:
-    """Do the work with an open box, and end with its status. Print an error of ``lanes`` as one line."""
+    """Call ``work`` with an open box, and exit with the returned status. Print an error of ``lanes`` as one line."""
 
     async def job() -> int:
         async with _opened(where.box()) as box:
@@ -365,7 +365,7 @@ async def _dispose(box: DeadLetterBox, stored: StoredDeadLetter, how: Dispositio
 
 
 def _elsewhere(box: DeadLetterBox, found: Disposition | None) -> _Result:
-    """Return the result for a dead letter that is not listed."""
+    """Return the result for a dead letter that is not listed; ``found`` None = its disposition is unknown."""
     if found is not None:
         return _Result(found, True, f"already {found}")
     if box.remembers:
@@ -382,7 +382,7 @@ def checked(ids: Sequence[str]) -> list[str]:
 
 
 def _loaded(option: str, text: str) -> Callable[..., object]:
-    """Import the function that an option names. Any other value ends the process."""
+    """Import the function that an option names. A value that names no function ends the process."""
     module, colon, path = text.partition(":")
     if not module or not colon or not path or module.endswith(".py"):
         stop(f"{option} {text!a}: must be package.module:function, without .py")

@@ -59,7 +59,7 @@ def fields(stored: StoredDeadLetter, *, with_payload: bool = False) -> Iterator[
 
 
 def payload(dead_letter: DeadLetter) -> str:
-    """Return the value, line by line."""
+    """Return the lines of a dead letter's value."""
     return "\n".join(_text(line) for line in dead_letter.value.split(b"\n"))
 
 
@@ -97,7 +97,7 @@ def document(stored: StoredDeadLetter, *, with_payload: bool = False) -> dict[st
 
 
 def moment(seconds: float) -> str:
-    """Format seconds since the epoch as a time in UTC, or as seconds after the year 9999."""
+    """Format seconds since the epoch as a time in UTC; a time after the year 9999 stays a number."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (OverflowError, ValueError, OSError):

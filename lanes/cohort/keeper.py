@@ -42,7 +42,7 @@ _LOOKS: Final = (0.0, 0.01, 0.05)
 
 
 class Alarm:
-    """The alarm of one task. ``wake`` ends a wait at once, and ``hint`` ends several waits."""
+    """The alarm of one task. ``wake`` ends one wait at once; ``hint`` also ends the next waits, at short intervals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class Alarm:
         return f"<Alarm: {'woken' if self._event.is_set() else 'waiting'}, {len(self._looks)} looks due>"
 
     def arm(self) -> None:
-        """Let every ``wake`` from now on end the next ``wait``, even a ``wake`` that comes before the ``wait``."""
+        """Prepare the next ``wait``: from now on a ``wake`` ends it, even if the ``wake`` happens first."""
         self._event = anyio.Event()
 
     def wake(self) -> None:
@@ -61,7 +61,7 @@ class Alarm:
         self._event.set()
 
     def hint(self) -> None:
-        """End the wait now, and the following waits a little later. Does not block."""
+        """End the wait now, and the next waits after 10 ms and 50 ms. Does not block."""
         now = self._clock()
         self._looks = deque(now + delay for delay in _LOOKS)
         self._event.set()
@@ -93,14 +93,14 @@ class LeaseKeeper:
         machine: The lease machine of the partition.
         store: Store of the leases.
         consumers: The durables of the cohort.
-        named: Name of the actor in logs.
+        named: Name of the cohort in logs.
         happened: Called with the number of the partition and each event of the machine.
         changed: Called after new events, and after the deadline has moved.
         clock: Clock of the deadlines.
         nonce: Makes a value that was never used before.
-        patience: Seconds after which a request for consumers without an answer has an unknown result.
+        patience: Seconds to wait for the answer to a request for consumers. After this time the result is unknown.
         drain_within: Seconds within which a revoked partition should be drained.
-        overdue: Called once with the number of a partition that is not drained in time. The keeper still keeps the
+        overdue: Called once with the number of a partition that is not drained in time. The keeper still owns the
             partition, because only the consumer can report the finished messages by ``drained``.
     """
 
@@ -189,7 +189,7 @@ class LeaseKeeper:
         self._tell()
 
     def hint(self) -> None:
-        """Read the lease soon, because it was written or will be written in a moment."""
+        """Read the lease soon, because a member has just written the lease or is about to write it."""
         if self.machine.deadline == -math.inf:
             self.alarm.hint()
 
@@ -271,7 +271,7 @@ class LeaseKeeper:
         self.alarm.wake()
 
     def _pass_on(self) -> None:
-        """Pass on the events of the last call of the lease machine."""
+        """Report the events of the last call of the lease machine to the membership."""
         machine = self.machine
         changed = bool(machine.events)
         while machine.events:

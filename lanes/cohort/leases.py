@@ -1,8 +1,8 @@
 """The contract between the membership of a cohort and the store of its leases: two small Protocols.
 
-A ``LeaseStore`` keeps a few keys under compare-and-set, with a time to live and a fence. ``EpochConsumers`` creates and
+A ``LeaseStore`` is a key-value store with compare-and-set, a time to live and a fence. ``EpochConsumers`` creates and
 deletes the durables of the cohort partitions, one for each epoch. The membership uses a backend only through these two
-Protocols. A call without an answer raises ``UnknownResult``, and the membership then reads the result back.
+Protocols. A call that receives no answer in time raises ``UnknownResult``. The membership then reads the result back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnknownResult(Exception):
 
 
 class ConsumerExists(Exception):
-    """A strict create found another consumer.
+    """``EpochConsumers.create`` found another consumer, and created none.
 
     Args:
         message: The server's description of the other consumer.
@@ -49,13 +49,12 @@ class ConsumerExists(Exception):
 
 
 class LeaseStore(Protocol):
-    """The keys of one cohort.
+    """Key-value store of one cohort, with compare-and-set, time to live and a fence.
 
-    Every read is linearizable. The answer comes from the leader, and never from a replica or a cache. A store sends
-    nothing after its call has ended, so a write is never buffered over a lost connection. A cancelled write has an
-    unknown result.
+    Every read is linearizable. The leader answers, never a replica or a cache. A store sends nothing after a call has
+    ended, so it never buffers a write while the connection is lost. A cancelled write has an unknown result.
 
-    Every method raises ``UnknownResult`` without an answer within the store's own timeout. Every method raises
+    Every method raises ``UnknownResult`` if no answer arrives within the store's own timeout. Every method raises
     ``SourceError`` when no later call can succeed, for example without a bucket or a permission.
     """
 
@@ -89,7 +88,7 @@ class LeaseStore(Protocol):
             value: The new value.
             revision: The revision that the key must have, 0 = no entry; None = ``fence`` is the condition.
             ttl: Seconds until the entry expires, a whole number of 1 or more; None = never.
-            fence: Another key, and the revision that it must have. That key must not have expired.
+            fence: Another key and its required revision. The write fails if the key of the fence has expired.
 
         Returns:
             The new revision.
@@ -101,7 +100,7 @@ class LeaseStore(Protocol):
         """
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """Read all keys with a prefix that have a value. Each entry is as new as its own read.
+        """Read all keys with a prefix that have a value. The entries may be of different times.
 
         Args:
             prefix: Beginning of the keys.
@@ -157,18 +156,18 @@ class EpochConsumers(Protocol):
         """Read the mark of the cohort. A mark shows that the cohort was used before, even when the bucket is gone.
 
         Returns:
-            Seconds of the longest lease of all callers of ``mark``, 0 = unknown; None = no member has called it.
+            Seconds of the longest lease of all callers of ``mark``, 0 = unknown; None = no member has called ``mark``.
         """
 
     async def mark(self) -> None:
-        """Leave a mark that outlives the durables and the bucket. Idempotent.
+        """Create a mark that outlives the durables and the bucket. Idempotent.
 
-        The mark names the lease of this member, unless it already names a longer lease. The mark receives no messages
-        and overlaps with no durable.
+        The mark names the lease of this member, unless the mark already names a longer lease. The mark receives no
+        messages and overlaps with no durable.
         """
 
     async def names(self) -> Sequence[tuple[int, int, int]]:
-        """List the durables of all partitions by one request. The answer may be a little old.
+        """List the durables of all partitions by one request. The answer may lack recent changes.
 
         Returns:
             Partition, epoch and sub-number of each durable.
@@ -185,7 +184,7 @@ class EpochConsumers(Protocol):
             start: The first sequence to deliver; None = every stored message.
 
         Raises:
-            ConsumerExists: The name exists, or the retention forbids a second durable of the partition.
+            ConsumerExists: A consumer of this name exists, or the retention forbids a second durable of the partition.
         """
 
     async def delete(self, partition: int, epoch: int, sub: int) -> None:

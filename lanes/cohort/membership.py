@@ -2,8 +2,8 @@
 
 ``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``, and decides
 nothing about ownership itself. Each cohort partition has a keeper, which performs one action after the other. The
-keeper gives up an action at the lease's deadline, so that a loss is reported in time. After a hint about a changed key,
-the membership reads that key at once. Without hints, each reaction comes a little later.
+keeper gives up an action at the lease's deadline, so that a loss is reported in time. After a hint about a changed
+key, the membership reads the key at once. Without hints, the membership reads changed keys at regular intervals.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class CohortSettings:
 
     Attributes:
         lease: Seconds for which a partition is owned without a renewal, a whole number of 3 or more.
-        weight: Share of the partitions in proportion to the other members' weights, 1 or more.
+        weight: Weight of this member, 1 or more. Members share the partitions in proportion to their weights.
         target: Number of members that share the partitions, 1 or more; None = all. The newest member's value counts.
         drain_within: Seconds within which a moving partition should be drained, more than 0.
-        overdue: Rule for a partition that is not drained in time. ``"keep"`` warns, and the next owner waits.
-            ``"force"`` cancels the running handlers, and the partition moves.
+        overdue: Rule for a partition that is not drained in time. ``"keep"`` = log a warning, and let the next
+            owner wait. ``"force"`` = cancel the running handlers, and hand the partition over.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -97,14 +97,14 @@ class Membership:
     Args:
         store: Store of the leases.
         consumers: The durables of the cohort.
-        config: Configuration of the cohort. The lease of ``settings``, which all members share, replaces its lease.
+        config: Configuration of the cohort. ``settings.lease``, which all members share, replaces ``config.lease``.
         member: Name of this member.
         settings: Settings of this member; None = the defaults.
         start: First sequence of a cohort that is set up for the first time; None = every stored message.
         changed: Called from the tasks of ``run`` when ``take`` has events, a deadline has moved, or the generation has
             changed. Must not block.
         clock: Clock of the deadlines.
-        wall: Seconds since the epoch, for status only.
+        wall: Clock of the seconds since 1970, for the status only.
         nonce: Makes a value that was never used before.
 
     Raises:
@@ -212,7 +212,7 @@ class Membership:
         return self._joined
 
     def stop(self) -> None:
-        """Leave in order: partitions are drained and released, then ``run`` returns. Idempotent."""
+        """Leave: drain and release the partitions, then ``run`` returns. Idempotent."""
         if not self._stopping:
             self._stopping = True
             for keeper in self._keepers:
@@ -225,10 +225,10 @@ class Membership:
     # --- for the source
 
     def take(self) -> Sequence[Happened]:
-        """Return the events since the last call.
+        """Return the events since the last call of this method.
 
         Returns:
-            The events in order.
+            The events, the oldest first.
         """
         happened, self._happened = self._happened, []
         return happened
@@ -290,8 +290,7 @@ class Membership:
     def takeover(self, partition: int, done: Done) -> None:
         """Ask for a new durable, because a delivery is missing or the connection is new.
 
-        Queued messages may start within the deadline. The source drops every delivery before the ``LeaseOwned`` that
-        follows.
+        Queued messages may start until the deadline. The source drops every delivery until the next ``LeaseOwned``.
 
         Args:
             partition: Number of the cohort partition.
@@ -300,7 +299,7 @@ class Membership:
         self._keepers[partition].takeover(done)
 
     def gone(self, partition: int, reason: str) -> None:
-        """Give up a partition whose durable shows the loss of the partition.
+        """Give up a partition that this member no longer owns, as its durable or the clock shows.
 
         Args:
             partition: Number of the cohort partition.
@@ -309,7 +308,7 @@ class Membership:
         self._keepers[partition].gone(reason)
 
     def ended(self, partition: int) -> None:
-        """Allow a lost partition to be acquired again, because the consumer has received the loss.
+        """Allow this member to acquire a lost partition again, because the consumer has received the loss.
 
         Args:
             partition: Number of the cohort partition.
@@ -317,7 +316,7 @@ class Membership:
         self._keepers[partition].ended()
 
     def hint(self, key: str) -> None:
-        """Read a key of the bucket soon, because it was written or will be written in a moment. Hints may be lost.
+        """Read a key of the bucket soon, because a member has just written it or is about to. Hints may be lost.
 
         Args:
             key: The key.

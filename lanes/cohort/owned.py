@@ -1,8 +1,8 @@
-"""The cohort partitions that a member owns, as its source sees them. Any lease store will do.
+"""The cohort partitions that a member owns, as its source sees them. The module works with any lease store.
 
-``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. It turns the
-events of the membership into source events. It selects the durable to read, the settlements that may still be sent, the
-ledgers to store, and the partitions to give up. The source moves messages and acknowledgements.
+``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. The object turns the
+events of the membership into source events. It selects the durable to read, the settlements that may still be sent,
+the ledgers to store, and the partitions to give up. The source itself receives messages and sends acknowledgements.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class OwnedPartition(ABC):
 
     Args:
         number: Number of the cohort partition.
-        partition: The assignment that the consumer gets.
-        done: Messages that earlier owners finished. If a finished message comes again, the source
+        partition: The assignment that the consumer receives.
+        done: Messages that earlier owners finished. If the server redelivers a finished message, the source
             acknowledges the message and does not deliver it.
 
     Attributes:
         number: Number of the cohort partition.
-        partition: The assignment that the consumer gets.
-        ledger: Every delivered message, and which of them are finished.
+        partition: The assignment that the consumer receives.
+        ledger: The delivered messages, and the finished ones among them.
         expected: Number of the durable's next delivery.
         announced: Whether the consumer has received the assignment.
         revoked: Whether the plan gives the partition to another member.
@@ -59,7 +59,7 @@ class OwnedPartition(ABC):
 
     @abstractmethod
     def rest(self) -> None:
-        """Take no more messages before the next durable. Does not block. Idempotent."""
+        """Pull no more messages until ``begin`` is called for the next durable. Does not block. Idempotent."""
 
     def begin(self) -> None:
         """Begin to read a durable, which repeats outstanding messages first and counts its deliveries from 1."""
@@ -67,16 +67,17 @@ class OwnedPartition(ABC):
         self.expected = 1
 
     def follows(self, delivery: int) -> bool:
-        """Return whether a delivery is the next delivery of its durable. If so, expect the following delivery.
+        """Return whether a delivery is the next delivery of its durable. If it is, expect the delivery after it.
 
-        Otherwise an earlier delivery is missing, and the server would repeat it after newer messages of its key. The
-        source therefore drops this and all later deliveries, and calls ``OwnedPartitions.take_over``.
+        If it is not, an earlier delivery is missing. The server would repeat the missing delivery after newer
+        messages of its key. The source therefore drops this and all later deliveries, and calls
+        ``OwnedPartitions.take_over``.
 
         Args:
             delivery: Number of the delivery, counted by the durable from 1.
 
         Returns:
-            False = an earlier delivery is missing.
+            True = the delivery is the next one; False = an earlier delivery is missing.
         """
         if delivery != self.expected:
             return False
@@ -88,7 +89,7 @@ T = TypeVar("T", bound=OwnedPartition)
 
 
 class MakesMembership(Protocol):
-    """A function that makes a ``Membership`` from its last missing argument."""
+    """A function that makes a ``Membership`` from the argument ``changed``, and has all other arguments."""
 
     def __call__(self, *, changed: Callable[[], None]) -> Membership:
         """Make a membership that does not run yet.
@@ -115,15 +116,15 @@ class OwnedPartitions(Generic[T]):
         make: Makes the object of one ownership.
         follow: Lets the object read the durable that a ``LeaseOwned`` names, after an acquisition or a takeover. If the
             source cannot continue, ``follow`` raises ``SourceError``, which becomes the ``failure``.
-        in_flight: Number of messages that can be in flight, which the source may raise. A ledger with more
-            finished messages above its floor is stored. A crash therefore repeats at most twice this number of
-            messages. The ledger of a work queue is not stored for this reason.
+        in_flight: Number of messages that can be in flight, which the source may raise. When a ledger has more
+            finished messages above its floor, the member stores the ledger. A crash therefore repeats at most twice
+            this number of messages. The member stores no such ledger of a work queue.
         clock: Clock of the deadlines.
         wake: Called when the source should call ``step`` and ``next_events``; must not block.
 
     Attributes:
         by_number: The owned partitions by number.
-        failure: The error with which the source has to end; None while there is none.
+        failure: The error with which the source must end; None = no error.
         in_flight: Number of messages that can be in flight.
         membership: The membership.
     """
@@ -319,7 +320,7 @@ class OwnedPartitions(Generic[T]):
     def take_over(self, owned: T) -> None:
         """Ask for a new durable, because a delivery is missing or the connection is new.
 
-        No message is taken before the new durable. Delivered messages stay. Idempotent.
+        The source pulls no message until the new durable exists. Delivered messages stay in flight. Idempotent.
 
         Args:
             owned: The partition.
@@ -343,8 +344,8 @@ class OwnedPartitions(Generic[T]):
             settlement: Messages of one partition.
 
         Returns:
-            The ownership whose messages the source may acknowledge now. If the lease does not hold, the result is None
-            and nothing is recorded. The source then acknowledges a settled message when it is redelivered.
+            The ownership whose messages the source may acknowledge now. None = the lease does not hold, and nothing
+            is recorded. The source then acknowledges a settled message when the server redelivers it.
         """
         owned = self.leased(settlement.partition)
         if owned is None:
@@ -361,16 +362,16 @@ class OwnedPartitions(Generic[T]):
     async def release(self, partition: Partition, flush: Callable[[], Awaitable[None]]) -> None:
         """Store the ledger of a drained partition and give up its lease; see ``lanes.source.Source.release``.
 
-        The partition is given up even when ``flush`` raises or this call is cancelled. While a handler of the partition
-        still runs, the call returns early, and the lease runs out by itself.
+        The call gives the partition up even when ``flush`` raises or the call is cancelled. While a handler of the
+        partition still runs, the call returns early, and the lease expires.
 
         Args:
             partition: The assignment.
-            flush: Waits, for a limited time, until the sent acknowledgements have reached the server. Its errors are
-                raised.
+            flush: Function that waits, for a limited time, until the sent acknowledgements have reached the
+                server. The call raises the errors of ``flush``.
 
         Raises:
-            SourceError: The partition was lost, and the consumer has not received that event.
+            SourceError: The partition was lost, and the consumer has not received the ``Lost`` event.
         """
         owned = self.of(partition)
         if owned is None:
@@ -397,13 +398,13 @@ class OwnedPartitions(Generic[T]):
             self._wake()
 
     def leave(self) -> bool:
-        """Give up every partition without running handlers, for a member that was stopped and receives no more.
+        """Give up every partition without running handlers, after the member has stopped receiving.
 
         Call it again after every new event, until the membership has ended.
 
         Returns:
-            False when a partition has messages that are neither settled nor released. A handler may still run, so the
-            member must not leave in order: its leases run out, as after a crash.
+            False = a partition has messages that are neither settled nor released. A handler may still run, so the
+            member must not release its leases. The leases expire, as after a crash.
         """
         self._lose_late()
         self._drop_losses()
@@ -419,7 +420,7 @@ class OwnedPartitions(Generic[T]):
         return True
 
     def _drop_losses(self) -> None:
-        """Drop the losses that no call will read any more."""
+        """Drop the losses that the stopped consumer will not read."""
         self._lost += [event.partition.id.number for event in self._events if isinstance(event, Lost)]
         self._events = [event for event in self._events if not isinstance(event, Lost)]
         self._end_losses()

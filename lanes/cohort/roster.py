@@ -257,7 +257,7 @@ class Roster:
         self._beaten = began
 
     def _missed(self) -> None:
-        """Handle a missing own heartbeat. If the heartbeat cannot have expired, the bucket was lost."""
+        """Note that the own heartbeat is missing; if it cannot have expired, the bucket was lost."""
         if self._clock() < self._beaten + self._ttl - margin_of(self._ttl):
             self._doubt()
 
@@ -368,7 +368,7 @@ class Roster:
         return entries
 
     def heard(self, key: str) -> bool:
-        """Take a hint that a heartbeat was written; return whether its member is new."""
+        """Record a hint that a heartbeat was written, and return whether its member is new."""
         seen = self._seen.get(key)
         if seen is not None:
             seen.since = self._clock()
@@ -376,10 +376,11 @@ class Roster:
 
     @property
     def look_at(self) -> float:
-        """The time of the next look: at the next own heartbeat, or when another member's heartbeat is overdue.
+        """Time of the next read of plan and heartbeats, the earliest of three times.
 
-        A live member writes a heartbeat every third of its time to live. This member reads the heartbeat at
-        most another third later.
+        The times are the own next heartbeat, an overdue heartbeat of another member, and the end of the wait after a
+        lost bucket. A live member writes a heartbeat every third of its time to live. This member reads the heartbeat
+        at most another third later.
         """
         missed = [seen.since + 2 / 3 * self._ttl + LOOK_AGAIN for seen in self._seen.values()]
         now = self._clock()

@@ -1,7 +1,7 @@
 """The chains of all lanes, and the one queue of their heads.
 
-The engine itself links and unlinks the messages of its hot path. This module chooses the lane of a message, gives a
-late message its place, and takes abandoned messages out of their lanes.
+The engine itself links and unlinks the messages of its hot path. This module chooses the lane of a message, inserts a
+late message by its position, and removes abandoned messages from their lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanes.core.policy import Policy
 from lanes.core.types import Message, Partition, PartitionId
 
 WHOLE_PARTITION: Final = 0
-"""The lane of all messages of a partition that is handled in its own order."""
+"""The single lane of a partition whose messages are handled in the order of the partition."""
 
 KEYLESS: Final = -1
 """The lane that all messages without a key may share."""
@@ -31,7 +31,8 @@ class Chains:
 
     Attributes:
         ready: The heads that can start.
-        fenced: Messages whose handlers still run although their assignment is over. Each one keeps its lane.
+        fenced: Messages whose handlers still run although their assignment is over. Each of these messages keeps
+            its lane.
         tails: The last message of each lane, by partition. All assignments of a partition share its lanes.
         relabels: Whether the lane of a message may differ from its key.
     """
@@ -77,7 +78,7 @@ class Chains:
                 tail.next = message
 
     def free(self, message: Message) -> None:
-        """Take the head out of its lane. A queued successor is then ready."""
+        """Remove the head from its lane. A queued successor is then ready."""
         following = message.next
         message.next = None
         if following is not None:
@@ -91,7 +92,7 @@ class Chains:
         """Put a late message into the chain of its lane by position.
 
         The late message goes before queued messages of higher positions, and after every started message. The call is
-        O(in flight), and is made only for a delivery that was lost on the way.
+        O(in flight), and is made only for a message that was redelivered after later messages.
         """
         if message.lane is None:
             self.ready.append(message)

@@ -1,7 +1,7 @@
 """The commits of partitions whose source commits one position.
 
 A partition has at most one commit on its way. A commit counts when the broker confirms it. A commit with an unknown
-result counts as not made, and the next commit repeats it.
+result counts as unconfirmed, and the next commit repeats it.
 
 ``max_ahead`` bounds the messages admitted above the floor that the broker confirmed. Messages delivered beyond the
 bound wait in their partition, in order and in flight, until the broker confirms a commit.
@@ -23,14 +23,15 @@ from lanes.core.types import NEVER, Message, Partition, Settlement
 class PartitionCommits:
     """The commits of one assignment.
 
-    A finished message waits at most ``_interval`` seconds for its commit. ``_count`` finished messages do not wait.
+    A finished message waits at most ``_interval`` seconds for its commit. A commit is due at once when ``_count``
+    finished messages wait.
 
     Attributes:
         confirmed: The floor that the broker has confirmed.
         confirmed_ordinal: Number of the first delivery above the confirmed floor.
         changes: Number of changes since the last commit.
-        since: Time of the first of these changes.
-        sending: The commit on its way.
+        since: Time of the first change since the last commit, in seconds of the engine's clock.
+        sending: The commit on its way; None = no commit is on its way.
         over: Whether no further commit may begin.
     """
 
@@ -56,13 +57,13 @@ class PartitionCommits:
         return self.changes > 0 and self.sending is None and not self.over
 
     def due_at(self, *, urgent: bool) -> float:
-        """Return the time at which to commit the pending changes.
+        """Return the time at which the pending changes must be committed.
 
         Args:
             urgent: Whether messages wait for the confirmation of the floor.
 
         Returns:
-            The time; it may have passed.
+            The time in seconds of the engine's clock, which may have passed.
         """
         at = self.since
         if not urgent and self.changes < self._count:
@@ -116,7 +117,7 @@ class Committer:
         self.ahead: set[Partition] = set()
 
     def assign(self, partition: Partition, floor: int) -> None:
-        """Add a partition that its source reads from ``floor``."""
+        """Add a partition whose source reads from position ``floor``."""
         ledger = OffsetLedger(floor, partition.completed)
         partition.ledger = ledger
         partition.commits = PartitionCommits(floor, self._policy.commit_interval, self._policy.commit_count)
@@ -128,7 +129,7 @@ class Committer:
         self.ahead.discard(partition)
 
     def receive(self, partition: Partition, run: list[Message], now: float) -> tuple[int, int]:
-        """Admit a run as far as ``max_ahead`` allows.
+        """Admit the messages of a run that ``max_ahead`` allows; the others wait.
 
         Args:
             partition: The assignment.
@@ -180,7 +181,7 @@ class Committer:
         return count, size
 
     def due(self, now: float, *, everything: bool) -> list[Settlement]:
-        """Return the commits to send now. Floor and completed set of a commit are of the same moment.
+        """Return the commits to send now. The floor and the completed set of a commit describe the same moment.
 
         Args:
             now: Time now.

@@ -1,8 +1,8 @@
-"""The drain of a partition: the order of its steps, and the time of each.
+"""The drain of a partition: the order of the steps, and the time limit of each step.
 
 Each phase of a drain is a task for the runtime: let handlers end, cancel handlers, settle finished messages, let the
-source release the partition. The runtime performs the task and tells the drain the result. Between phases the drain
-lets the engine abandon messages, fence the partition, end its commits and forget the partition.
+source release the partition. The runtime performs the task and reports the result to the drain. Between phases the
+drain lets the engine abandon messages, fence the partition, end its commits and forget the partition.
 
 ``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With
 ``close_prefix`` the queued messages below the highest started message start too. The runtime closes the prefix if
@@ -66,7 +66,8 @@ class Limits(NamedTuple):
 
     Attributes:
         grace: Time for cancelled handlers to end.
-        settle: Minimum time to settle finished messages. The unused time of handlers that end early is added.
+        settle: Minimum time to settle finished messages. If handlers end early and leave more time unused, that
+            time applies instead.
         last: Time to settle finished messages where handlers have no time limit.
     """
 
@@ -77,14 +78,14 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PartitionDrain:
-    """The drain of one assignment, for one use. Times are seconds of a monotonic clock.
+    """The drain of one assignment. An object serves one drain. Times are seconds of a monotonic clock.
 
     Attributes:
         engine: The engine that owns the partition.
         partition: The assignment.
         limits: The times of the drain.
         close_prefix: See ``Ownership.drain``.
-        phase: The phase.
+        phase: The phase, one of the constants of this module.
         until: Time at which the phase is late. ``NEVER`` = the phase has no time limit.
         abandoned: The messages that the last event abandoned before their handlers started.
         zombies: The messages whose handlers still ran at the fence.
@@ -111,7 +112,7 @@ class PartitionDrain:
     def begin(self, now: float, timeout: float) -> None:
         """Start no more messages, and give running handlers ``timeout`` seconds to end.
 
-        The engine emits ``Drained`` when they have ended, or at once when none runs.
+        The engine emits ``Drained`` when all running handlers have ended, or at once if no handler runs.
         """
         self._move("begun")
         self.until = now + timeout
@@ -122,7 +123,7 @@ class PartitionDrain:
             self.engine.effects.append(fx.Drained(self.partition))
 
     def hasten(self, now: float, timeout: float) -> None:
-        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored after their cancellation."""
+        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored after the handlers were cancelled."""
         if self.phase == ENDING:
             self.until = min(self.until, now + timeout)
 
@@ -130,8 +131,8 @@ class PartitionDrain:
         """Apply the result of the phase.
 
         Args:
-            event: The result. ``lost``, after the engine has lost the partition, may come at any time and repeatedly.
-            now: Time now.
+            event: The result. ``lost`` is allowed at any time and repeatedly, after the engine has lost the partition.
+            now: Clock reading in seconds.
 
         Raises:
             IllegalEvent: The phase does not allow the event.

@@ -26,7 +26,7 @@ class Failed(Effect):
     Attributes:
         message: The message that failed.
         failure: The failed attempt.
-        follows: The next step.
+        follows: The next step under the retry and poison policies.
     """
 
     message: Message
@@ -39,14 +39,14 @@ class Held(Failed):
     """The head of a lane waits for its next attempt.
 
     Attributes:
-        delay: Seconds from the end of the failed attempt to the next one.
+        delay: Seconds from the end of the failed attempt to the next attempt.
     """
 
     delay: float
 
 
 class DeadLetterDue(Failed):
-    """Write the message to the dead letters, for as long as it takes, then call ``Engine.dead_lettered``.
+    """Write the message to the dead letters, repeat until the write is confirmed, then call ``Engine.dead_lettered``.
 
     The message is then finished (``dead_letter``), or its lane blocks (``dead_letter_and_block``).
     """
@@ -67,7 +67,7 @@ class Blocked(Failed):
 
 
 class Interrupted(Failed):
-    """The message failed while its partition drained, and was abandoned: ``follows`` happens at the next owner."""
+    """The message failed while its partition drained, and was abandoned. The next owner performs ``follows``."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ class Redelivered(Effect):
 
     Attributes:
         message: The new delivery.
-        cause: ``held`` = the message is still in flight, and got the token of the new delivery. ``settled`` = the
+        cause: ``held`` = the message is still in flight, and now has the token of the new delivery. ``settled`` = the
             message had finished; it is settled again and does not run again. ``late`` = the position is unknown and
             below a delivered position; the engine admitted the message.
     """
@@ -109,20 +109,20 @@ class Zombie(Effect):
 
 
 class Saturated(Effect):
-    """A bound of the messages or bytes in flight is reached: take no more messages from the source."""
+    """A bound of the messages or bytes in flight is reached: receive no more messages from the source."""
 
     __slots__ = ()
 
 
 class Resumed(Effect):
-    """Messages and bytes in flight are at or below their low-water marks: take messages from the source again."""
+    """Messages and bytes in flight are at or below their low-water marks: receive messages from the source again."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)
 class AheadReached(Effect):
-    """``max_ahead`` messages were admitted above the confirmed floor: take no more messages of the partition.
+    """``max_ahead`` messages were admitted above the confirmed floor: receive no more messages of the partition.
 
     Attributes:
         partition: The assignment.
@@ -136,7 +136,7 @@ class AheadReached(Effect):
 
 @dataclass(slots=True, eq=False)
 class AheadLeft(Effect):
-    """The broker confirmed a higher floor: take messages of the partition again."""
+    """The broker confirmed a higher floor: receive messages of the partition again."""
 
     partition: Partition
 

@@ -5,13 +5,13 @@ Rules
 1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
    lane starts after the execution is finished. A message that is retried or dead-lettered is not finished.
 2. In flight = delivered and not settled. A message leaves the count when its settlement has left. If the source
-   commits, a message leaves the count when it is finished. An abandoned message leaves at once, and a fenced message
-   when its handler ends. A draining partition admits no message.
+   commits, a message leaves the count when it is finished. An abandoned message leaves the count at once. A fenced
+   message leaves the count when its handler ends. A draining partition admits no message.
 3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its key: messages of a
    new assignment of the same partition queue after the handler.
-4. A position that the source delivers again never runs twice at once. If the position is in flight, its message gets
-   the new token. If the position is settled, it is settled again. An unknown position is admitted in its place and
-   counts as late. The positions of a source that commits always rise.
+4. A redelivered position never runs twice at once. If the position is in flight, its message receives the new token.
+If the position is settled, it is settled again. An unknown position is inserted into its lane by position, and counts
+as late. The positions of a source that commits always rise.
 5. A draining partition starts no message. Queued and stopped messages are abandoned at once. Running messages may end,
    and their results count. The engine emits ``Drained`` once, when no message runs. An interrupted handler
    (``ABANDON``) drains its partition, because later messages of its lane must not overtake its message.
@@ -19,8 +19,9 @@ Rules
    queued messages below the highest started message then run too (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
-7. A partition has at most one commit on its way. Floor and completed set of a commit are of the same moment. A commit
-   with an unknown result counts as not made. At most ``max_ahead`` messages are admitted above the confirmed floor.
+7. A partition has at most one commit on its way. The floor and the completed set of a commit describe the same
+moment. A commit with an unknown result counts as unconfirmed. At most ``max_ahead`` messages are admitted above the
+confirmed floor.
 
 Operation
 ---------
@@ -28,8 +29,8 @@ Operation
 worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the ``finished`` list of
 its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as settlements. If the
 source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or ``unsettled``
-reports the result. Every outcome but an ack leaves ``finish`` at one ``if``. Time is an argument, in monotonic
-seconds. Random numbers are part of a ``Failure``.
+reports the result. In ``finish``, one ``if`` separates acknowledgements from all other outcomes. Time is an argument,
+in monotonic seconds. Random numbers are part of a ``Failure``.
 
 Calls never block and must come from one thread. ``effects`` lists the other tasks of the runtime. The runtime performs
 the effects and empties the list after every call.
@@ -127,7 +128,7 @@ class Engine(Ownership):
             self.committer.progressed(partition, position, now)
 
     def take(self) -> Message | None:
-        """Take the next message to run; None when no lane is ready or ``concurrency`` handlers run."""
+        """Take the next message to run; None = no lane is ready, or ``concurrency`` handlers run."""
         if not self._ready or self.running_handlers >= self.concurrency:
             return None
         message = self._ready.popleft()
@@ -165,7 +166,7 @@ class Engine(Ownership):
         return count
 
     def finish(self, message: Message, outcome: Outcome, now: float) -> None:
-        """Apply the outcome of a taken message. ``IllegalTransition`` for a message that does not run."""
+        """Apply the outcome of a taken message. Raises ``IllegalTransition`` for a message that does not run."""
         if message.state != RUNNING:
             raise illegal(message, "finish")
         partition = message.partition
@@ -188,8 +189,8 @@ class Engine(Ownership):
     def finish_batch(self, batch: Sequence[Message], outcomes: Sequence[Outcome], now: float) -> None:
         """Apply the outcomes of a taken batch, one for each message.
 
-        After the first outcome of a lane that is no ack, later outcomes of the lane do not count. The messages of those
-        outcomes run again.
+        If an outcome is no acknowledgement, the engine ignores the later outcomes of the same lane. The messages of
+        the ignored outcomes run again.
 
         Args:
             batch: The messages.
@@ -307,7 +308,7 @@ class Engine(Ownership):
         return len(parked)
 
     def _finished(self, message: Message) -> None:
-        """Finish a head on the slow path: queue its settlement and its successor."""
+        """Finish a head outside the hot path: queue its settlement and its successor."""
         self.outbox.finished(message)
         self.chains.free(message)
 
@@ -373,8 +374,8 @@ class Engine(Ownership):
     def collect(self, now: float, *, everything: bool = False) -> list[Settlement]:
         """Collect the settlements to send now, at most one for each partition.
 
-        The caller must pass each settlement to ``settled`` or ``unsettled``. Until then its messages stay in flight,
-        and its partition has no other commit.
+        The caller must later pass each settlement to ``settled`` or ``unsettled``. Until that call the messages of the
+        settlement stay in flight, and the partition has no other commit.
 
         Args:
             now: Time now.
@@ -401,7 +402,7 @@ class Engine(Ownership):
         return self.committer.next_at()
 
     def settled(self, settlements: list[Settlement]) -> None:
-        """Record settlements that have left, and commits that the broker has confirmed."""
+        """Record settlements that were sent, and commits that the broker has confirmed."""
         for settlement in settlements:
             if settlement.floor is not None:
                 self._released(*self.committer.confirmed(settlement))
@@ -412,7 +413,7 @@ class Engine(Ownership):
             self._released(count, size)
 
     def unsettled(self, settlements: list[Settlement], *, again_at: float = 0.0) -> None:
-        """Queue settlements again that may not have left; commits are due at ``again_at`` or later."""
+        """Queue settlements again whose sending failed or is uncertain; commits are due at ``again_at`` or later."""
         for settlement in settlements:
             if not self.owns(settlement.partition):
                 continue

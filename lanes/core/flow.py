@@ -29,9 +29,10 @@ class Flow:
         low: Low mark of messages.
         in_flight: Number of messages in flight.
         bytes: Number of bytes in flight.
-        peak: Highest number of messages so far. It stays within the bound while the source keeps to ``room()``.
-        peak_bytes: Highest number of bytes so far. It may exceed the bound by one received batch, because a size is
-            known only on arrival.
+        peak: Highest number of messages in flight so far. The number stays within the bound while the source
+            keeps to ``room()``.
+        peak_bytes: Highest number of bytes in flight so far. The number may exceed the bound by one received
+            batch, because a size is known only on arrival.
         taking: Whether the source may deliver messages.
         paused: Whether the user paused the consumer.
         pausing: Whether the clients are paused, because a bound lasted for ``PAUSE_AFTER`` seconds.
@@ -88,7 +89,7 @@ class Flow:
         return True
 
     def room(self) -> Room:
-        """Return the bounds of the next delivery. Both are 0 while the engine takes no messages."""
+        """Return the bounds of messages and bytes for the next delivery. Both are 0 while intake is stopped."""
         if self.paused or not self.taking:
             return Room(0, 0)
         return Room(self.max_in_flight - self.in_flight, self.max_bytes - self.bytes)

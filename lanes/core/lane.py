@@ -6,7 +6,7 @@ A live lane is a *chain* without an object of its own. ``Partition.tails[key]`` 
 
 The state of a lane is the state of its head. ``TRANSITIONS`` lists every allowed pair of state and event. Any other
 pair raises ``IllegalTransition``. The engine itself makes the transitions of the hot path, ``start`` and ``ack``.
-``step`` makes all others.
+``step`` makes all other transitions.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class StoppedLane:
     Attributes:
         head: The first message of the lane.
         failure: The last failure of the head.
-        until: End of a hold, in seconds of the engine's clock.
+        until: Earliest end of a hold, in seconds of the engine's clock.
         kept: Whether the store of attempts has the failure, or no store is used. A hold does not end before.
     """
 
@@ -100,7 +100,7 @@ class StoppedLane:
 
 
 def step(message: Message, event: str) -> None:
-    """Apply an event to a message. ``IllegalTransition`` if its state does not allow the event."""
+    """Apply an event to a message. Raises ``IllegalTransition`` if the message's state does not allow it."""
     following = TRANSITIONS.get((message.state, event))
     if following is None:
         raise illegal(message, event)

@@ -1,15 +1,16 @@
-"""The record of one assignment: which messages are in flight, and which are settled.
+"""The record of one assignment: its messages in flight and its settled positions.
 
-``AckLedger`` serves sources that settle each message by itself. For a redelivered position it answers whether the
+``AckLedger`` serves sources that settle each message individually. For a redelivered position it answers whether the
 position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted runs,
 so a long stretch of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the lowest runs.
-A forgotten position that is redelivered is handled again: at least once, never lost. For a source that never redelivers
-a settled position, the ledger keeps no settled positions: on a sparse partition each would be a run of its own.
+A redelivered position that the ledger has forgotten is handled again, so no message is lost. For a source that never
+redelivers a settled position, the ledger keeps no settled positions: on a sparse partition each position would be a
+separate run.
 
 ``OffsetLedger`` serves sources that commit one position for all messages below it. The entry of a message is at its
 *ordinal*, the number of its delivery, so gaps in the offsets cost nothing. Compaction and transaction markers leave
-such gaps. One byte for each message marks unfinished messages. The floor is at the first marked byte. The ledger stores
-the place of that byte and trims the bytes below it, so the floor costs O(1) amortised.
+such gaps. One byte for each message marks unfinished messages. The floor is at the first marked byte. The ledger
+stores the index of the first marked byte and removes the bytes below it, so the floor costs O(1) amortised.
 
 A third ledger, ``lanes.core.cohort.ledger``, stores the messages that the next owner of a cohort partition must handle.
 """
@@ -25,20 +26,20 @@ from lanes.core.lane import FINISHED, SETTLED
 from lanes.core.types import Message, Runs
 
 RUNS_LIMIT: Final = 65_536
-"""Maximum number of runs of settled positions for one partition. They take at most 9 MB."""
+"""Maximum number of runs of settled positions for one partition. The runs take at most 9 MB."""
 
 
 LOOSE_LIMIT: Final = 65_536
-"""Maximum number of settled positions that wait to enter the runs together. They take at most 5 MB.
+"""Maximum number of settled positions that wait to enter the runs together. The waiting positions take at most 5 MB.
 
-Entering each position by itself would cost a search for each.
+Entering each position separately would cost a search for each position.
 """
 
 _NEVER: Final = -1
 
 
 class AckLedger:
-    """The ledger of an assignment whose source settles each message by itself.
+    """The ledger of an assignment whose source settles each message individually.
 
     Args:
         knows_settled: Whether the ledger stores settled positions.
@@ -99,7 +100,7 @@ class AckLedger:
         return count, size
 
     def _tidy(self) -> None:
-        """Enter the waiting positions into the runs, in one pass over both."""
+        """Enter the waiting positions into the runs, in one iteration over positions and runs."""
         loose = sorted(self._loose)
         if not loose:
             return
@@ -229,7 +230,7 @@ class OffsetLedger:
         self._first: int = 0  # no entry before this one is unfinished
 
     def deliver(self, run: list[Message], now: float) -> None:
-        """Number the messages of a run and set their time. ``admit`` enters the messages, at once or later.
+        """Number the messages of a run and set their time of delivery. ``admit`` enters the messages, at once or later.
 
         Args:
             run: The messages.
@@ -296,7 +297,7 @@ class OffsetLedger:
         self._messages[message.ordinal - self._base] = None
 
     def drop_waiting(self) -> list[Message]:
-        """Forget the waiting messages. The floor stays below them, even if the source has read further."""
+        """Forget the waiting messages. The floor stays below these messages, even if the source has read further."""
         waiting = self.waiting
         if waiting:
             self.waiting = []

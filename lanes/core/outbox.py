@@ -1,7 +1,7 @@
 """The finished messages on their way to the broker.
 
-A partition is *dirty* while it has messages to settle. A settlement that may not have left returns in front of the
-messages that finished since, so settlements keep the order of completion.
+A partition is *dirty* while it has messages to settle. A settlement that was perhaps not sent returns before the
+messages that finished later, so settlements keep the order of completion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Outbox:
         self.dirty: list[Partition] = []
 
     def finished(self, message: Message) -> None:
-        """Add a message that was handled, or whose dead letter is confirmed."""
+        """Add a message that was handled or whose dead letter is confirmed."""
         self._mark(message.partition)
         message.partition.finished.append(message)
 
@@ -40,7 +40,7 @@ class Outbox:
         return settlements
 
     def give_back(self, settlement: Settlement) -> None:
-        """Queue a settlement again that may not have left, without the messages that were abandoned meanwhile."""
+        """Queue a settlement again that was perhaps not sent, without the messages that were abandoned meanwhile."""
         partition = settlement.partition
         self._mark(partition)
         partition.finished = [m for m in settlement.messages if m.state == FINISHED] + partition.finished

@@ -18,7 +18,7 @@ from lanes.core.types import Message, Partition, PartitionId
 
 
 class AlreadyAssigned(ValueError):
-    """A partition was assigned twice. Every assignment needs an object of its own."""
+    """A partition was assigned twice. Every assignment needs a new object."""
 
 
 class SecondPartition(ValueError):
@@ -40,11 +40,11 @@ class Ownership:
         self.committer = Committer(policy, self.chains, self.effects)
 
     def owns(self, partition: Partition) -> bool:
-        """Return whether this assignment is owned: neither given up nor replaced."""
+        """Return whether this assignment is owned, and was neither given up nor replaced."""
         return self.partitions.get(partition.id) is partition
 
     def assign(self, partition: Partition) -> None:
-        """Add a partition and number its assignment. ``AlreadyAssigned`` or ``SecondPartition`` for a wrong one."""
+        """Add a partition and number its assignment. Raises ``AlreadyAssigned`` or ``SecondPartition``."""
         if partition.assignment or partition.id in self.partitions:
             raise AlreadyAssigned(f"{partition.id} is already assigned; release it or report it lost first")
         if self.policy.order == "serial" and self.partitions:
@@ -137,7 +137,7 @@ class Ownership:
         self.chains.forget(partition.id)
 
     def _abandon(self, partition: Partition, messages: list[Message]) -> list[Message]:
-        """Take messages that do not run, and all waiting messages, out of queue, lanes, ledger and budgets."""
+        """Remove messages that do not run, and all waiting messages, from queue, lanes, ledger and budgets."""
         ledger = partition.ledger
         for message in messages:
             self.stopped.by_head.pop(message, None)

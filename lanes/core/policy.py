@@ -76,10 +76,10 @@ class Policy(NamedTuple):
         lanes: Number of lanes of a partition that keys share. 0 = a lane for each key.
         max_ahead: Maximum number of messages admitted above the confirmed floor. Only for sources that commit.
         commit_interval: Seconds that a finished message waits for its commit. Only for sources that commit.
-        commit_count: Number of finished messages that do not wait for a commit. Only for sources that commit.
+        commit_count: Number of finished messages at which a commit is due at once. Only for sources that commit.
         knows_settled: Whether the engine recognizes a redelivery of a settled position. False for a source that never
             redelivers a settled position.
-        keeps_attempts: Whether a hold ends only after ``Engine.kept`` has reported that its failure is in the store.
+        keeps_attempts: Whether a hold ends only after ``Engine.kept`` has reported that the failure is in the store.
     """
 
     concurrency: int
@@ -103,6 +103,6 @@ class Policy(NamedTuple):
         return self.given_up(dead_lettered=failure.dead_lettered)
 
     def given_up(self, *, dead_lettered: bool) -> Follows:
-        """Return the next step without an attempt left. ``dead_lettered``: whether the message has a dead letter."""
+        """Return the next step of a message that has no attempt left, and maybe a dead letter (``dead_lettered``)."""
         follows = _GIVEN_UP[self.poison]
         return "block" if dead_lettered and follows == "dead_letter_and_block" else follows

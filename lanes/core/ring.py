@@ -36,14 +36,14 @@ def slot(key: PartitionKey) -> int:
 
 
 def partition(key: PartitionKey, partitions: int) -> int:
-    """Return the partition of a key, in 0 … ``partitions`` − 1. Raises ``ValueError`` below 1 partition."""
+    """Return the partition of a key, in 0 … ``partitions`` − 1. Raises ``ValueError`` if ``partitions`` is below 1."""
     if partitions < 1:
         raise ValueError(f"partitions={partitions}: a key needs a partition; use 1 or more")
     return _reduced(key, _PARTITION, partitions)
 
 
 def lane(key: PartitionKey, lanes: int) -> int:
-    """Return the lane of a key, in 0 … ``lanes`` − 1, in any partition. Raises ``ValueError`` below 1 lane."""
+    """Return the lane of a key in any partition, 0 … ``lanes`` − 1. Raises ``ValueError`` if ``lanes`` is below 1."""
     if lanes < 1:
         raise ValueError(f"lanes={lanes}: a key needs a lane; use 1 or more")
     return _reduced(key, _LANE, lanes)

@@ -7,7 +7,7 @@ A snapshot identifies a message by the number of its assignment and its position
 clock. A snapshot refers to the objects that the engine only passes on: the policy, readers, failures, and ``raw``,
 ``token``, ``data`` and ``broken`` of each message. A snapshot is hashable if these objects are hashable.
 
-This module uses private parts of the other modules, so that no other module depends on it.
+This module reads private attributes of the other modules. No other module depends on this module.
 ``tests/core/test_snapshot_machine.py`` lists the slots of the other modules' classes, and fails for a new slot.
 """
 
@@ -74,7 +74,7 @@ _copied: Final = attrgetter(*MessageState._fields[:-2])
 
 
 class AckLedgerState(NamedTuple):
-    """An ``AckLedger`` without its messages."""
+    """The state of an ``AckLedger``, without the messages."""
 
     highest: int
     settled: tuple[tuple[int, int], ...]
@@ -82,7 +82,7 @@ class AckLedgerState(NamedTuple):
 
 
 class OffsetLedgerState(NamedTuple):
-    """The part of an ``OffsetLedger`` from its floor on.
+    """The entries of an ``OffsetLedger`` at and above its floor.
 
     Attributes:
         entries: For each delivery its offset, whether it is unfinished, and whether the ledger has its message.
@@ -117,7 +117,7 @@ class AssignmentState(NamedTuple):
     """One assignment, which is owned, or was given up while its handlers run.
 
     Attributes:
-        in_flight: The messages of its ledger, in order of delivery.
+        in_flight: The messages of the assignment's ledger, in order of delivery.
         fenced: The running messages of a fenced assignment.
     """
 
@@ -143,7 +143,7 @@ class AssignmentState(NamedTuple):
 
 
 class FlowState(NamedTuple):
-    """The budgets. The policy has their bounds."""
+    """The state of the bounds of messages and bytes in flight. The bounds themselves are in the policy."""
 
     in_flight: int
     bytes: int
@@ -157,7 +157,7 @@ class EngineState(NamedTuple):
     """The state of an engine.
 
     Attributes:
-        assignments: The owned assignments in the order of their assignment, then the others by number.
+        assignments: The owned assignments in the order of their assignment, then the fenced assignments by number.
         lanes: The stopped heads, each with its failure, the end of its hold, and whether the store has the failure.
         holds: The held heads by the ends of their holds. Equal ends are in the order of the holds.
     """

@@ -94,7 +94,7 @@ class PartitionId(NamedTuple):
 class Reader(Protocol):
     """The reader of the raw messages of one source, called only when a handler asks.
 
-    Every method is a plain function of the raw message. It does not block, and does not change the message.
+    Every method is a plain function of the raw message. No method blocks or changes the message.
     """
 
     def value(self, raw: object) -> bytes:
@@ -129,7 +129,7 @@ class Reader(Protocol):
 
 
 class Ledger(Protocol):
-    """The record of the messages in flight of an assignment. Each kind of ``SourceTraits.settles`` has a ledger.
+    """The record of the messages in flight of an assignment. Each ``SourceTraits.settles`` has a class of ledger.
 
     Attributes:
         highest: Highest position admitted so far.
@@ -178,20 +178,20 @@ class CommitProgress(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionInternals:
-    """The engine's and the runtime's part of an assignment. Not public: it may change without notice.
+    """Attributes of an assignment for the engine and the runtime. Not public: they may change without notice.
 
     Attributes:
         ledger: The messages in flight; unset until the partition is assigned.
-        commits: The commits of the assignment. ``None`` = the source settles each message by itself.
+        commits: The commits of the assignment. ``None`` = the source settles each message individually.
         tails: The last message of each lane.
         steady: Whether the assignment is live and does not drain.
-        draining: Whether no message may start any more.
+        draining: Whether the assignment drains, so that no further message may start.
         unended: While the assignment drains, the number of handlers that must end or still have to start.
         dirty: Whether the assignment has messages to settle.
         finished: The finished messages to settle.
         resettle: Redeliveries of settled messages, to settle again.
-        recalled: The first attempt of some messages by position, from a store of attempts. Set before the source
-            delivers them, like their ``Message.attempt``.
+        recalled: The first attempt of some messages by position, from a store of attempts. The runtime sets the
+            mapping before the source delivers the messages. Each value becomes the ``Message.attempt`` of its message.
     """
 
     ledger: Ledger = field(init=False)
@@ -218,8 +218,9 @@ class Partition(PartitionInternals):
     Args:
         partition_id: Name of the partition.
         reader: Reader of the raw messages of the partition.
-        incarnation: Name that tells a recreated topic or stream from the former one. Part of the ids of dead letters.
-        floor: The first position that the source reads. ``None`` = the source settles each message by itself.
+        incarnation: Name that distinguishes a recreated topic or stream from the former one; "" = unknown. Part
+            of the ids of dead letters.
+        floor: The first position that the source reads. ``None`` = the source settles each message individually.
         completed: The positions above the floor that the former owner completed, as runs.
         deadline: Time up to which the lease certainly holds, in seconds of ``lanes.clock.monotonic``. ``NEVER`` = no
             lease.
@@ -277,7 +278,7 @@ class Partition(PartitionInternals):
     def epoch(self) -> int:
         """The fencing token; without a fencing token, the number of the assignment.
 
-        Handlers, spans, dead letters, events and the status show it.
+        Handlers, spans, dead letters, events and the status show the epoch.
         """
         return self.assignment if self.fencing_token is None else self.fencing_token
 
@@ -288,13 +289,13 @@ class Partition(PartitionInternals):
 
 
 class MessageInternals:
-    """The engine's part of a message. Not public: it may change without notice.
+    """Attributes of a message for the engine. Not public: they may change without notice.
 
     Attributes:
-        lane: Its lane. A source leaves it at the key.
-        next: Its successor in the lane.
+        lane: Lane of the message. A source leaves the value at the key.
+        next: Successor of the message in its lane; None = no successor.
         state: A state of ``lanes.core.lane``.
-        ordinal: Number of its delivery, if the source commits.
+        ordinal: Number of the message's delivery, if the source commits.
     """
 
     __slots__ = ("lane", "next", "ordinal", "state")
@@ -306,7 +307,7 @@ class MessageInternals:
 
 
 class Message(MessageInternals):
-    """One message, as the source delivered it and as the handler gets it.
+    """One message, as the source delivers it and as the handler receives it.
 
     Args:
         partition: The assignment that delivered it.
@@ -323,9 +324,10 @@ class Message(MessageInternals):
         size: Bytes that count against ``max_in_flight_bytes``.
         raw: The message of the client.
         token: Value by which the source settles this delivery.
-        broken: Error of a source that cannot read the message, such as its key. The handler is then not called, and
-            the error is the outcome of this message.
-        attempt: Number of the attempt. It starts at 1 in each assignment, or continues with a store of attempts.
+        broken: Error of a source that cannot read the message, for example its key. The handler is not called for
+            such a message, and the error is its outcome.
+        attempt: Number of the attempt. The number starts at 1 in each assignment, or continues with a store of
+            attempts.
         data: Result of the consumer's ``decode``; unset without one.
         received: Time of the delivery, in seconds of the engine's clock.
     """
@@ -429,7 +431,7 @@ class Failure(Outcome):
 
 
 class SettlementInternals:
-    """The engine's part of a settlement. Not public: it may change without notice.
+    """Attributes of a settlement for the engine. Not public: they may change without notice.
 
     Attributes:
         ordinal: Number of the first delivery above the floor of a commit.
@@ -445,14 +447,14 @@ class Settlement(SettlementInternals):
 
     Args:
         partition: The assignment.
-        messages: Messages to acknowledge by their tokens, for a source that settles each message by itself.
+        messages: Messages to acknowledge by their tokens, for a source that settles each message individually.
         floor: The next position to read, for a source that commits.
         completed: The completed positions above the floor, as runs of the same snapshot.
 
     Attributes:
         partition: The assignment.
         messages: Messages to acknowledge by their tokens.
-        floor: The next position to read. ``None`` = the source settles each message by itself.
+        floor: The next position to read. ``None`` = the source settles each message individually.
         completed: The completed positions above the floor.
     """
 

@@ -20,11 +20,11 @@ Disposition = Literal["replayed", "dropped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StoredDeadLetter:
-    """A dead letter at its place in a topic or stream.
+    """A dead letter and its location in a topic or stream.
 
     Attributes:
         dead_letter: The dead letter.
-        place: Place of the dead letter in its topic or stream, as text.
+        place: Topic, partition and offset, or stream and sequence, of the stored dead letter, as text.
         whole_size: Number of bytes of the original value, if the value was cut to fit; None = the value is complete.
     """
 
@@ -44,7 +44,7 @@ class DeadLetterBox(Protocol):
     """The dead letters of one topic or subject. Disposing of an id disposes of every copy of its dead letter.
 
     Attributes:
-        remembers: Whether ``find`` tells a dead letter that was disposed of from an unknown id.
+        remembers: Whether ``find`` distinguishes a dead letter that was disposed of from an unknown id.
         other_messages: Messages seen so far that are not dead letters.
     """
 
@@ -99,13 +99,13 @@ class DeadLetterBox(Protocol):
     async def publish(self, stored: StoredDeadLetter, /) -> str:
         """Publish the original message at the end of its topic or stream, with the header ``Lanes-Dead-Letter``.
 
-        The dead letter is not disposed of. Headers that make the broker act are left out.
+        The call does not dispose of the dead letter. The message omits headers that make the broker act.
 
         Args:
             stored: A result of ``find`` of this box.
 
         Returns:
-            The place of the published message, after the broker has confirmed it.
+            Topic, partition and offset, or stream and sequence, of the confirmed message, as text.
 
         Raises:
             SourceError: The origin does not exist or is no valid name, the client cannot send a header, or the broker
@@ -144,7 +144,7 @@ def _dead_letter(raw: object) -> DeadLetter:
 
 
 def message_of(dead_letter: DeadLetter) -> Message:
-    """Make the original message of a dead letter, as its handler saw it, at its first attempt."""
+    """Make the original message of a dead letter as its handler received it, with attempt number 1."""
     partition = Partition(
         PartitionId(dead_letter.source, dead_letter.partition), _READER, fencing_token=dead_letter.epoch
     )

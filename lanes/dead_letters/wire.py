@@ -51,14 +51,24 @@ RepublishedHeaders = list[tuple[str, bytes | None]]
 
 
 class Parts(NamedTuple):
-    """The headers of a stored message: headers that describe the dead letter, and headers of the original message."""
+    """The headers of a stored message in two groups.
+
+    Attributes:
+        fields: Headers that describe the dead letter, by name.
+        origin: Headers of the original message.
+    """
 
     fields: Mapping[str, str]
     origin: Sequence[tuple[str, bytes]]
 
 
 class ReadDeadLetter(NamedTuple):
-    """A dead letter as it was read. ``whole_size`` is the size of a value before its cut, in bytes; None = not cut."""
+    """A dead letter that was read from a stored message.
+
+    Attributes:
+        dead_letter: The dead letter.
+        whole_size: Number of bytes of the original value before it was cut; None = the value is complete.
+    """
 
     dead_letter: DeadLetter
     whole_size: int | None
@@ -95,7 +105,8 @@ class Wire:
     def parts(self, message: Message) -> Parts:
         """Split the headers of a stored message, and restore the names of the original headers.
 
-        Raises ``MessageError`` for a repeated field, and for a name that ``lanes`` does not write.
+        Raises ``MessageError`` if a header of ``lanes`` appears twice, or if the quoted name of an original header is
+        malformed.
         """
         fields: dict[str, str] = {}
         origin: list[tuple[str, bytes]] = []
@@ -128,8 +139,8 @@ class Wire:
     def republished(self, dead_letter: DeadLetter) -> RepublishedHeaders:
         """Return the headers of the republished message: the original headers, and the id of the dead letter.
 
-        Headers that make the broker act are left out. Raises ``SourceError`` for a name that the client cannot send,
-        because no header may be lost in silence.
+        The result omits headers that make the broker act. Raises ``SourceError`` for a name that the client cannot
+        send, because the call must not drop a header silently.
         """
         headers: RepublishedHeaders = []
         nulls = set(dead_letter.null_headers)

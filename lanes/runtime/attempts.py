@@ -1,16 +1,18 @@
 """The attempts of messages in a store. They are loaded before a partition starts, and stored while their lane waits.
 
-Theory of operation
+Operation
 -------------------
 A new partition is *loading* until the store has returned the attempts of its former owners. Messages that are delivered
 before the answer are put aside. They count against the bounds, and enter the engine in their order after the answer.
-Other partitions continue. A message with attempts continues with the next attempt. A message that a former owner gave
-up gets ``broken``. Its lane reaches the message in order, the handler is not called, and the poison policy decides.
+Other partitions continue. A message with attempts continues with the next attempt. The runtime marks a message that a
+former owner gave up with ``broken``. Its lane reaches the message in order, the handler is not called, and the poison
+policy decides.
 
-A failure is written while its lane waits. A hold lasts at least until the write has ended. A drain hands the partition
-over after the write, as far as its time allows. A message therefore gets one extra attempt for each process that died
-while the message ran, and no extra attempt for a hand-over. Writes for one message follow each other. Entries of
-settled messages are dropped after the failures, many in one call, and no lane waits for these calls.
+A failure is written while its lane waits. A hold lasts at least until the write has ended. A drain hands the
+partition over after the write, or when the drain's time has passed. A message therefore gets one extra attempt for
+each process that died while the message ran, and no extra attempt for a hand-over. Writes for one message follow each
+other. Entries of settled messages are dropped after the failures, many in one call, and no lane waits for these
+calls.
 
 A call that fails is repeated until it succeeds. Only lanes with a failure, and partitions that are loading, wait for a
 repeated call. A message that never fails costs nothing.
@@ -59,7 +61,7 @@ _DROPS: Final = 500
 
 
 class _Loading:
-    """The loading of one partition: its start, the events put aside, and the scope of its task."""
+    """The loading of one partition: the time of the start, the events put aside, and the cancel scope of the task."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -69,10 +71,10 @@ class _Loading:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """The entry of one message in the store.
+    """The entry of one message, as the keeper must write it to the store.
 
     Attributes:
-        message: The message that failed.
+        message: The message that failed; None = no failure to write.
         wanted: The attempt to write next. ``None`` = nothing to write.
         drop: Whether to delete the entry.
         busy: Whether a task writes the entry now.
@@ -111,7 +113,7 @@ class _Entries:
         queue[position] = entry
 
     def take(self) -> dict[int, _Entry]:
-        """Take the entries of the next call out of the queue: one failure, or many entries to drop."""
+        """Remove the entries of the next call from the queue: one failure, or many entries to drop."""
         # A full call of drops goes first, or endless failures would starve the drops.
         queue = self.urgent if self.urgent and len(self.waiting) < _DROPS else self.waiting
         positions = list(islice(queue, 1))
@@ -121,7 +123,7 @@ class _Entries:
 
 
 class AttemptKeeper:
-    """The attempts of one consumer in its store. Without a store every call does nothing. Only ``flush`` blocks.
+    """Loads and stores the attempts of one consumer. Without a store every call does nothing. Only ``flush`` blocks.
 
     Args:
         context: The run.
@@ -229,7 +231,7 @@ class AttemptKeeper:
         partition.recalled = begin
 
     def _stays_given_up(self, state: AttemptState) -> bool:
-        """Return whether the poison policy in force gives the message up again. If not, it gets one more attempt."""
+        """Return whether the poison policy gives the message up again; False = the message gets one more attempt."""
         policy = self._engine.policy
         if state == "blocked":
             return policy.given_up(dead_lettered=True) == "block"
@@ -344,7 +346,7 @@ class AttemptKeeper:
         return True
 
     def _repeats(self, error: Exception, what: str, pause: float) -> bool:
-        """Log a failed call that is repeated. If no repetition can succeed, stop in order and return False."""
+        """Log a failed call that is repeated. If no repetition can succeed, stop the run and return False."""
         if not is_retryable(error, unknown=True):
             self._context.stop_because(error)
             return False
@@ -355,7 +357,7 @@ class AttemptKeeper:
     # --- drains, and the end of the run
 
     def leave(self, partition: Partition) -> None:
-        """Stop loading a partition that drains. The next owner gets the messages put aside. Idempotent."""
+        """Stop loading a partition that drains. The next owner receives the messages put aside. Idempotent."""
         loading = self._loading.pop(partition, None)
         if loading is not None:
             loading.scope.cancel()

@@ -31,12 +31,13 @@ def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
     if (partition.floor is not None) != commits:
         raise ContractError(
             f"{name}: {partition.id} was assigned with floor={partition.floor}, but the source settles "
-            f"{'by a position' if commits else 'each message by itself'}; please report this bug of the source"
+            f"{'by a position' if commits else 'each message individually'}; please report this bug of the source"
         )
     if commits and partition.deadline != NEVER:
         raise ContractError(
             f"{name}: {partition.id} was assigned with deadline={partition.deadline}, but the source settles by a "
-            "position, and only a source that settles each message by itself may have a lease; please report this bug"
+            "position, and only a source that settles each message individually may have a lease; please report "
+            "this bug"
         )
 
 
@@ -46,11 +47,11 @@ def check_delivered(name: str, event: Delivered, *, stopping: bool) -> None:
     Args:
         name: Name of the source.
         event: The run.
-        stopping: Whether the consumer stops. It gives back a partition that is assigned during a stop, and messages of
-            that partition may still come.
+        stopping: Whether the consumer stops. A stopping consumer releases a newly assigned partition, and the
+            source may still deliver messages of that partition.
 
     Raises:
-        ContractError: The source must not deliver the run.
+        ContractError: The run belongs to a partition that was never assigned, or its ``broken`` is no ``MessageError``.
     """
     if not event.partition.assignment and not stopping:
         raise ContractError(

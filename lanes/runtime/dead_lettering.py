@@ -23,7 +23,10 @@ DEAD_LETTER_RETRY: Final = (0.2, 30.0)
 
 
 class DeadLetterWriter:
-    """The writer of the dead letters of one consumer. ``confirmed``: number of confirmed dead letters."""
+    """The writer of the dead letters of one consumer.
+
+    ``confirmed`` is the number of confirmed dead letters.
+    """
 
     def __init__(self, context: RunContext, target: DeadLetters | None) -> None:
         self._engine = context.engine

@@ -32,7 +32,7 @@ class _Begun(NamedTuple):
     Attributes:
         drain: The drain.
         ended: Set when no handler runs any more, or the partition is lost.
-        wait: Scope of the time in which handlers may end.
+        wait: Cancel scope of the wait for running handlers.
     """
 
     drain: PartitionDrain
@@ -49,7 +49,7 @@ class Handover:
         workers: Workers that cancel the handlers.
         settler: Settler of the finished messages.
         attempts: Attempts to store before a release.
-        grace: Seconds that cancelled handlers get.
+        grace: Seconds that cancelled handlers get to end.
         close_prefix: See ``Ownership.drain``.
     """
 
@@ -82,7 +82,7 @@ class Handover:
 
         Args:
             partition: The assignment.
-            timeout: Seconds that its handlers get.
+            timeout: Seconds that running handlers get to end.
 
         Returns:
             Whether the drain has begun, so that the caller must call ``drain``. False = the partition drains already.
@@ -129,11 +129,12 @@ class Handover:
     async def drain(self, partition: Partition) -> None:
         """Wait for the handlers of a partition after ``begin``, settle it and release it.
 
-        The handlers get the timeout, and the grace after their cancellation. The last settlement gets
+        Handlers get the timeout to end. After their cancellation they get the grace. The last settlement gets
         ``SETTLE_WITHIN``, or the unused part of the timeout if that is longer. The release gets ``RELEASE_WITHIN``, or
-        the remaining time of the lease if that is longer. ``Settings.longest_drain`` is the sum.
+        the remaining time of the lease if that is longer. ``Settings.longest_drain`` is the maximum for a partition
+        without a lease.
 
-        The drain ends early, without a release, when the partition is lost. Only the end of the whole run cancels it.
+        The drain ends early, without a release, when the partition is lost. Only the end of the run cancels the drain.
         """
         drain, ended, wait = self._drains[partition]
         self._context.after()
@@ -197,7 +198,7 @@ class Handover:
         drain.tell("late", anyio.current_time())
 
     async def release(self, partition: Partition) -> bool:
-        """Hand a partition back to the source. No result of its handlers may count any more.
+        """Release a partition to the source. Call it after the partition was fenced.
 
         The source gets ``RELEASE_WITHIN`` seconds, or the remaining time of the lease if that is longer.
 

@@ -78,12 +78,12 @@ class Run:
         clock: Monotonic clock in seconds.
         tap: The observers of the run.
         name: Name of the source in logs and errors.
-        stopping: Whether the run drains, and takes no more messages.
+        stopping: Whether the run drains, and receives no more messages.
         planned: Whether the group has a plan; True for a source without plans.
         fatal: The error that stops the run.
         redelivered: Number of redelivered positions by cause.
         workers: The workers that call the handler.
-        attempts: The attempts in a store.
+        attempts: The keeper of the attempts in the store.
         settler: The settler of finished messages.
         dead_letter_writer: The writer of dead letters.
     """
@@ -175,7 +175,7 @@ class Run:
             self._failures.end(self.clock())
 
     def stop(self) -> None:
-        """Take no more messages, and drain. Does not block. Idempotent. Other threads may call it."""
+        """Receive no more messages, and drain. Does not block. Idempotent. Other threads may call it."""
         self._told_to_stop()
 
     def _stop(self) -> None:
@@ -214,7 +214,7 @@ class Run:
         return True
 
     def stop_because(self, error: BaseException) -> None:
-        """Stop in order, and raise the first such ``error`` from ``run``. Does not block."""
+        """Drain and stop the run; ``run`` raises the first ``error`` that was passed. Does not block."""
         if self.fatal is None:
             self.fatal = error
             # The caller sees an error of `lanes` with its full text. Any other error needs this log line.
@@ -225,7 +225,7 @@ class Run:
     # --- tasks, and their end
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Start a task of the run. An exception of the task stops the run in order."""
+        """Start a task. If the task raises an exception, the run drains, and ``run`` raises the exception."""
         self._tasks.start_soon(self._guarded, task, *arguments)
 
     def look_for_due(self) -> None:
@@ -233,7 +233,7 @@ class Run:
         self._timer_wake.set()
 
     async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Run a task of the run. An exception of the task stops the run in order."""
+        """Run a task. If the task raises an exception, the run drains, and ``run`` raises the exception."""
         try:
             await task(*args)
         except Exception as error:
@@ -277,7 +277,7 @@ class Run:
             self.after()
 
     def enter(self, event: SourceEvent) -> None:
-        """Process an event of the source, at once or after it was put aside."""
+        """Process an event of the source that has just arrived or was put aside."""
         engine, now = self.engine, self.clock()
         if isinstance(event, Delivered):
             check_delivered(self.name, event, stopping=self.stopping)
@@ -438,7 +438,7 @@ class Run:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """Call the source again with the new room. Does not block."""
+        """Call ``Source.receive`` again with the new room. Does not block."""
         # receive() is cancel-safe, and ``_pump`` calls it again.
         self._receiving.cancel()
 

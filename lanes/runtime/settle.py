@@ -21,7 +21,7 @@ SETTLE_RETRY: Final = (0.05, 1.0)
 class Settler:
     """The settlements of one consumer. At most one settlement of a partition is under way.
 
-    A source that settles each message by itself gets the next settlement as soon as the settlement before has left. For
+    A source that settles each message individually gets the next settlement as soon as the previous call has ended. For
     a source that commits, finished messages enter the ledger at once, and due commits are sent concurrently.
 
     Args:

@@ -1,10 +1,10 @@
-"""Workers for a handler of batches: one call is one execution of every lane in the batch.
+"""Workers for a batch handler. One call handles the heads of several lanes, each with its successors after it.
 
 A worker takes a batch when the batch can be full, or when its first message has waited for ``linger`` seconds.
 
 The history shows the messages of a lane one after the other. The first message of a lane has its ``started`` row before
 the call. The other messages get their rows when the call has ended, each after the end of its predecessor. A message
-that does not count, because a predecessor failed, has no rows of this call.
+whose outcome is ignored, because a predecessor failed, has no rows of this call.
 
 A plain handler runs in threads. A thread makes one call, and a task of the event loop waits for the end of the call. A
 call that has begun keeps its lanes and its thread until it ends, even after its partitions are given up.
@@ -51,7 +51,7 @@ class BatchWorkers:
         size: Maximum number of messages of a batch.
         linger: Seconds that a batch waits for more messages.
         timeout: Seconds that a call may take. ``None`` = no limit.
-        grace: Seconds that calls in threads get at the end of the run.
+        grace: Seconds that running calls in threads get to end at the end of the run.
         inline: Whether a plain function runs on the event loop instead of in threads.
         decode: Function for ``Message.data``.
     """
@@ -251,7 +251,7 @@ class BatchWorkers:
     def _note(
         self, batch: list[Message], outcomes: list[Outcome], result: str, error: BaseException | None, now: float
     ) -> None:
-        """Write the rows of a call that has ended, for each outcome that counts."""
+        """Write the history rows of a call that has ended, for each outcome that counts."""
         history = self._tap.history
         if history is None:
             return
@@ -338,9 +338,9 @@ class _BatchThreads:
             tasks.start_soon(self.pool.watch, self._timeout)
 
     async def call(self, batch: list[Message]) -> list[Outcome]:
-        """Handle a batch in a thread, with the result or the exception of ``handle``.
+        """Handle a batch in a thread. Returns the result, or raises the exception, of ``handle``.
 
-        A cancellation waits for the end of the handler. At the end of the run it waits at most for the grace.
+        A cancellation waits for the end of the handler. At the end of the run the call waits at most for the grace.
         """
         if self.pool.ending:
             # The run has been cancelled. This checkpoint raises, and the checkpoint below raises too.

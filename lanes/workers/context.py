@@ -1,4 +1,4 @@
-"""Protocols of a run as its components use it, and of the workers as a run uses them."""
+"""Two Protocols: a run as its components use the run, and the workers as a run uses the workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lanes.source import SourceEvent
 
 
 class RunContext(Protocol):
-    """The run for its components: shared parts, and callbacks that do not block.
+    """Objects and callbacks that every component of a run receives. No callback blocks.
 
     Attributes:
         engine: The engine.
@@ -36,13 +36,13 @@ class RunContext(Protocol):
         """
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Start a task of the run. An exception of the task stops the run in order."""
+        """Start a task. If the task raises an exception, the run drains, and ``Run.run`` raises the exception."""
 
     def stop_because(self, error: BaseException) -> None:
-        """Stop in order. ``Run.run`` raises the first such ``error`` after the drain."""
+        """Drain and stop the run; ``Run.run`` then raises the first ``error`` that was passed."""
 
     def enter(self, event: SourceEvent) -> None:
-        """Process an event of the source that had to wait."""
+        """Process an event of the source that was put aside."""
 
     def overdue(self, partition: Partition) -> bool:
         """Lose a partition whose lease has run out, and return whether it has. Idempotent."""
@@ -54,7 +54,7 @@ class RunContext(Protocol):
         """Check the partitions at ``max_ahead`` again, because a message has finished or a commit was confirmed."""
 
     def room_changed(self) -> None:
-        """Call the source again with the new room."""
+        """Call ``Source.receive`` again with the new room."""
 
     def look_for_due(self) -> None:
         """Compute the next deadline again, because a hold may end sooner."""

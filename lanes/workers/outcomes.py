@@ -27,13 +27,13 @@ RESULTS: Final[dict[int, Result]] = {
 
 
 class LeaseExpired(BaseException):
-    """The result of a handler that was not called, because its lease had run out."""
+    """The result of a handler that was not called, because the lease of the message had expired."""
 
 
 def counts(error: BaseException) -> bool:
-    """Return whether an exception is a failed attempt. Any other exception stops the consumer in order.
+    """Return whether an exception is a failed attempt. Any other exception stops the consumer after a drain.
 
-    An exception group is a failed attempt if each of its members is.
+    An exception group is a failed attempt if every member is a failed attempt.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(counts(one) for one in error.exceptions)
@@ -41,7 +41,7 @@ def counts(error: BaseException) -> bool:
 
 
 def failure(error: Exception) -> Failure:
-    """Return the outcome of a handler that raised an exception that counts."""
+    """Return the outcome of a handler that raised an exception for which ``counts`` is True."""
     if isinstance(error, GivenUpBefore):
         return Failure(error, terminal=True, dead_lettered=error.blocked)
     if isinstance(error, Nak):
@@ -54,7 +54,7 @@ def failure(error: Exception) -> Failure:
 
 
 def batch_outcomes(batch: Sequence[Message], returned: object) -> list[Outcome]:
-    """Return the outcomes of a batch handler that returned. An invalid result fails every message."""
+    """Return the outcomes of a batch handler that returned. After an invalid result, every message has failed."""
     if returned is None:
         return [ACK] * len(batch)
     if isinstance(returned, list | tuple) and len(returned) == len(batch):
@@ -78,7 +78,7 @@ def cancellation_of(error: BaseException) -> BaseException | None:
 
 
 def stopping(error: BaseException, message: Message) -> BaseException:
-    """Return the error of a consumer that stops because a handler raised an exception that does not count."""
+    """Return the error of a consumer that stops because a handler raised an exception for which ``counts`` is False."""
     if not isinstance(error, anyio.get_cancelled_exc_class()):
         return error
     # Without a wrapper the exception would look like a cancellation by the caller.
@@ -100,7 +100,10 @@ class OutcomeReporter:
         self._history = context.tap.history
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """Return taken messages whose lease has run out. No handler is called, and their partitions are lost."""
+        """Return taken messages whose lease has expired, and call no handler.
+
+        The run then loses each partition whose lease was not renewed meanwhile.
+        """
         # Every message is returned before the loss, or it would count as a handler that still runs.
         for message in messages:
             self._engine.finish(message, RETURN, 0.0)
@@ -109,12 +112,12 @@ class OutcomeReporter:
             self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
-        """Return a message whose ``started`` row is written. It ends like each handler of a lost partition."""
+        """Return a message whose ``started`` row is written. The message ends like a handler of a lost partition."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
-        """Report a handler that raised an exception: a failed attempt, or a reason to stop."""
+        """Report a handler that raised an exception, which is a failed attempt or stops the consumer."""
         if isinstance(error, Exception) and counts(error):
             self.finish(message, failure(error), "error", error, handling)
             return

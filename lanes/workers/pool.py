@@ -36,7 +36,11 @@ Result = TypeVar("Result")
 
 
 class _Thread(Generic[Call]):
-    """One thread. ``now``: its call and the start of the call in seconds. Only the thread writes ``now``."""
+    """One thread.
+
+    ``now`` is the current call with its start in seconds, and None while the thread is idle. Only the thread writes
+    ``now``. ``reported`` is the call that the log has reported, with its start.
+    """
 
     __slots__ = ("ended", "now", "reported", "thread")
 
@@ -54,10 +58,10 @@ class Pool(Generic[Call, Result]):
     Only ``call`` and ``clock`` run in the threads; every method belongs to the event loop.
 
     Args:
-        call: Function of a call and its start that performs the call. It does not raise; its return goes into
-            ``results``.
-        message_of: The message that stands for a call in the log.
-        concurrency: Number of threads at most.
+        call: Function that performs a call, with the call and its start in seconds as arguments. The function
+            never raises. The pool appends its result to ``results``.
+        message_of: Function that returns the message by which the log names a call.
+        concurrency: Maximum number of threads.
         clock: Monotonic clock in seconds.
 
     Attributes:
@@ -104,7 +108,7 @@ class Pool(Generic[Call, Result]):
             self._queue.put(call)
 
     def need(self, threads: int) -> None:
-        """Start threads up to a number. ``ConfigError`` if the system refuses a thread; the others continue."""
+        """Start threads up to a number. ``ConfigError`` if the system refuses one; the existing threads continue."""
         while len(self._threads) < threads:
             thread = _Thread(len(self._threads), self._work)
             try:

@@ -6,7 +6,7 @@ worker sleeps on an event and is woken only for a ready lane. Its task starts wh
 message, so heartbeats and settlements continue. A handler that has suspended has yielded already.
 
 With a history, every worker yields once before each handler. The first worker to resume writes the ``started`` rows of
-all workers by one ``write``. By this group commit, no handler is called before its row is in the file.
+all workers by one ``write``. So no handler is called before its row is in the file.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class TaskWorkers:
                 again = await self._work_until_cancelled(worker)
 
     async def _work_until_cancelled(self, worker: _Worker) -> bool:
-        """Handle messages. Return False when this worker must not await any more."""
+        """Handle messages. Return whether this worker may still await."""
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
         grouped = self._grouped

@@ -14,7 +14,7 @@ from lanes.core.cohort.ledger import Done
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for an input, or until the time ``until`` (seconds of the clock)."""
+    """Wait for an input, or until the clock shows ``until`` seconds."""
 
     until: float
 
@@ -28,16 +28,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Compare and set, as in ``lanes.cohort.leases.LeaseStore``. The result is the new revision or an answer.
+    """Write a key by compare-and-set, as in ``lanes.cohort.leases.LeaseStore``.
 
-    The answers are ``Refused`` and ``Unknown``.
+    The result is the new revision, ``Refused`` or ``Unknown``.
 
     Attributes:
         key: The key.
         value: The new value.
         revision: Revision that the key must have. ``None`` = the write has a fence instead.
         ttl: Seconds until the entry expires. ``None`` = never.
-        fence: Another key, and the revision that it must have.
+        fence: Another key and its required revision.
     """
 
     key: str
@@ -91,10 +91,10 @@ class Consumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The durables of the partition.
+    """The durables of the partition, as listed by the server.
 
     Attributes:
-        consumers: The durables in rising order.
+        consumers: The durables, rising by epoch and sub-number.
         server_ms: The server's clock in milliseconds.
         lease: Seconds in the cohort's mark. 0 = the mark is missing, or was not requested.
     """
@@ -125,7 +125,7 @@ Refused: Final = _Answer("Refused")
 """The comparison failed, and the write changed nothing."""
 
 Unknown: Final = _Answer("Unknown")
-"""No answer came. The action may be carried out already, later or never."""
+"""No answer arrived. The server may have performed the action, or may perform it later or never."""
 
 Overlapping: Final = _Answer("Overlapping")
 """Another durable of the partition exists, and the retention allows only one durable."""
@@ -138,7 +138,7 @@ class LeaseOwned:
     Attributes:
         epoch: Epoch of the consumer.
         sub: Sub-number of the consumer.
-        token: Epoch of the acquisition, which handlers get.
+        token: Epoch of the acquisition, which handlers receive as fencing token.
         done: The sequences that must not run again.
         again: Whether this member owned the partition already, so that only the consumer is new.
     """
@@ -152,7 +152,7 @@ class LeaseOwned:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRevoked:
-    """The plan gives the partition to another member: drain it, then call ``drained``."""
+    """The plan gives the partition to another member: drain the partition, then call ``drained``."""
 
 
 @dataclass(frozen=True, slots=True)

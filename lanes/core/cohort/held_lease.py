@@ -23,15 +23,15 @@ class HeldLease:
     Args:
         nonce: Random text that identifies the acquisition.
         revision: Revision of the lease.
-        sent: Time before the write was sent.
+        sent: Clock reading in seconds, taken just before the write was sent.
         ttl: Length of the lease in seconds.
         margin: Last seconds of the lease, in which no handler starts.
 
     Attributes:
         nonce: Random text that identifies the acquisition.
         revision: Revision of the lease; a fence is valid only while ``step`` is ``rest``.
-        expires: Deadline of the lease.
-        renew_at: Time of the next renewal.
+        expires: Clock reading in seconds from which the owner no longer relies on the lease.
+        renew_at: Clock reading in seconds of the next renewal.
         step: Next step of a renewal. ``rest`` = no write of this lease is on its way.
     """
 
@@ -55,7 +55,7 @@ class HeldLease:
         return self.step != REST or now >= self.renew_at
 
     def found(self, revision: int) -> None:
-        """Record the revision that a read returned. It shows whether a write without an answer was applied."""
+        """Record the revision that a read returned. A new revision shows that a write without an answer was applied."""
         if revision != self.revision and self._unsure is not None:
             self.expires = max(self.expires, self._unsure + self._ttl - self._margin)
             self._unsure = None

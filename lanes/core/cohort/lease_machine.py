@@ -5,7 +5,7 @@ performs the returned action and passes its result to ``apply``, one action at a
 during actions. After each input the driver calls ``next`` again. After every call the driver acts on ``events``,
 empties the list, and passes ``deadline`` to the code that starts handlers.
 
-Longer than most: every phase of this one machine reads and writes the same twenty fields.
+The module is long, because every phase of the machine reads and writes the same twenty fields.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ _NO_STATE: Final = State(0, NOTHING)
 
 
 class LeaseMachine:
-    """The machine of one partition at one member. Times are seconds of a monotonic clock that counts suspension.
+    """State machine by which one member acquires, keeps and releases the lease of one cohort partition.
 
-    No method blocks. An ``IllegalInput``, with the phase and the input, means a bug of the driver.
+    No method blocks. Times are seconds of a monotonic clock that also runs while the machine is suspended. An
+    ``IllegalInput`` means a bug of the driver, and its text has the phase and the input.
 
     Args:
         partition: Number of the cohort partition.
@@ -69,7 +70,7 @@ class LeaseMachine:
         margin: Last seconds of a lease, in which no handler starts. More than 0, less than half of ``ttl``.
 
     Attributes:
-        phase: The phase.
+        phase: The phase, one of the constants in ``phases``.
         events: The events for the driver, which empties the list.
         obstructed: Whether a foreign consumer prevents the acquisition.
         outlasting: Seconds of the longer lease that the machine waits for after a loss of the bucket; 0 = none.
@@ -130,7 +131,7 @@ class LeaseMachine:
 
     @property
     def token(self) -> int | None:
-        """The epoch of the acquisition, which handlers get. ``None`` = the partition is not owned."""
+        """The epoch of the acquisition, which handlers receive. ``None`` = the partition is not owned."""
         return self._epoch if self._announced else None
 
     @property
@@ -140,7 +141,7 @@ class LeaseMachine:
 
     @property
     def idle(self) -> bool:
-        """Whether no lease is held or wanted, and no action is under way. After ``stop`` the member may then leave."""
+        """Whether no lease is held or wanted, and no action is under way. An idle member may leave after ``stop``."""
         return self.phase == phases.IDLE and self._asked is None
 
     # --- inputs
@@ -172,14 +173,14 @@ class LeaseMachine:
             self._not_before = now
 
     def takeover(self, done: Done, now: float) -> None:
-        """Make another consumer for the same epoch, after a missing delivery or a lost connection.
+        """Create another consumer for the same epoch, after a missing delivery or a lost connection.
 
-        Messages in flight stay, and queued messages may start within the deadline. The driver enters no delivery after
-        the gap before the next ``LeaseOwned``, which has ``again``. Ignored unless the partition is owned.
+        Messages in flight stay, and queued messages may start until the deadline. After the gap, the driver enters no
+        delivery until the next ``LeaseOwned``, whose ``again`` is True. Ignored unless the partition is owned.
 
         Args:
             done: The whole ledger.
-            now: Time now.
+            now: Clock reading in seconds.
         """
         self.expire(now)
         if self.phase == phases.OWNED:
@@ -200,14 +201,14 @@ class LeaseMachine:
             self._checkpoint = done
 
     def seen(self, consumers: Iterable[tuple[int, int]], now: float) -> None:
-        """Take a listing of the partition's durables, and delete the durables below the machine's own durable.
+        """Process a listing of the partition's durables, and delete the durables below the machine's own durable.
 
-        If no listing comes between two renewals and the retention allows leftover durables, the machine asks for a
+        If no listing arrives between two renewals and the retention allows leftover durables, the machine asks for a
         listing. A listing may be out of date. After a listing with a higher epoch, the machine only reads the lease.
 
         Args:
             consumers: Epoch and sub-number of each durable.
-            now: Time now.
+            now: Clock reading in seconds.
         """
         self.expire(now)
         if self.phase not in (phases.OWNED, phases.DRAINING):
@@ -220,7 +221,7 @@ class LeaseMachine:
             self._required_lease().demand()
 
     def gone(self, reason: str, now: float) -> None:
-        """Give up the partition, because its durable no longer exists. Ignored while ``consumer`` is ``None``."""
+        """Give up the partition, because its durable no longer exists. Ignored if ``consumer`` is ``None``."""
         self.expire(now)
         if self.consumer is not None:
             self._fence(reason)
@@ -232,9 +233,9 @@ class LeaseMachine:
 
         Args:
             done: The whole ledger.
-            now: Time now.
+            now: Clock reading in seconds.
             ended: Whether no handler of the partition runs. If a handler runs, the machine writes the ledger and lets
-                the lease expire, so that no other member starts a message that still runs here.
+                the lease expire, so that no other member starts a message that this member still handles.
         """
         self.expire(now)
         if self.phase == phases.FENCED:
@@ -245,7 +246,7 @@ class LeaseMachine:
         self._checkpoint = None
 
     def ended(self, now: float) -> None:
-        """Answer ``LeaseLost``: every handler of the partition has ended, so it may be acquired again."""
+        """Answer ``LeaseLost``: every handler has ended, so this member may acquire the partition again."""
         self._step("ended")
         if self._wanted:
             self._look()
@@ -259,7 +260,7 @@ class LeaseMachine:
         ``apply``. While an action is under way, the call raises ``IllegalInput``.
 
         Args:
-            now: Time now.
+            now: Clock reading in seconds.
             nonce: Random text for an acquisition, a new text at every call.
 
         Returns:
@@ -284,13 +285,14 @@ class LeaseMachine:
 
         Args:
             action: The action.
-            result: The result; ``Unknown`` without an answer.
-            now: Time now.
-            sent: Time before the action was sent.
+            result: The result; ``Unknown`` = no answer arrived.
+            now: Clock reading in seconds.
+            sent: Clock reading in seconds, taken just before the action was sent.
 
         Raises:
             IllegalInput: ``next`` did not return this action.
-            ValueError: ``lanes`` did not write the record. A held lease is then given up, and the driver may continue.
+            ValueError: ``lanes`` did not write the record. The machine then gives up a held lease, and the driver
+                may continue.
         """
         if action is not self._asked:
             raise IllegalInput(
@@ -315,7 +317,7 @@ class LeaseMachine:
             raise
 
     def expire(self, now: float) -> None:
-        """Give up a lease past its deadline. The driver calls it while an action is under way, when ``next`` cannot."""
+        """Give up a lease past its deadline. The driver calls this method while an action is under way."""
         if self._held_lease is not None and now >= self._held_lease.expires:
             self._give_up("the lease was not renewed in time")
 
@@ -335,7 +337,7 @@ class LeaseMachine:
                 return action
 
     def _action(self, now: float, nonce: str) -> Action | None:
-        """Return the action of the phase. ``None`` = the machine made a step to another phase."""
+        """Return the action of the phase. ``None`` = the machine changed to another phase."""
         match self.phase:
             case phases.IDLE | phases.FENCED:
                 return self._rest()

@@ -3,10 +3,10 @@
 The ledger stores the sequences that are not done, so it stays small however far a stuck key falls behind. The source
 keeps this ledger. The engine's ``AckLedger`` stores the messages in flight in this process.
 
-A new owner gets a ``Done`` from the former owner. Deliveries that the former owner did not finish are outstanding, at
+A new owner reads a ``Done`` of the former owner. Deliveries that the former owner did not finish are outstanding, at
 most ``max_in_flight`` of them. Every other sequence up to the highest delivery is done, provided that the source misses
-no delivery. The source therefore enters first deliveries in the order of the stream and without a gap. When a delivery
-is missing, the source takes the partition over from itself.
+no delivery. The source therefore enters first deliveries in the order of the stream and without a gap. When a
+delivery is missing, the source starts a takeover of its own partition.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ SHOWN: Final = 60
 
 
 class Done(NamedTuple):
-    """The done sequences of a partition: all up to ``highest`` except those in ``outstanding``, which rise."""
+    """The done sequences of a partition.
+
+    Attributes:
+        highest: Highest delivered sequence; 0 = none.
+        outstanding: The sequences up to ``highest`` that are not done, rising.
+    """
 
     highest: int
     outstanding: tuple[int, ...]
 
     @property
     def floor(self) -> int:
-        """The highest sequence with no outstanding one at or below it; 0 or more."""
+        """The highest sequence up to which no sequence is outstanding; 0 or more."""
         return self.outstanding[0] - 1 if self.outstanding else self.highest
 
     def union(self, other: Done) -> Done:
@@ -47,7 +52,14 @@ NOTHING: Final = Done(0, ())
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An outstanding sequence. ``gap``: number of settled and unsaved sequences up to the next outstanding sequence."""
+    """An outstanding sequence.
+
+    Attributes:
+        sequence: The sequence.
+        before: The next lower outstanding sequence; None = no lower one.
+        after: The next higher outstanding sequence; None = no higher one.
+        gap: Number of settled and unsaved sequences up to the next outstanding sequence.
+    """
 
     sequence: int
     before: _Open | None
@@ -67,8 +79,8 @@ class DeliveryLedger:
 
     Attributes:
         highest: Highest sequence delivered.
-        since_saved: Number of messages settled above the floor since the last ``save``. A crash repeats at most so
-            many messages, if the floor of the consumer survives the crash.
+        since_saved: Number of messages settled above the floor since the last ``save``. A crash repeats at most
+            this number of messages, if the floor of the consumer survives the crash.
     """
 
     __slots__ = ("_ahead", "_first", "_last", "_open", "highest", "since_saved")
@@ -97,7 +109,7 @@ class DeliveryLedger:
         return sequence in self._open
 
     def settled(self, sequence: int) -> bool:
-        """Record a finished sequence, and return whether it was outstanding. ``ValueError`` without a delivery."""
+        """Finish a sequence, and return whether it was outstanding. ``ValueError`` if it was never delivered."""
         known = self._open.pop(sequence, None)
         if known is None:
             if sequence > self.highest:
@@ -122,7 +134,7 @@ class DeliveryLedger:
 
     @property
     def floor(self) -> int:
-        """The highest sequence with no outstanding one at or below it; 0 or more."""
+        """The highest sequence up to which no sequence is outstanding; 0 or more."""
         return self.highest if self._first is None else self._first.sequence - 1
 
     def __len__(self) -> int:
@@ -141,7 +153,7 @@ class DeliveryLedger:
         return self.snapshot()
 
     def _pass_over(self, ahead: _Open | None, sequence: int) -> None:
-        """Settle the outstanding sequences below ``sequence`` that a consumer skipped, as they have left the stream."""
+        """Settle the outstanding sequences below ``sequence`` that a consumer skipped, as their messages are gone."""
         while ahead is not None and ahead.sequence <= sequence:
             passed, ahead = ahead, ahead.after
             if passed.sequence < sequence:
@@ -177,7 +189,7 @@ def encode_done(done: Done) -> list[int]:
 
 
 def decode_done(encoded: object) -> Done:
-    """Decode a result of ``encode_done``. ``ValueError`` for any other value."""
+    """Decode a result of ``encode_done``. Raises ``ValueError`` for any other value."""
     if not isinstance(encoded, list) or not encoded:
         raise ValueError(f"a ledger is a list of whole numbers, got {shown(encoded)}")
     for number in encoded:

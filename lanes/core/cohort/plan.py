@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 
 class CohortPlan(NamedTuple):
-    """The owner of each partition.
+    """The owners of the partitions and the roles of the members.
 
     Attributes:
-        owners: Member that owns each partition. ``None`` only without a live member.
+        owners: Member that owns each partition. ``None`` = no member lives.
         active: Members that own a partition, sorted.
         standbys: Live members that own no partition, sorted.
-        under_provisioned: Whether fewer members live than the target.
+        under_provisioned: Whether the number of live members that do not drain is below the target.
     """
 
     owners: tuple[str | None, ...]
@@ -39,10 +39,11 @@ def plan(
     equal weights the shares differ by at most one, and no equally even plan takes fewer moves.
 
     Args:
-        owners: Present owner of each partition. An owner that is not among ``members`` does not count.
+        owners: Present owner of each partition. The partitions of an owner that is not among ``members`` count as free.
         members: Weight of each live member, 1 or more. A member that gets partitions gets its proportion, rounded down
             or up, and at least one partition.
-        target: Maximum number of members that get partitions. Members that own most come first. ``None`` = all members.
+        target: Maximum number of members that get partitions. Members that own the most partitions are chosen
+            first. ``None`` = all members.
         draining: Members that get no partition while another member lives.
 
     Returns:
@@ -89,10 +90,11 @@ def plan(
 def _shares(partitions: int, weights: Mapping[str, int], owned: Mapping[str, list[int]]) -> dict[str, int]:
     """Return the number of partitions of each member.
 
-    A member whose proportion is below one partition gets one partition, so that a chosen member stays chosen. Each
-    other member gets its proportion of the remaining partitions, rounded down. The members with the largest
-    remainders get one partition more (Hamilton's method). Between equal remainders a member that saves a move comes
-    first, then the name decides. With equal weights all remainders are equal, and no other choice takes fewer moves.
+    A member whose proportion is below one partition gets one partition, so that the next plan chooses the same
+    members. Each other member gets its proportion of the remaining partitions, rounded down. The members with the
+    largest remainders get one partition more (Hamilton's method). Among equal remainders, a member that saves a move
+    is preferred, then the member with the lower name. With equal weights all remainders are equal, and no other
+    choice takes fewer moves.
     """
     shares: dict[str, int] = {}
     heavy = dict(weights)

@@ -43,7 +43,7 @@ _BEFORE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class CohortConfig:
-    """The settings that a cohort never changes. Every join compares all of them but ``start``.
+    """The settings that a cohort never changes. Every joining member compares all settings but ``start`` with its own.
 
     A field is ``None`` if an earlier version of ``lanes`` wrote the record without the field.
 
@@ -52,11 +52,11 @@ class CohortConfig:
         partitions: Number of cohort partitions.
         choice: Origin of the cohort partitions: ``transform`` (of the stream), ``created`` (with the stream) or
             ``sourced`` (from another stream).
-        detail: Text that belongs to the choice, such as the destination of the transform.
+        detail: Details of ``choice`` as text, such as the destination of the transform.
         tokens: Numbers of the subject tokens that make the key, from 1.
-        incarnation: Text that tells a recreated stream from the former one.
+        incarnation: Text that distinguishes a recreated stream from the former stream.
         retention: Retention of the stream.
-        start: Start of the first epoch in the stream, as the user set it.
+        start: Start of the first epoch in the stream, as the user's setting.
         stream: Name of the stream.
         namespace: Namespace of the cohort.
         lease: Length of every member's leases in seconds.
@@ -77,7 +77,16 @@ class CohortConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The current plan. ``generation`` rises whenever owners or standbys change."""
+    """The current plan.
+
+    Attributes:
+        generation: Number of the plan, which rises whenever owners or standbys change.
+        owners: Member that owns each partition; None = no owner.
+        members: Live members, sorted.
+        standbys: Live members that own no partition, sorted.
+        target: Maximum number of members that own partitions; None = all members.
+        under_provisioned: Whether the number of live members that do not drain is below the target.
+    """
 
     generation: int
     owners: tuple[str | None, ...]
@@ -92,9 +101,10 @@ class Heartbeat:
     """A live member.
 
     Attributes:
-        nonce: Random text that identifies the process. It shows a member id that two processes use.
+        nonce: Random text that identifies the process. Different nonces under one name show that two processes
+            use the same member id.
         weight: Weight of the member, 1 or more.
-        target: Maximum number of members that get partitions. ``None`` = all members.
+        target: Maximum number of members that own partitions. ``None`` = all members.
         session: Time of the join in milliseconds since 1970, by the member's clock; for the status only.
         lease: Seconds until the heartbeat expires.
     """
@@ -125,7 +135,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The last epoch and the done sequences of a partition. They survive every lease."""
+    """The last epoch and the done sequences of a partition. The record outlives every lease."""
 
     epoch: int
     done: Done
@@ -133,7 +143,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """The request that a member gets no partition while another member lives. ``since``: milliseconds since 1970."""
+    """The request that a member owns no partition while another member lives.
+
+    Attributes:
+        since: Time of the request in milliseconds since 1970.
+    """
 
     since: int
 
@@ -153,17 +167,17 @@ def state_key(partition: int) -> str:
 
 
 def member_key(member: str) -> str:
-    """Return the key of a member's heartbeat. ``ValueError`` for an invalid name."""
+    """Return the key of a member's heartbeat. Raises ``ValueError`` for an invalid name."""
     return MEMBER_PREFIX + check_name("member", member)
 
 
 def drain_key(member: str) -> str:
-    """Return the key of the request to drain a member. ``ValueError`` for an invalid name."""
+    """Return the key of the request to drain a member. Raises ``ValueError`` for an invalid name."""
     return DRAIN_PREFIX + check_name("member", member)
 
 
 def check_name(what: str, name: str) -> str:
-    """Return a name that may be part of a key. ``ValueError`` for an invalid name."""
+    """Return a name that may be part of a key. Raises ``ValueError`` for an invalid name."""
     if len(name) > _NAME_LIMIT or _NAME.fullmatch(name) is None:
         raise ValueError(
             f"the {what} name {shown(name)} cannot be part of a key; use letters, digits, '_', '-' and '=', with "
@@ -183,9 +197,10 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[_R], key: str, value: bytes) -> _R:
-    """Return the record in a value. ``ValueError`` with key and remedy for a value that ``encode`` does not return.
+    """Return the record in a value.
 
-    Unknown fields are ignored; another ``version`` is refused.
+    Raises ``ValueError`` with key and remedy for a value that ``encode`` does not return. The call ignores unknown
+    fields, and raises for another ``version``.
     """
     try:
         content = json.loads(value)
