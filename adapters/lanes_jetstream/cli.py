@@ -24,10 +24,12 @@ _WIDE: Final = 200
 """Columns of a table outside a terminal."""
 
 Stream = Annotated[str, typer.Option(help="Stream of the cohort.", metavar="NAME", show_default=False)]
-Member = Annotated[str, typer.Argument(help="Member, as `status` shows it.", metavar="MEMBER", show_default=False)]
+Member = Annotated[
+    str, typer.Argument(help="Name of the member, as `status` shows it.", metavar="MEMBER", show_default=False)
+]
 Server = Annotated[str, typer.Option(help="URL of a NATS server.", metavar="URL", show_default=False)]
 Namespace = Annotated[
-    str, typer.Option(help="Namespace of the cohort.", metavar="NAME", show_default="the only one of the stream")
+    str, typer.Option(help="Namespace of the cohort.", metavar="NAME", show_default="the only namespace of the stream")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -55,8 +57,8 @@ def status(stream: Stream, server: Server, namespace: Namespace = "", as_json: A
 def drain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
     """Move all partitions of a member to the other members.
 
-    The drain ends when the member leaves in order, or by `undrain`. A member that dies and returns under its name is
-    still drained. A second drain has no effect.
+    `undrain` ends the drain, and so does a member that leaves the cohort without a crash. If a member crashes and
+    returns under its name, its drain continues. A second drain has no effect.
     """
 
     async def work(view: CohortView) -> None:
@@ -68,7 +70,7 @@ def drain(member: Member, stream: Stream, server: Server, namespace: Namespace =
 
 @cohort.command()
 def undrain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
-    """Withdraw a drain, so that the member gets its share again."""
+    """Withdraw a drain, so that the member receives its share of the partitions again."""
 
     async def work(view: CohortView) -> None:
         new = await view.undrain(member)

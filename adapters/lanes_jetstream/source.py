@@ -54,7 +54,7 @@ class JetStreamSource:
         cohort: The cohort, or its name for a cohort with default settings.
         key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
             the client's message; None = no keys, so no order. If the function raises or returns an invalid key, the
-            handler is not called, and the poison policy decides about the message.
+            engine does not call the handler, and the poison policy decides about the message.
         filter_subject: Subject filter of a consumer that is created; None = all subjects.
         ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a consumer that is
             created. None = 30 s, in a cohort 300 s.
@@ -63,22 +63,22 @@ class JetStreamSource:
         start: First message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware
             ``datetime``.
         takeover: Method to deliver unacknowledged messages of an earlier process before new messages. ``"auto"``
-            resets a consumer that ``lanes`` created, or shrinks its ack_wait and BackOff for a moment. ``"modify"``
-            also resets or shrinks a consumer that another program created. ``"hold-back"`` requests nothing for one
-            ack_wait, which needs no permission to change the consumer. If the other methods are not permitted, the
-            source holds back too. The log names the method.
-        acks: Confirmation of acknowledgements. ``"fire-and-forget"`` sends acknowledgements without a
-            confirmation. ``"confirmed"`` waits for the server at each settlement. ``"confirmed-at-drain"`` waits at
-            each release until the server has acted on the last acknowledgement. If the stream has one copy, a release
-            waits 0.25 s more, until the server has written the acknowledgement to disk. In all modes a server that is
-            killed loses the acknowledgements of the last 0.1 s.
+            resets a consumer that ``lanes`` created, or for a moment shrinks its ack_wait and removes its BackOff.
+            ``"modify"`` also resets or changes a consumer that another program created. ``"hold-back"`` requests
+            nothing for one ack_wait, which needs no permission to change the consumer. Without a permission for the
+            other methods, the source uses ``"hold-back"``. The log names the method.
+        acks: When to wait for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
+            waits for the server at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has
+            acted on the last acknowledgement. If the stream has one copy, a release waits 0.25 s more, until the server
+            has written the acknowledgement to disk. In all modes a server that is killed loses the acknowledgements of
+            the last 0.1 s.
         out_of_range: Policy if the stream dropped messages before their delivery, by a purge or its limits. ``"fail"``
             stops the source, and ``"earliest"`` continues with the remaining messages. The source does not
             check streams that drop single messages by design (one message a subject, rollups, per-message TTL). For a
             filtered consumer and for a cohort, the source detects only drops during the run. A cohort warns if messages
             between remaining messages were deleted, and continues.
         shared: Whether other processes pull the same durable. True needs ``Settings(order="none")``, because several
-            processes cannot keep an order, and starts without a takeover. With False, a start waits up to 31 s until
+            processes cannot keep an order. A shared durable has no takeover. With False, a start waits up to 31 s until
             another process stops pulling, and then raises. Another process that pulls during the run stops the source.
         start_timeout: Seconds, 0 or more, for the leaders of the stream and the consumer to answer at the start. During
             the run the source waits for the leaders without limit.
@@ -188,7 +188,7 @@ class JetStreamSource:
         """Wait for messages and partition events; see ``lanes.source.Source.receive``. Cancel-safe.
 
         Args:
-            room: Number and bytes of messages that may come, and the paused partitions.
+            room: Maximum number and bytes of messages to deliver, and the paused partitions.
 
         Returns:
             At least one event.
@@ -218,7 +218,7 @@ class JetStreamSource:
         await self._source.extend(messages)
 
     async def release(self, partition: Partition) -> None:
-        """Stop pulling a partition, and wait for its acknowledgements as ``acks`` says.
+        """Stop pulling a partition, and wait for confirmations according to ``acks``.
 
         Args:
             partition: The drained partition.
@@ -229,7 +229,7 @@ class JetStreamSource:
         await self._source.release(partition)
 
     async def aclose(self) -> None:
-        """Close the inboxes, and a connection that the source opened. Idempotent."""
+        """Close the inboxes, leave the cohort, and close a connection that the source opened. Idempotent."""
         await self._source.aclose()
 
     def lag(self, partition: Partition) -> int | None:

@@ -67,8 +67,7 @@ class EpochName(NamedTuple):
     Attributes:
         partition: Number of the cohort partition.
         epoch: Epoch of the ownership.
-        sub: Number of the durable within the epoch: 0 for the first durable, and 1 more with each takeover of a member
-            from itself.
+        sub: Number of the durable within the epoch: 0 for the first durable, and 1 more after each takeover.
     """
 
     partition: int
@@ -76,12 +75,12 @@ class EpochName(NamedTuple):
     sub: int
 
     def durable(self, namespace: str) -> str:
-        """Make the name ``<namespace>-p<partition>-e<epoch>``, with ``-<sub>`` at its end unless ``sub`` is 0."""
+        """Make the durable's name ``<namespace>-p<partition>-e<epoch>``, followed by ``-<sub>`` if ``sub`` is not 0."""
         return f"{namespace}-p{self.partition}-e{self.epoch}" + (f"-{self.sub}" if self.sub else "")
 
     @classmethod
     def parse(cls, namespace: str, durable: object) -> EpochName | None:
-        """Parse a name that ``durable`` made; None = ``durable`` makes no such name."""
+        """Parse a name that ``durable`` made; None = ``durable`` cannot have made the name."""
         if not isinstance(durable, str) or not durable.startswith(namespace):
             return None
         match = _NAME.fullmatch(durable, len(namespace))
@@ -101,9 +100,10 @@ class JetStreamEpochConsumers:
         stream: Name of the stream.
         namespace: Namespace of the cohort.
         incarnation: Creation time of the stream. Another creation time during the run is an error.
-        filters: Returns the stored subjects of a cohort partition.
-        highest: Returns the highest sequence that was read. A stream that ends below this sequence is an error.
-        check: Checks the configuration of the stream at each reading, and raises for a misfit.
+        filters: Function that returns the filter subjects of a cohort partition.
+        highest: Function that returns the highest sequence that this process has read. A stream that ends below this
+            sequence is an error.
+        check: Function that raises ``ConfigError`` if the stream's configuration does not fit, called at each reading.
         lease: Lease time of this member in seconds, which its durables record; 0 = unknown.
         ack_wait: Seconds until the server redelivers a message, 1 or more.
         max_ack_pending: Limit of unacknowledged messages of each durable, 1 or more.
@@ -146,7 +146,7 @@ class JetStreamEpochConsumers:
             partition: Number of the cohort partition.
 
         Returns:
-            The durables, rising, and the server's clock in milliseconds.
+            The durables, by rising epoch and sub-number, and the time of the server's clock in milliseconds since 1970.
         """
         beyond = 0
         for _ in range(_TRIES):
@@ -168,17 +168,17 @@ class JetStreamEpochConsumers:
                 clock = max(clock, _milliseconds(info.get("ts")))
             else:
                 return consumers, clock
-        raise UnknownResult(f"stream {self.stream!r}: its consumers change too fast for a listing")
+        raise UnknownResult(f"stream {self.stream!r}: its consumers changed during each of {_TRIES} listings; retrying")
 
     async def marked(self) -> int | None:
-        """Read whether a cohort used the stream; see ``lanes.cohort.leases.EpochConsumers.marked``."""
+        """Read the lease time in the mark of the stream; see ``lanes.cohort.leases.EpochConsumers.marked``."""
         info = await self._find("INFO", mark_of(self.namespace))
         return None if info is None else _lease_of(info)
 
     async def mark(self) -> None:
-        """Mark the stream as used, by a separate durable; see ``lanes.cohort.leases.EpochConsumers.mark``.
+        """Mark the stream as used by a cohort; see ``lanes.cohort.leases.EpochConsumers.mark``.
 
-        Raises ``SourceError`` if a foreign consumer is in the way.
+        The mark is a separate durable. Raises ``SourceError`` if a foreign consumer prevents its creation.
         """
         name = mark_of(self.namespace)
         config: dict[str, object] = {
@@ -210,9 +210,9 @@ class JetStreamEpochConsumers:
     # --- further queries
 
     def check_end(self, highest: int) -> None:
-        """Raise ``SourceError`` if the stream ended below ``highest`` at the last look.
+        """Raise ``SourceError`` if the stream ended below ``highest`` when it was last read.
 
-        New messages would then pass for finished messages.
+        The server would then reuse sequences, and new messages would count as finished messages.
 
         Args:
             highest: Highest sequence that was read.
@@ -228,7 +228,7 @@ class JetStreamEpochConsumers:
             )
 
     async def names(self) -> list[EpochName]:
-        """List the names of all durables of the cohort, rising. Raises like ``found``."""
+        """List the names of all durables of the cohort, rising. Raises the errors of ``found``."""
         return (await self._list())[0]
 
     # --- requests
@@ -307,7 +307,7 @@ class JetStreamEpochConsumers:
             raise self._refused(name, error) from None
 
     async def _list(self) -> tuple[list[EpochName], int]:
-        """List the cohort's durables, and read the server's clock. The listing begins now or later."""
+        """List the cohort's durables, and read the server's clock. The listing begins after the call."""
         if self._coming is None:
             self._coming = asyncio.create_task(self._read_names())
             self._coming.add_done_callback(retrieve)

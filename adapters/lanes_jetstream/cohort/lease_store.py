@@ -1,8 +1,8 @@
-"""The leases of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, a fence across keys.
+"""The lease store of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, fenced writes.
 
 A bucket is a stream with one message for each key, and a revision is the sequence of the message. Reads and writes are
 raw requests that the stream's leader answers. The client's own KV has no TTL on updates, and reads from replicas.
-Changes that ``watch`` reports are only hints.
+A change that ``watch`` reports is only a hint.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class JetStreamLeaseStore:
     """A KV bucket as a ``lanes.cohort.leases.LeaseStore``. Needs asyncio.
 
     If the bucket is deleted during the run, the store creates an empty bucket. The members then find no lease, and lose
-    their partitions. The revisions of the new bucket begin at the time in milliseconds, and above all revisions that
-    this store has seen. So no revision of the lost bucket repeats.
+    their partitions. The first revision of the new bucket is the time in milliseconds since 1970, or a higher number if
+    this store has seen a higher revision. So no revision of the lost bucket repeats.
 
     Args:
         connection: Connection to the server.
         bucket: Name of the bucket.
         replicas: Number of copies of a bucket that the store creates, 1 to 5.
-        timeout: Seconds after which the result of a request is unknown, more than 0.
+        timeout: Seconds that a request waits for its answer, more than 0.
     """
 
     def __init__(self, connection: Connection, bucket: str, *, replicas: int = 1, timeout: float = TIMEOUT) -> None:
@@ -111,7 +111,7 @@ class JetStreamLeaseStore:
         return f"<JetStreamLeaseStore {self._bucket}>"
 
     async def open(self) -> bool:
-        """Find or create the bucket, and check the bucket. Idempotent.
+        """Find or create the bucket, and check its configuration. Idempotent.
 
         Returns:
             Whether the store created the bucket.
@@ -135,7 +135,7 @@ class JetStreamLeaseStore:
         self._watches.append(await self._connection.client.subscribe(f"{self._subjects}>", cb=receive))
 
     async def aclose(self) -> None:
-        """End the watches. The bucket and the connection stay. Idempotent."""
+        """End the watches. The bucket remains, and the connection stays open. Idempotent."""
         while self._watches:
             watch = self._watches.pop()
             if not self._connection.client.is_closed:
@@ -317,8 +317,8 @@ class JetStreamLeaseStore:
         try:
             if await self._find_or_make():
                 log.error(
-                    "bucket %r was deleted and is created again; all leases are lost, and members take their "
-                    "partitions again; prevent the deletion",
+                    "bucket %r was deleted, so all leases were lost; created the bucket again, and the members "
+                    "acquire their partitions again; prevent the deletion",
                     self._bucket,
                 )
         except (ApiError, NoAnswer) as error:
@@ -329,7 +329,7 @@ class JetStreamLeaseStore:
             raise failed from None
 
     async def _find_or_make(self) -> bool:
-        """Find or create the bucket, and check the bucket. Returns whether the bucket was created.
+        """Find or create the bucket, and check its configuration. Returns whether the bucket was created.
 
         Raises ``ApiError``, ``NoAnswer`` and ``ConfigError``.
         """

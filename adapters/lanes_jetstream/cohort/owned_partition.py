@@ -23,9 +23,9 @@ class PulledPartition(OwnedPartition):
 
     Attributes:
         pulls: Pull requests of the consumer; None = a drain, or the next consumer does not exist yet.
-        again: Reply subjects of finished messages that the server redelivered, and that wait for an acknowledgement.
-        seen: Time of the last arrival.
-        confirm_at: Time from which an acknowledgement requests a confirmation.
+        again: Reply subjects of redelivered finished messages, which the member must acknowledge again.
+        seen: Clock reading in seconds at the last arrival of a message.
+        confirm_at: Clock reading in seconds from which an acknowledgement requests a confirmation.
         backlog: The undelivered messages of the consumer.
     """
 
@@ -53,16 +53,16 @@ class PulledPartition(OwnedPartition):
             self.pulls = None
 
     def take(self, key: KeyFunction | None, watch: KeyWatch | None) -> Delivered | None:
-        """Take the messages that arrived. Redeliveries of finished messages go to ``again``.
+        """Return the messages that arrived as one run. Redeliveries of finished messages go to ``again``.
 
-        The run ends at the first sign of a lost delivery, which also interrupts the pull requests.
+        The run ends before the first gap in the delivery numbers, and the gap interrupts the pull requests.
 
         Args:
             key: The key function; None = no keys.
             watch: Check of the keys; None = no check.
 
         Returns:
-            The run; None = no message arrived.
+            The run; None = no unfinished message arrived.
 
         Raises:
             SourceError: The consumer is unusable for good, or a key occurs in two partitions.
@@ -142,7 +142,7 @@ class Backlog:
         self.left = None
 
     def delivered(self, delivery: int, left: int, highest: int) -> None:
-        """Note a delivery and the backlog after the delivery.
+        """Record a delivery and the backlog after the delivery.
 
         Args:
             delivery: Delivery number.
@@ -157,10 +157,10 @@ class Backlog:
             self.doubted = False
 
     def asked(self, delivery: int, left: int, highest: int) -> None:
-        """Note an answer of the durable.
+        """Record the server's answer about the durable.
 
-        A durable with several copies may report too few messages, until all copies know the last delivery. A second
-        answer with the same delivery number proves the first answer right, and only then the first answer counts.
+        A durable with several copies may report too few messages, until all copies know the last delivery. So an answer
+        counts only after a second answer with the same delivery number.
 
         Args:
             delivery: Delivery number of the last delivery.

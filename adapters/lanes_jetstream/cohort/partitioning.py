@@ -2,7 +2,7 @@
 
 A user creates the stream with a transform, ``lanes`` creates the stream with a transform, or ``lanes`` creates a stream
 that sources another stream through a transform. ``lanes`` never changes the transform of an existing stream. The member
-always reads the division from the server, because the server's behaviour counts.
+always reads the division from the server, because the server decides the partition of each message.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def partition_of(tokens: Iterable[str], partitions: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One transform with one ``partition()``.
+    """One subject transform of a stream, with one ``partition()``.
 
     Attributes:
         source: Pattern of the published subjects.
@@ -74,7 +74,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The division of a stream. All ``rules`` have the same number of partitions."""
+    """The division of a stream into cohort partitions. All ``rules`` have the same number of partitions."""
 
     choice: Choice
     partitions: int
@@ -97,7 +97,8 @@ class Partitioning:
             refines: Whether the user promises that each key occurs in one partition only.
 
         Returns:
-            Whether the member must check each key, because only the promise of the user says so.
+            Whether the member must check the key of each message, because only the user's promise limits a key to one
+            partition.
 
         Raises:
             ConfigError: A key may occur in two partitions.
@@ -241,7 +242,7 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
 
 
 def _function(token: str) -> tuple[str, list[int]]:
-    """Parse the function in a destination token: its name in lower case, and its numeric arguments."""
+    """Return the name, in lower case, and the numeric arguments of the function in a destination token."""
     match = _FUNCTION.fullmatch(token)
     if match is None:
         return ("wildcard", [int(token[1:])]) if _DOLLAR.fullmatch(token) else ("", [])
@@ -269,8 +270,8 @@ def _covers(pattern: str, subject: str) -> bool:
 class KeyWatch:
     """Checks that no key arrives in two partitions of this process, for up to ``limit`` keys.
 
-    At one more key the watch warns once, and forgets the oldest key for each new key. The watch sees keys of another
-    member only after their partition has moved to this process.
+    Above ``limit`` keys, the watch warns once, and forgets the oldest key for each new key. The watch sees keys of
+    another member only after their partition has moved to this process.
     """
 
     def __init__(self, limit: int = KEYS_WATCHED) -> None:
@@ -280,7 +281,7 @@ class KeyWatch:
         self._forgets = False
 
     def see(self, key: bytes, partition: int) -> None:
-        """Note the partition of a key. Raises ``SourceError`` if the key arrived in another partition before."""
+        """Record the partition of a key. Raises ``SourceError`` if the key has arrived in a different partition."""
         known = self._partitions.setdefault(hash(key), partition)
         if known != partition:
             raise SourceError(

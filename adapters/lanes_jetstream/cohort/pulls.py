@@ -1,6 +1,6 @@
 """The pull requests of many consumers over one inbox, with one subscription for all cohort partitions.
 
-A status arrives at the subject that the request named. A message arrives with the stream's subject, and the reply
+A status arrives at the reply subject of its pull request. A message arrives with the stream's subject, and the reply
 subject of the message names the consumer.
 """
 
@@ -61,11 +61,11 @@ class Inbox:
         await self._subscription.open(f"{self.subject}.>", self._receive)
 
     async def close(self) -> None:
-        """Unsubscribe. The server then drops the requests. Idempotent."""
+        """Unsubscribe. The server then drops the pull requests. Idempotent."""
         await self._subscription.close()
 
     def add(self, pulls: ConsumerPulls) -> str:
-        """Register the pull requests of a consumer. Returns the subject of their statuses, without its last token."""
+        """Register the pull requests of a consumer. Returns the subject of the statuses, without its last token."""
         self._numbers += 1
         subject = f"{self.subject}.{self._numbers}"
         self._by_subject[subject] = pulls
@@ -104,10 +104,10 @@ class ConsumerPulls(PullRequests):
         name: Name of the source, for errors.
 
     Attributes:
-        last_delivery: Number of the last delivery, which an idle consumer reports.
+        last_delivery: Delivery number in the server's last report about the idle consumer; 0 = no report yet.
         confirmation: Subject for the confirmations of acknowledgements. Reports that no server reads acknowledgements
             arrive at the same subject.
-        asked_at: Time of the last request; minus infinity = no request yet.
+        asked_at: Clock reading in seconds at the last request; minus infinity = no request yet.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
@@ -125,13 +125,13 @@ class ConsumerPulls(PullRequests):
         self._shared = inbox
 
     def start(self) -> None:
-        """Register at the inbox, once. Sends no request."""
+        """Register at the inbox. Called once; sends no request."""
         inbox = self._shared.add(self)
         self.confirmation = f"{inbox}.{_CONFIRMATION}"
         self.restart(inbox)
 
     def end(self) -> None:
-        """Ignore further arrivals. Idempotent."""
+        """Ignore further messages and statuses. Idempotent."""
         self._shared.remove(self, self.inbox)
 
     def delivered_by(self, token: str) -> bool:
@@ -139,7 +139,7 @@ class ConsumerPulls(PullRequests):
         return f".{self.consumer}." in token
 
     def on_status(self, message: Msg) -> None:
-        """Take a status, or the confirmation of an acknowledgement."""
+        """Handle a status, or the confirmation of an acknowledgement."""
         headers = message.headers or {}
         if message.subject != self.confirmation:
             super().on_status(message)
@@ -169,22 +169,22 @@ class Turns:
     async def pull(
         self, pulls: Sequence[ConsumerPulls], busy: Collection[ConsumerPulls], room: Room, now: float
     ) -> None:
-        """Request as many messages as fit: all requests together stay within ``room``.
+        """Request messages, so that all open requests together stay within ``room``.
 
-        Each partition of the cohort has an idle share reserved, up to a quarter of the room in total. Partitions of
-        other members have a share too, because they may move to this member. The remaining room goes evenly to the
-        ``busy`` partitions.
+        A quarter of the room is reserved for all partitions of the cohort, in equal shares. Partitions of other members
+        have a share too, because they may move to this member. The remaining room is divided evenly among the ``busy``
+        partitions.
 
-        If the room is too small for all partitions, no request waits at the server for long. All partitions take
-        turns, and an idle partition is asked every ``AGAIN`` seconds. So a message may wait for ``AGAIN`` seconds, and
-        for ``BRIEF`` seconds more each time that the idle partitions fill the room.
+        If the room is too small for all partitions, a request expires after ``BRIEF`` seconds. The partitions then take
+        turns, and an idle partition gets a request every ``AGAIN`` seconds. So a message of an idle partition may wait
+        for ``AGAIN`` seconds, and ``BRIEF`` seconds longer each time that idle partitions fill the room.
 
-        Warns once if the room never suffices for a request of each consumer.
+        Warns once if no ``room`` so far had one message for each consumer.
 
         Args:
             pulls: Pull requests of the consumers that may deliver now.
-            busy: Those of ``pulls`` whose consumers delivered a moment ago.
-            room: Number and bytes of messages that may come.
+            busy: The part of ``pulls`` whose consumers have delivered a message within the last second.
+            room: Maximum number and bytes of the requested messages.
             now: Time in seconds of the monotonic clock.
         """
         self._most = max(self._most, room.messages)
@@ -229,7 +229,7 @@ class Turns:
 
 
 async def _pull(pulls: ConsumerPulls, room: Room, expires: float, now: float) -> int:
-    """Request the free room. Returns the number of requested messages."""
+    """Request the free part of the room. Returns the number of requested messages."""
     taken = pulls.reserved
     pulls.expires = expires
     await pulls.pull(room)

@@ -21,13 +21,13 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class CohortStream:
     """The stream that a member creates for a cohort if no stream of the name exists.
 
-    The stored subject has the partition as its first token, which handlers and ``key=`` see too. For example,
-    ``orders.42.paid`` becomes ``17.orders.42.paid``, so ``subject_token(2)`` is the customer.
+    The stored subject has the partition as its first token, which handlers and ``key=`` see too. For example, the
+    stream stores ``orders.42.paid`` of partition 17 as ``17.orders.42.paid``, so ``subject_token(2)`` is ``42``.
 
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
-        tokens: Indices of the tokens that select the partition, from 0; each must be a ``*``. The default is the whole
-            subject, which needs nats-server 2.12 or newer if the subject ends with ``>``.
+        tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each token must be a ``*``. None
+            selects by the whole subject, which needs nats-server 2.12 or newer if the subject ends with ``>``.
         origin: Name of an existing stream that the new stream sources. With None, clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes each finished message.
         replicas: Number of copies, 1 to 5.
@@ -48,16 +48,20 @@ class CohortStream:
         parts = self.subject.split(".")
         if not all(parts) or any(c.isspace() for c in self.subject) or ">" in parts[:-1]:
             raise ConfigError(
-                f"CohortStream(subject={self.subject!r}): invalid subject; use tokens with dots, * and a last >"
+                f"CohortStream(subject={self.subject!r}): has an empty token, a space, or a > before the end; separate "
+                "tokens by single dots, and use > only as the last token"
             )
         if "*" not in parts and ">" not in parts:
-            raise ConfigError(f"CohortStream(subject={self.subject!r}): one partition for all messages; add a wildcard")
+            raise ConfigError(
+                f"CohortStream(subject={self.subject!r}): has no wildcard, so all messages would be in one partition; "
+                "add a wildcard"
+            )
         if isinstance(self.tokens, str | int) or self.tokens == ():
             raise ConfigError(f"CohortStream(tokens={self.tokens!r}): must be a tuple of numbers such as (1,), or None")
         for token in self.tokens or ():
             if not 0 <= token < len(parts) or parts[token] != "*":
                 raise ConfigError(
-                    f"CohortStream(tokens={self.tokens!r}): token {token} of {self.subject!r} is no *; use other tokens"
+                    f"CohortStream(tokens={self.tokens!r}): token {token} of {self.subject!r} is no *; use indices of *"
                 )
         if not 1 <= self.replicas <= 5:
             raise ConfigError(f"CohortStream(replicas={self.replicas}): must be 1 … 5")
@@ -81,7 +85,7 @@ class CohortStream:
         return {"src": self.subject, "dest": ".".join([f"{{{{partition({arguments})}}}}", *stored])}
 
     def config(self, name: str, partitions: int) -> dict[str, Any]:
-        """Return the configuration to create.
+        """Return the configuration of the stream to create.
 
         Args:
             name: Name of the stream.
@@ -112,16 +116,17 @@ class Cohort:
         name: Name of the cohort, the same for all members.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
-        namespace: Namespace of the cohort. A stream refuses a second cohort in the same namespace. Cohorts in different
-            namespaces each read all messages.
+        namespace: Namespace of the cohort. Each namespace of a stream holds one cohort. Cohorts in different namespaces
+            each read all messages.
         partitions: Number of cohort partitions, 1 or more. None = 64 for a new stream, and the number of an existing
             stream. More than 256 partitions need ``many_partitions=True``.
         many_partitions: Permits more than 256 partitions.
         create: The stream that the member creates if no stream of the name exists; None = the stream must exist.
         key_refines_partition: Promise that each key of a header or function ``key=`` occurs in one partition only. Each
-            process remembers 100,000 keys, and stops if a remembered key arrives in another partition. At more keys the
-            process warns once, and forgets the oldest keys. Two members do not detect a key that both receive.
-        lease: Whole seconds, 3 or more, after which other members get the partitions of a dead member.
+            process remembers 100,000 keys, and stops if a remembered key arrives in another partition. Above that
+            number, the process warns once, and forgets the oldest keys. Two members do not detect a key that both
+            receive.
+        lease: Whole seconds, 3 or more, after which other members receive the partitions of a dead member.
         weight: Share of the partitions relative to the other members, 1 or more.
         target: Number of members that share the partitions; None = all members. Further members are standbys.
         drain_within: Seconds to drain a partition that moves, more than 0.
@@ -170,7 +175,7 @@ class Cohort:
 
     @property
     def settings(self) -> CohortSettings:
-        """The settings for the membership."""
+        """The settings for ``lanes.cohort.membership``."""
         return CohortSettings(
             lease=self.lease,
             weight=self.weight,

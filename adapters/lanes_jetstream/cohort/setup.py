@@ -27,7 +27,7 @@ class CohortSetup:
         partitioning: Division of the stream.
         config: Facts of the cohort that never change.
         store: Store of the leases.
-        start: First sequence of a new cohort; None = all messages.
+        start: Sequence of the first message that a new cohort reads; None = all messages.
         watch_keys: Whether the member must check that each key occurs in one partition only.
     """
 
@@ -41,9 +41,9 @@ class CohortSetup:
 async def find_cohort(
     connection: Connection, stream: str, cohort: Cohort, *, key: KeyFunction | None, start: Start
 ) -> CohortSetup:
-    """Find or create the stream and the bucket, and check that they fit.
+    """Find or create the stream and the bucket, and check that both fit the cohort.
 
-    Raises ``ConfigError`` for a misfit, and ``SourceError`` if the server does not answer.
+    Raises ``ConfigError`` if the stream or the bucket does not fit, and ``SourceError`` if the server does not answer.
     """
     with connection.api_errors(f"stream {stream!r}"):
         partitioning, info = await ensure_stream(
@@ -128,19 +128,19 @@ def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config
     count = partitioning.partitions
     if cohort.partitions is not None and cohort.partitions != count:
         raise ConfigError(
-            f"partitions={cohort.partitions}: stream {stream!r} is divided into {count} ({partitioning.detail}), "
-            "which cannot change; omit the setting, or use another stream"
+            f"partitions={cohort.partitions}: stream {stream!r} is divided into {count} partitions "
+            f"({partitioning.detail}), and their number cannot change; omit partitions=…, or use another stream"
         )
     if count > MOST_PARTITIONS and not cohort.many_partitions:
         raise ConfigError(
             f"stream {stream!r} is divided into {count} partitions, and more than {MOST_PARTITIONS} consumers slow "
-            "the server down; pass many_partitions=True to accept that"
+            "the server down; pass many_partitions=True to accept a slower server"
         )
     most = int(config.get("max_consumers") or -1)
     if 0 < most <= count:
         raise ConfigError(
-            f"stream {stream!r} allows max_consumers={most}, and a cohort of {count} partitions needs a consumer for "
-            "each partition, and more while partitions move; raise max_consumers"
+            f"stream {stream!r} has max_consumers={most}, but a cohort of {count} partitions needs one consumer for "
+            "each partition, plus one for each partition that moves; raise max_consumers"
         )
 
 
@@ -175,7 +175,7 @@ async def _check_first_message(
 
 
 async def _first_sequence(connection: Connection, stream: str, start: Start, info: Mapping[str, Any]) -> int | None:
-    """Find the first sequence of a new cohort; None = all messages."""
+    """Find the sequence of the first message that a new cohort reads; None = all messages."""
     if start == "beginning":
         return None
     if start == "next":

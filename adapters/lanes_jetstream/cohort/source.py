@@ -1,8 +1,9 @@
 """A member of an exclusive cohort as a source: each owned cohort partition has its own durable.
 
-``lanes.cohort.membership`` acquires and gives up partitions, and ``lanes.cohort.owned`` reports both as source events.
-This module pulls and acknowledges the messages of owned partitions. After each interruption (a reconnect, a missing
-delivery, an unanswered pull) the member takes the partition over from itself, and a new consumer delivers in order.
+``lanes.cohort.membership`` acquires and gives up partitions, and ``lanes.cohort.owned`` reports these changes as source
+events. This module pulls and acknowledges the messages of owned partitions. After each interruption (a reconnect, a
+missing delivery, an unanswered pull) a takeover replaces the consumer of the partition by a new consumer, which
+delivers in order.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class CohortSource:
         connection: Connection to the server.
         stream: Name of the stream.
         cohort: Settings of the cohort.
-        key: Returns the key of a message; None = no keys.
-        start: First message of a cohort that is created.
+        key: Function that returns the key of a message; None = no keys.
+        start: First message that a new cohort reads.
         ack_wait: Seconds until the server redelivers a message, 1 or more.
         max_ack_pending: Limit of unacknowledged messages of each partition, 1 or more.
         out_of_range: Policy for messages that the stream dropped.
@@ -248,7 +249,7 @@ class CohortSource:
     # --- membership
 
     def _highest(self) -> int:
-        """Return the highest sequence that was read. The consumers ask before each request."""
+        """Return the highest sequence that this process has read."""
         return self._partitions.highest
 
     def _follow(self, owned: PulledPartition, event: LeaseOwned) -> None:
@@ -266,7 +267,7 @@ class CohortSource:
             await close()
 
     async def _stop_membership(self, running: asyncio.Task[None]) -> None:
-        """Leave the cohort, or end as after a crash."""
+        """Leave the cohort, or after ``_LEAVING`` seconds end the membership as after a crash."""
         self._partitions.membership.stop()
         try:
             with suppress(TimeoutError):
@@ -278,7 +279,7 @@ class CohortSource:
         await asyncio.wait([running])
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
-        """Wait until the member has given up all partitions. Returns at once while a handler may still run."""
+        """Wait until the member has given up all partitions. Returns at once if a handler may still run."""
         while not running.done():
             self._inbox.wake.clear()
             if not self._partitions.leave():
@@ -294,8 +295,8 @@ class CohortSource:
         if not membership.joined.is_set():
             raise SourceError(
                 f"{self._name}: not joined within {self.cohort.lease + _JOINING:g} s, because "
-                f"{self.connection.servers} does not answer for the bucket {self._bucket!r}; check that it has a "
-                f'leader, and that this client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
+                f"{self.connection.servers} does not answer for the bucket {self._bucket!r}; check that the bucket "
+                f'has a leader, and that this client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
                 retryable=True,
             )
 
@@ -342,7 +343,7 @@ class CohortSource:
         self._partitions.take_over(owned)
 
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
-        """Take the messages that arrived for partitions that are not paused.
+        """Return the arrived messages of partitions that are not paused.
 
         The method does not suspend, so a cancelled ``receive`` loses no message.
         """
@@ -364,7 +365,7 @@ class CohortSource:
                 await send_all(client, tokens, ACK)
 
     async def _pull(self, room: Room) -> None:
-        """Request the free room in turns. Busy partitions get the room that idle partitions leave."""
+        """Request messages for all partitions within the room; see ``Turns.pull``."""
         now = monotonic()
         since = now - _BUSY
         pulling: list[ConsumerPulls] = []

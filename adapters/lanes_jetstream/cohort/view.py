@@ -63,15 +63,15 @@ class DurableView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """One cohort partition.
+    """A cohort partition with its owner and its lag.
 
     Attributes:
         number: Number of the cohort partition, from 0.
         owner: Member that holds the lease; None = no member.
-        planned: Owner in the plan; None = no member.
+        planned: Member to which the plan assigns the partition; None = no member.
         epoch: Epoch of the newest durable; None = no durable.
         lag: Number of unfinished messages; None = unknown.
-        oldest: Age in seconds of the first unfinished message; None = no such message, or unknown.
+        oldest: Age in seconds of the first unfinished message; None = no unfinished message, or unknown.
     """
 
     number: int
@@ -84,13 +84,13 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView:
-    """One member.
+    """A member of a cohort.
 
     Attributes:
         name: Name of the member.
-        live: Whether the member has a heartbeat.
+        live: Whether the member has a heartbeat that has not expired.
         partitions: Number of leases that the member holds.
-        planned: Number of partitions of the member in the plan.
+        planned: Number of partitions that the plan assigns to the member.
         weight: Weight of the member; None = unknown.
         standby: Whether the member is a standby.
         draining: Whether an operator requested a drain.
@@ -117,7 +117,7 @@ class CohortStatus:
         cohort: Name of the cohort.
         generation: Number of the plan; 0 = no plan yet.
         target: Number of members that share the partitions; None = all members.
-        under_provisioned: Whether fewer members live than ``target``.
+        under_provisioned: Whether fewer members than ``target`` are live.
         members: Members, by name.
         partitions: Cohort partitions, by number.
     """
@@ -138,12 +138,14 @@ class CohortStatus:
 
     @property
     def oldest(self) -> float | None:
-        """Age in seconds of the oldest unfinished message; None = no such message, or unknown."""
+        """Age in seconds of the oldest unfinished message; None = no unfinished message, or unknown."""
         return max((one.oldest for one in self.partitions if one.oldest is not None), default=None)
 
 
 class CohortView:
-    """The cohort in a namespace of a stream. Creates and changes no stream. Needs asyncio.
+    """Reads the cohort in a namespace of a stream, and writes drain requests.
+
+    Creates and changes no stream. Needs asyncio.
 
     Every call raises ``SourceError`` if the server does not answer or the bucket has a malformed record, and
     ``ConfigError`` if the cohort does not exist.
@@ -219,7 +221,7 @@ class CohortView:
         return found
 
     async def status(self) -> CohortStatus:
-        """Read the whole status. Each part is as new as its own answer, so the parts are no common snapshot."""
+        """Read the status of the cohort. The parts are read one after the other, so they are no common snapshot."""
         config, plan, durables = await self.config(), await self.plan(), await self.durables()
         heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
         owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
@@ -268,16 +270,16 @@ class CohortView:
         )
 
     async def drain(self, member: str) -> bool:
-        """Request that a member gets no partition while another member lives.
+        """Request that a member receives no partition while another member is live.
 
         Args:
             member: Name of the member.
 
         Returns:
-            False if the drain was requested already.
+            Whether the call wrote a request; False if the drain was requested already.
 
         Raises:
-            ConfigError: The member does not live.
+            ConfigError: The member is not live.
         """
         wish = _key_of(member, drain_key)
         if await self._one(Heartbeat, _key_of(member, member_key)) is None:
@@ -286,16 +288,16 @@ class CohortView:
         return await self._wish(wish, encode(DrainRequest(int(time.time() * 1000))))
 
     async def undrain(self, member: str) -> bool:
-        """Withdraw a drain request. The member need not live.
+        """Withdraw a drain request. The member need not be live.
 
         Args:
             member: Name of the member.
 
         Returns:
-            False if no drain was requested.
+            Whether the call withdrew a request; False if no drain was requested.
 
         Raises:
-            ConfigError: No member can have this name.
+            ConfigError: ``member`` is no valid name of a member.
         """
         return await self._wish(_key_of(member, drain_key), GONE, ttl=GONE_TTL)
 
@@ -363,7 +365,7 @@ async def read_namespaces(connection: Connection, stream: str) -> list[str]:
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Turn an unknown result into a retryable ``SourceError``."""
+    """Turn ``UnknownResult`` into a retryable ``SourceError``."""
     try:
         yield
     except UnknownResult as error:

@@ -39,7 +39,7 @@ class CohortWatch:
         name: Name of the source, for the log.
         partitions: Partitions that the member owns.
         out_of_range: Policy for messages that the stream dropped; see ``JetStreamSource``.
-        wake: Wakes the source, to look at ``failure``.
+        wake: Function that wakes the source, which then raises ``failure``.
         failure: The reason why the source cannot continue; None = the source can continue.
     """
 
@@ -59,7 +59,7 @@ class CohortWatch:
         return f"<CohortWatch of {self.name}>"
 
     def start(self) -> None:
-        """Begin to check. Does not block."""
+        """Start the checks. Does not block."""
         self._spawn(self._run())
 
     async def stop(self) -> None:
@@ -111,7 +111,7 @@ class CohortWatch:
             backlog.asked(int(info["delivered"]["consumer_seq"]), int(info["num_pending"]), highest)
 
     async def _check_dropped(self, missed_partitions: list[PulledPartition]) -> None:
-        """Decide whether undelivered messages were dropped at the stream's beginning, and react."""
+        """Log messages that the stream removed undelivered, and set ``failure`` if ``out_of_range`` requires it."""
         state = await read_stream(self.connection, self.stream)
         for owned in missed_partitions:
             missed, owned.backlog.missed = owned.backlog.missed, 0

@@ -106,7 +106,7 @@ class JetStreamDeadLetterBox:
         return list(self._places)[:limit]
 
     async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
-        """Find dead letters that are not disposed; see ``lanes.dead_letters.box.DeadLetterBox.find``."""
+        """Find dead letters that were not disposed of; see ``lanes.dead_letters.box.DeadLetterBox.find``."""
         if any(one not in self._places for one in ids):
             await self.ids()
         found: dict[str, StoredDeadLetter] = {}
@@ -143,7 +143,7 @@ class JetStreamDeadLetterBox:
         self._places.pop(parked.dead_letter.id, None)
 
     async def publish(self, parked: StoredDeadLetter) -> str:
-        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. ``Nats-Msg-Id`` contains the id of the dead letter."""
+        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds the id."""
         letter = parked.dead_letter
         # Any client may have written the record, and its subject could be a request to the server's API.
         if not _SUBJECT.fullmatch(letter.subject) or not await capturing_streams(self._connection, letter.subject):

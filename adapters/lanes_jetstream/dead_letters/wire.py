@@ -32,11 +32,12 @@ def read_dead_letter(message: Message) -> DeadLetter:
     """Read the dead letter that ``JetStreamDeadLetters`` wrote, from a message of its stream.
 
     Pass ``decode=read_dead_letter`` to a consumer whose source reads that stream. The function neither blocks nor
-    changes the message. The record equals the written record, except for three changes by the wire:
+    changes the message. The record equals the written record, except for three changes by the format:
 
     - Control characters in values of original headers become blanks.
     - Only the last of several original headers with one name remains.
-    - A body that does not fit is cut. The header ``Lanes-Truncated`` of the message holds the original length.
+    - A body above the server's limit is truncated. The header ``Lanes-Truncated`` then holds the original length in
+      bytes.
 
     Args:
         message: Message of the stream that captures the dead-letter subject.
@@ -45,18 +46,18 @@ def read_dead_letter(message: Message) -> DeadLetter:
         The record of the dead letter.
 
     Raises:
-        MessageError: A header is missing, repeated or malformed. Any client may publish to the subject.
+        MessageError: A header is missing, repeated or malformed; any client may publish to the subject.
     """
     return read_whole(message).dead_letter
 
 
 def read_whole(message: Message) -> ReadDeadLetter:
-    """Read a dead letter like ``read_dead_letter``, and the original length of a body that was cut."""
+    """Read a dead letter like ``read_dead_letter``, and the original length in bytes of a truncated body."""
     return WIRE.read(message, WIRE.parts(message))
 
 
 def dead_letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
-    """Return the headers of a dead letter. ``whole`` is the original length in bytes of a value that was cut."""
+    """Return the headers of a dead letter. ``whole`` is the original length in bytes of a truncated value."""
     headers = {WIRE.kept_name(name): header_text(value) for name, value in letter.headers}
     # Original headers of one name become one header, so their indices would be wrong.
     return headers | WIRE.fields(dataclasses.replace(letter, null_headers=()), whole)

@@ -21,7 +21,7 @@ class JetStreamDeadLetters:
 
     The body and the headers are those of the original message. Headers named ``Lanes-…`` hold the origin and the
     reason: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text (percent-encoded),
-    Epoch and Time (seconds since 1970). ``read_dead_letter`` turns a stored dead letter into a record again.
+    Epoch and Time (seconds since 1970). ``read_dead_letter`` reads the record of a stored dead letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
     of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the
@@ -63,8 +63,8 @@ class JetStreamDeadLetters:
         """Publish a dead letter and wait until the stream confirms it.
 
         Args:
-            dead_letter: Record to write. A record that exceeds the server's limit loses its headers, then the end of
-                its value.
+            dead_letter: Record to write. A record that exceeds the server's limit loses its original headers, and if
+                necessary the end of its value.
 
         Raises:
             SourceError: The stream did not confirm the dead letter (retryable), or the source reads the dead-letter
@@ -94,14 +94,20 @@ def dead_letter_subject(subject: str) -> str:
 
 
 async def capturing_streams(connection: Connection, subject: str, what: str = "subject") -> Sequence[str]:
-    """Return the names of the streams that capture a subject. Raises ``SourceError``, which begins with ``what``."""
+    """Return the names of the streams that capture a subject.
+
+    Raises ``SourceError``, whose text begins with ``what``.
+    """
     with connection.api_errors(f"{what} {subject!r}"):
         found = await connection.api("STREAM.NAMES", {"subject": subject})
     return found.get("streams") or []
 
 
 async def publish(client: Client, subject: str, body: bytes, headers: dict[str, str], what: str) -> dict[str, Any]:
-    """Publish a message, and return the stream's confirmation. Raises a retryable ``SourceError`` for ``what``."""
+    """Publish a message, and return the stream's confirmation.
+
+    Raises a retryable ``SourceError`` that names ``what`` if the stream does not confirm the message.
+    """
     try:
         answer = await client.request(subject, body, timeout=API_TIMEOUT, headers=headers)
         confirmation = json.loads(answer.data)
@@ -114,9 +120,7 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
     if not isinstance(confirmation, dict) or "error" in confirmation or "stream" not in confirmation:
         why = confirmation.get("error") if isinstance(confirmation, dict) else None
         refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream took it"
-        raise SourceError(
-            f"{subject} refused a {what}: {refusal}; check the limits of the stream that captures it", retryable=True
-        )
+        raise SourceError(f"{subject} refused a {what}: {refusal}; check the limits of the stream", retryable=True)
     return confirmation
 
 

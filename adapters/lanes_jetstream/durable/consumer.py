@@ -1,7 +1,7 @@
 """The durable consumer of a source: creates a missing consumer, checks an existing consumer, and modifies timers.
 
-A configuration stays the JSON that the server sent. The client's own types drop unknown fields, so an update with these
-types would erase the fields on the server.
+The module keeps a configuration as the JSON that the server sent. The client's own types drop unknown fields, so an
+update with these types would erase the fields on the server.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ConsumerState:
         waiting_pulls: Number of open pull requests of all processes.
         highest: Highest stream sequence that was delivered.
         deliveries: Number of deliveries, repeats included.
-        settled_above_floor: Whether a message above the lowest unacknowledged message may be acknowledged.
+        settled_above_floor: Whether acknowledged messages may exist above the lowest unacknowledged message.
         undelivered: Number of messages that were never delivered.
         paused: Whether an operator paused the consumer.
     """
@@ -89,7 +89,7 @@ class ConsumerState:
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """A consumer, and the state of its stream a moment earlier."""
+    """The configuration and state of a consumer, and the state of its stream, which was read a moment earlier."""
 
     stream: StreamState
     config: Mapping[str, Any]
@@ -111,7 +111,7 @@ class DurableConsumer:
         filter_subject: Subject filter of a new consumer; None = all subjects.
         ack_wait: Seconds until the server redelivers, 1 or more, for a new consumer.
         max_ack_pending: Limit of unacknowledged messages, 1 or more, for a new consumer.
-        start: Fields of ``start_fields`` for a new consumer.
+        start: Configuration fields from ``start_fields`` for a new consumer.
         modify: Whether a takeover may change the timers of any consumer.
         hold_back: Whether a takeover may change the timers of no consumer.
     """
@@ -157,7 +157,7 @@ class DurableConsumer:
 
     @property
     def tokens(self) -> str:
-        """The tokens of the stream and the consumer in subjects."""
+        """The part ``<stream>.<consumer>`` of the consumer's subjects."""
         return f"{self.stream}.{self._name}"
 
     @property
@@ -167,7 +167,7 @@ class DurableConsumer:
 
     @property
     def ack_waits(self) -> tuple[float, float]:
-        """The shortest and the longest ack_wait in seconds, without a shrink."""
+        """The shortest and the longest ack_wait in seconds, as they are outside a takeover."""
         return ack_waits(self._original)
 
     @property
@@ -197,7 +197,7 @@ class DurableConsumer:
 
     @property
     def _original(self) -> dict[str, Any]:
-        """The configuration without a shrink."""
+        """The configuration as it is outside a takeover."""
         metadata = dict(self._metadata)
         ack_wait, backoff = metadata.pop(ORIGINAL_ACK_WAIT, None), metadata.pop(ORIGINAL_BACKOFF, None)
         if ack_wait is None:
@@ -260,12 +260,12 @@ class DurableConsumer:
         return "; ".join(wrong)
 
     async def refresh(self) -> ConsumerState:
-        """Read the configuration and the state again. Raises ``ApiError`` too."""
+        """Read the configuration and the state again. Raises ``ApiError`` if the server refuses the request."""
         self.config, state = await self._info()
         return state
 
     async def inspect(self, highest: int) -> ConsumerSnapshot:
-        """Check the stream and read the consumer. Unlike ``refresh``, the call keeps no result."""
+        """Check the stream and read the consumer. Unlike ``refresh``, the call changes no attribute."""
         # Read the stream first. A message that the stream has lost by then, and that the consumer has not delivered
         # later, was never delivered.
         stream = await self.check_stream(highest)
@@ -275,7 +275,7 @@ class DurableConsumer:
     async def check_stream(self, highest: int) -> StreamState:
         """Read the stream. Raise ``SourceError`` if the stream was replaced, or ends below the sequence ``highest``.
 
-        Below the highest sequence that was read, new messages would reuse sequences and pass for settled messages.
+        In such a stream, new messages would reuse sequences that were read, and would count as settled messages.
         """
         try:
             state = await read_stream(self._connection, self.stream)
@@ -306,7 +306,7 @@ class DurableConsumer:
         )
 
     def failure_text(self, error: ApiError) -> str:
-        """Return the error text for a consumer that the server no longer has or no longer returns."""
+        """Return the error text for an API error about the consumer or its stream."""
         if error.err_code == codes.STREAM_NOT_FOUND:
             return self._stream_gone
         if error.err_code == codes.CONSUMER_NOT_FOUND:
@@ -345,7 +345,7 @@ class DurableConsumer:
                 await self.restore()
 
     async def reset(self) -> None:
-        """Make the server deliver again after its acknowledgement floor, in stream order.
+        """Make the server redeliver all messages above its acknowledgement floor, in stream order.
 
         The server also redelivers messages that are acknowledged above the floor. Raises ``ApiError`` if the server
         cannot reset the consumer.

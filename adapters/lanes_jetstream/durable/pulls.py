@@ -1,6 +1,6 @@
 """The pull requests of one durable consumer, on a separate inbox.
 
-Messages carry the stream's subject, and statuses carry the subject of the inbox.
+A message has its subject in the stream, and a status has the subject of the inbox.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DurablePulls(PullRequests):
         self._subscription = UnboundedSubscription(client)
 
     async def renew(self) -> None:
-        """Drop all open requests, and start on a fresh inbox without a request."""
+        """Drop all open requests, and subscribe to a fresh inbox. Sends no request."""
         await self.close()
         inbox = self._client.new_inbox()
         await self._subscription.open(f"{inbox}.*", self._receive)

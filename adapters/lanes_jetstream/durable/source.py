@@ -40,8 +40,8 @@ class DurableSource:
     Attributes:
         connection: Connection to the server.
         durable: The consumer.
-        key: Returns the key of a message; None = no keys.
-        acks: Confirmation of acknowledgements.
+        key: Function that returns the key of a message; None = no keys.
+        acks: When to wait for confirmations of acknowledgements; see ``JetStreamSource``.
         out_of_range: Policy for messages that the stream dropped.
         shared: Whether other processes pull the consumer too.
         start_timeout: Seconds that a start waits for leaders, 0 or more.
@@ -194,7 +194,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _idle(self) -> None:
-        """Keep arrived messages alive until the partition is no longer paused. Sends no request, starts no takeover."""
+        """Extend the arrived messages of the paused partition, then sleep for ``POLL_INTERVAL`` seconds."""
         self._takeover.check_connection()
         now = monotonic()
         if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
@@ -204,16 +204,16 @@ class DurableSource:
         await asyncio.sleep(POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
-        """Make one run of messages, up to the first sign of a lost delivery.
+        """Make one run of the arrived messages, up to the first gap in the delivery numbers.
 
         Args:
             partition: The partition.
-            arrived: Messages of the client.
+            arrived: Messages as the client received them.
             in_turn: Whether the delivery numbers must rise without a gap. False for messages that a takeover collected,
                 and for a shared consumer.
 
         Returns:
-            The run as one event; no event without a message.
+            One event with the run; empty if the run has no message.
         """
         run: list[Message] = []
         size, highest, key = 0, self._highest, self.key
@@ -251,7 +251,10 @@ class DurableSource:
         )
 
     async def _failure(self) -> SourceError:
-        """Return the reason to stop. If the server deleted the consumer, its stream may be gone too."""
+        """Return the error that stops the source.
+
+        An error of the stream takes precedence over an error of the consumer.
+        """
         if self._watch.failure is not None:
             return self._watch.failure
         try:
@@ -265,7 +268,7 @@ class DurableSource:
         return self._pulls.failure
 
     def _is_ours(self, subject: str) -> bool:
-        """Return whether the source needs a subject, which is in lower case."""
+        """Return whether the source needs ``subject``, a subject in lower case."""
         if subject.startswith("$js.ack."):
             return f".{self.durable.tokens}.".casefold() in subject
         inbox = self._pulls.inbox.casefold()
@@ -276,7 +279,7 @@ class DurableSource:
     async def _find_consumer(self) -> None:
         """Find or create the consumer, and check that no other process pulls it.
 
-        Waits for a leader until the start timeout.
+        Retries after retryable errors for ``start_timeout`` seconds.
         """
         give_up = monotonic() + self.start_timeout
         while True:

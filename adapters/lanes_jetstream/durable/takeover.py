@@ -55,9 +55,10 @@ class Takeover:
         durable: The consumer.
         pulls: The pull requests of the consumer.
         name: Name of the source, for errors and the log.
-        resend: Repeats the acknowledgements that a lost connection may have dropped.
-        check_dropped: Raises ``SourceError`` if the stream dropped undelivered messages.
-        shared: Whether other processes pull the consumer. A shared consumer has no order, and stays as it is.
+        resend: Function that repeats the acknowledgements that a lost connection may have dropped.
+        check_dropped: Function that reports undelivered messages that the stream dropped; see ``DurableWatch``.
+        shared: Whether other processes pull the consumer. A takeover leaves a shared consumer unchanged, because such a
+            consumer keeps no order.
         count: Number of takeovers that have begun.
     """
 
@@ -79,20 +80,20 @@ class Takeover:
         self._interrupted_at = float("-inf")
 
     async def run(self, room: Room, highest: int) -> list[Msg]:
-        """Start on a fresh inbox, so that unacknowledged messages come before new messages.
+        """Start pulling on a fresh inbox, where unacknowledged messages arrive before new messages.
 
-        The call waits for the connection and the server without limit. After a cancellation, a new call must start from
-        the beginning.
+        The call waits for the connection and the server without limit. A call after a cancelled call starts from the
+        beginning.
 
         Args:
-            room: Number and bytes of messages that may come.
+            room: Maximum number and bytes of messages that may arrive.
             highest: Highest sequence that was delivered so far.
 
         Returns:
-            The collected messages by sequence; empty if the server itself delivers in order.
+            The collected messages in order of sequence; empty if the server itself delivers in order.
 
         Raises:
-            SourceError: The connection or the consumer cannot return.
+            SourceError: The source cannot continue, for example because the connection is closed for good.
         """
         reason = self.pulls.interruption
         kind = None if reason is None else reason.kind
@@ -156,7 +157,7 @@ class Takeover:
             ) from None
 
     async def _barrier(self, state: ConsumerState, room: Room) -> list[Msg]:
-        """Bring unacknowledged messages before new messages. Returns the messages that had to be collected."""
+        """Bring unacknowledged messages before new messages. Returns the messages that were collected and sorted."""
         if self.shared:
             self._log_barrier("off, because several processes share the consumer", state.unacknowledged)
         elif not state.unacknowledged:
@@ -171,10 +172,12 @@ class Takeover:
         log.info("%s: the start barrier is %s; %d unacknowledged messages", self.name, barrier, count)
 
     async def _reset(self, state: ConsumerState) -> bool:
-        """Reset the consumer to stream order, if the reset repeats no finished message. Returns whether it was reset.
+        """Reset the consumer to stream order, if the reset repeats no finished message.
 
-        Resets only at a start, because the server then ignores acknowledgements of earlier deliveries, which this
-        process may still hold.
+        Returns whether the consumer was reset.
+
+        Resets only at a start. After a reset the server ignores acknowledgements of earlier deliveries, and a running
+        process may still send such acknowledgements.
         """
         repeats = state.settled_above_floor and not self.durable.drops_acknowledged
         if self._ran_before or repeats or not self.durable.modifiable:
@@ -209,7 +212,8 @@ class Takeover:
         """Collect the unacknowledged messages before new messages, and sort them.
 
         The server queues expired messages batch after batch, and keeps the messages of an earlier takeover in front. So
-        only the sorted messages of all batches are in order. The engine recognises messages that this process holds.
+        the messages are in order only after all batches were collected and sorted. The engine recognises messages that
+        are in flight.
         """
         self._capacity = max(self._capacity, room.messages)
         shrunk = await self._shrink(state.unacknowledged)
@@ -232,9 +236,9 @@ class Takeover:
         return [collected[position] for position in sorted(collected)]
 
     async def _requeue_in_one_batch(self, count: int) -> None:
-        """Requeue more messages than the room can hold: let all messages come, drop them, and shrink again.
+        """Requeue more messages than fit in the room: receive and drop all messages, and shrink ack_wait again.
 
-        The messages now expire together, in one batch, which the server sorts.
+        The messages then expire together, in one batch, which the server sorts.
         """
         dropped: dict[int, Msg] = {}
         came = 0
@@ -251,7 +255,8 @@ class Takeover:
     async def _collect(self, count: int, collected: dict[int, Msg], highest: int | None) -> bool:
         """Pull until ``count`` messages are collected. Returns False if the server delivers fewer messages.
 
-        A message above ``highest`` also ends the collection, because new messages come after all queued messages.
+        A message above ``highest`` also ends the collection, because the server delivers new messages after all queued
+        messages.
         """
         await self.pulls.request_exactly(count - len(collected))
         while len(collected) < count:
@@ -268,7 +273,7 @@ class Takeover:
         return True
 
     async def _shrink(self, count: int) -> bool:
-        """Requeue all messages by a shrink of ack_wait. Returns False if the shrink is not permitted."""
+        """Requeue all unacknowledged messages by a shrink of ack_wait. Returns False if the shrink is not permitted."""
         if not self.durable.modifiable:
             return False
         try:

@@ -46,7 +46,7 @@ class ReadState(NamedTuple):
         takeovers: Number of takeovers that have begun.
         highest: Highest sequence that was received.
         delivery: Last delivery number that was received; None = no delivery since the takeover.
-        outstanding: Number of messages that open pull requests may still bring.
+        outstanding: Number of messages that open pull requests may still deliver.
         open_requests: Largest number of pull requests that may be open.
     """
 
@@ -90,11 +90,11 @@ class DurableWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, read: Callable[[], ReadState], ours: Callable[[str], bool]) -> None:
-        """Begin to check. Does not block.
+        """Start the checks. Does not block.
 
         Args:
-            read: Returns the progress of the source.
-            ours: Returns whether the source needs a subject that the server denied.
+            read: Function that returns the progress of the source.
+            ours: Function that returns whether the source needs a subject that the server denied.
         """
         self._denials = Denials(self.connection.client, ours)
         self._task = asyncio.create_task(self._run(read))
@@ -110,7 +110,7 @@ class DurableWatch:
     def check_dropped(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
         """Report messages that the stream dropped before their delivery: raise ``SourceError`` or log a warning.
 
-        Only a takeover may call this method, because then no message above ``highest`` is on its way.
+        Only a takeover may call this method, because during a takeover no message above ``highest`` is on its way.
         """
         self._base = state.deliveries
         self._check_first(stream, state, highest)

@@ -45,8 +45,8 @@ _KEPT: Final = 10_000
 async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None:
     """Publish the same body to many reply subjects of the server. Raises the client's errors.
 
-    The client gets all subjects in one piece where possible, because one call for each subject costs more than handling
-    a message.
+    Where possible, the function passes all subjects to the client in one call, because one call for each subject costs
+    more than handling a message.
     """
     send, flush = getattr(client, "_send_command", None), getattr(client, "_flush_pending", None)
     if send is None or flush is None or not client.is_connected or client.is_draining:
@@ -64,7 +64,7 @@ async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None
 
 @contextmanager
 def ack_errors(name: str) -> Iterator[None]:
-    """Turn the client's errors at an acknowledgement into a ``SourceError`` of the source ``name``."""
+    """Turn the client's errors at an acknowledgement into a ``SourceError`` whose text begins with ``name``."""
     try:
         yield
     except nats.errors.ConnectionClosedError:
@@ -88,9 +88,9 @@ class Acks:
 
     Args:
         client: The connected client.
-        mode: Confirmation of acknowledgements.
+        mode: When to wait for confirmations; see ``JetStreamSource``.
         name: Name of the source, for errors and the log.
-        takeovers: Returns the number of takeovers that have begun.
+        takeovers: Function that returns the number of takeovers that have begun.
     """
 
     def __init__(self, client: Client, mode: AckMode, name: str, takeovers: Callable[[], int]) -> None:
@@ -139,7 +139,8 @@ class Acks:
         ``SourceError`` for a missing confirmation.
 
         Args:
-            loses_last_acks: Whether the stream has one copy, which the server writes a moment later.
+            loses_last_acks: Whether only one copy holds the acknowledgements, which the server writes to disk a moment
+                later.
         """
         if self._mode == "fire-and-forget" or not self._kept:
             return
@@ -178,7 +179,11 @@ class Acks:
                     "messages whose acknowledgement it has not read",
                     retryable=True,
                 ) from None
-            log.info("%s: a takeover overtook %d acknowledgements", self._name, len(self._unconfirmed))
+            log.info(
+                "%s: a takeover began before %d acknowledgements were confirmed; the server redelivers their messages",
+                self._name,
+                len(self._unconfirmed),
+            )
 
     async def _confirmed(self, message: Msg) -> None:
         if (message.headers or {}).get("Status") == "503":

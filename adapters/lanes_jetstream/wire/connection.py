@@ -80,7 +80,7 @@ class ApiError(Exception):
 class NoAnswer(Exception):
     """The JetStream API did not answer: no connection, no leader, or no permission.
 
-    ``temporary`` says that a later request may succeed.
+    ``temporary`` is True if a later request may succeed.
     """
 
     temporary = True
@@ -105,8 +105,8 @@ class Denials:
 
     Args:
         client: The connected client.
-        ours: Returns whether a denied subject matters. The subject is in lower case, because the client keeps no other
-            form of the subject.
+        ours: Function that returns whether the source needs a denied subject. The subject is in lower case, as the
+            client keeps it.
     """
 
     def __init__(self, client: Client, ours: Callable[[str], bool]) -> None:
@@ -115,7 +115,7 @@ class Denials:
         self._seen = client.last_error
 
     def new(self) -> str | None:
-        """Return the server's last error with the remedy, if the error is new and denies a subject that matters."""
+        """Return the server's last error with the remedy; None = the error is old, or denies no needed subject."""
         seen, self._seen = self._seen, self._client.last_error
         if self._seen is None or self._seen is seen:
             return None
@@ -147,7 +147,7 @@ class Connection:
 
     @property
     def client(self) -> Client:
-        """The current client, which ``reopen`` may replace. Without a caller's client, call ``open`` first."""
+        """The current client, which ``reopen`` may replace. If a URL was given, call ``open`` first."""
         assert self._client is not None, "open() comes first"
         return self._client
 
@@ -247,10 +247,10 @@ class Connection:
             )
 
     async def reopen(self) -> None:
-        """Connect again if the client is closed. The client closes when the server disconnects it for a message.
+        """Connect again if the client is closed, for example because the server refused the size of a message.
 
-        Does nothing for a caller's client. Cancel-safe. Raises a retryable ``SourceError`` when no server is reached in
-        time.
+        Does nothing for a caller's client. Cancel-safe. Raises a retryable ``SourceError`` if the call reaches no
+        server in time.
         """
         async with self._reopening:
             # The first of several waiting callers reconnects for all of them.
@@ -269,7 +269,7 @@ class Connection:
     async def flush(self, timeout: float = API_TIMEOUT) -> None:
         """Wait until the server has read everything published so far, at most ``timeout`` seconds.
 
-        Cancel-safe. Raises a retryable ``SourceError``.
+        Cancel-safe. Raises a retryable ``SourceError`` if the flush fails or exceeds the timeout.
         """
         # A separate task flushes and never ends early, because an answer to a cancelled flush ends the client's read
         # loop. Only the wait for the task is bounded.
@@ -297,7 +297,7 @@ class Connection:
 
         Raises:
             ApiError: The API refused the request.
-            NoAnswer: No answer in time; ``NoJetStream`` without a responder, ``NotPermitted`` after a denial.
+            NoAnswer: No answer arrived in time; ``NoJetStream`` if no server responds, ``NotPermitted`` after a denial.
             SourceError: The connection is closed for good.
         """
         body = json.dumps(request).encode() if request is not None else b""
@@ -319,7 +319,7 @@ class Connection:
     async def find(
         self, subject: str, *missing: int, request: Mapping[str, object] | None = None
     ) -> dict[str, Any] | None:
-        """Send one request like ``api``. Returns None for an error code in ``missing``."""
+        """Send one request like ``api``. Returns None for a refusal with a code in ``missing``."""
         try:
             return await self.api(subject, request)
         except ApiError as error:
@@ -367,7 +367,7 @@ class Connection:
 
 
 class UnboundedSubscription:
-    """One subscription without pending limits. With limits, the client drops messages silently."""
+    """One subscription without pending limits. With limits, the client would silently drop messages."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -423,10 +423,10 @@ def fields_of(answer: Msg, what: str) -> dict[str, Any]:
 async def read_pages(
     api: Callable[[str, dict[str, object]], Awaitable[dict[str, Any] | None]], subject: str, field: str
 ) -> list[Any]:
-    """Read a listing to its end.
+    """Read all pages of a listing.
 
     Args:
-        api: Sends one request with some fields, such as ``Connection.api``.
+        api: Function that sends one request with its fields, such as ``Connection.api``.
         subject: Name of the request.
         field: Field of the answer that holds the entries of a page.
 

@@ -1,8 +1,8 @@
-"""The open pull requests of one consumer: the number of messages that may still arrive, and the reasons for an end.
+"""The open pull requests of one consumer: the number of messages that may still arrive, and the reasons to start again.
 
 Several requests stay open at once, so the server never waits for the client. The messages that open requests may still
-bring never exceed the room. Only a steady connection keeps the count of these messages right. A reconnect, missed
-heartbeats or a change of leader is an ``interruption``, after which the owner starts new requests.
+deliver never exceed the room. The count of these messages is correct only while the connection holds. A reconnect,
+missed heartbeats or a change of leader is an ``interruption``, after which the owner starts new requests.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class PullRequests:
 
     Attributes:
         inbox: Subject of the answers; empty before the first ``restart``.
-        arrived: Messages that arrived and were not taken.
-        outstanding: Number of messages that open requests may still bring.
+        arrived: Messages that arrived and that ``take`` has not returned yet.
+        outstanding: Number of messages that open requests may still deliver.
         reconnects: Number of reconnects of the client at the last ``restart``.
-        caught_up: Whether the server had no more messages at its last sign of life.
+        caught_up: Whether the last arrival was a heartbeat, which the server sends only while no message waits.
         interruption: The reason why the requests must start again; None = no reason is known.
         failure: The error that makes the consumer unusable for good; None = the consumer is usable.
         deleted: Whether the consumer no longer exists.
@@ -101,7 +101,7 @@ class PullRequests:
         self.interruption: Interruption | None = Interruption("new", "not started")
 
     def restart(self, inbox: str) -> None:
-        """Forget all earlier requests, and expect messages at ``inbox``. Sends no request."""
+        """Forget all earlier requests, and expect answers at ``inbox``. Sends no request."""
         self.arrived: list[Msg] = []
         self.outstanding = 0
         self._open = 0
@@ -115,7 +115,7 @@ class PullRequests:
 
     @property
     def reserved(self) -> int:
-        """Number of messages that arrived or may still arrive."""
+        """Number of messages that wait for ``take`` or may still arrive."""
         return self.outstanding + len(self.arrived)
 
     @property
@@ -164,7 +164,7 @@ class PullRequests:
     # --- arrivals
 
     def on_message(self, message: Msg) -> None:
-        """Take a message of the consumer. Runs for each message, so the method must stay cheap."""
+        """Record a message of the consumer. The method runs for each message and must stay cheap."""
         # Each message sets the flag, because arrivals are the only sign of life of a paused partition.
         self._heard = True
         if not self.arrived:
@@ -174,7 +174,7 @@ class PullRequests:
         self.outstanding -= 1
 
     def on_status(self, message: Msg) -> None:
-        """Take a status of the requests."""
+        """Record a status of the requests."""
         self._heard = True
         self._wake.set()
         headers = message.headers or {}
@@ -201,25 +201,31 @@ class PullRequests:
             self.interrupt("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
 
     def take(self) -> list[Msg]:
-        """Take all messages that arrived. Raises ``SourceError`` when the consumer is unusable for good."""
+        """Remove and return all messages that arrived.
+
+        Raises ``SourceError`` when the consumer is unusable for good.
+        """
         if self.failure is not None:
             raise self.failure
         arrived, self.arrived = self.arrived, []
         return arrived
 
     def learn_sizes(self, count: int, size: int) -> None:
-        """Note that ``count`` messages have ``size`` bytes in total. Their average size bounds the next requests."""
+        """Record that ``count`` messages have ``size`` bytes in total. Their average size bounds the next requests."""
         # Each message moves the exponential average by a twentieth towards its own size.
         self._average_size += (size / count - self._average_size) * (1.0 - 0.95**count)
 
     # --- interruptions
 
     def interrupt(self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended"], text: str) -> None:
-        """Mark the requests as interrupted, because their count is wrong now. The last reason counts."""
+        """Mark the requests as interrupted, because their count is wrong now.
+
+        A later reason replaces an earlier reason.
+        """
         self.interruption = Interruption(kind, text)
 
     def check(self) -> Interruption | None:
-        """Look for a reason why the requests must start again; None = no reason."""
+        """Return the reason why the requests must start again; None = no reason."""
         if self.interruption is None:
             if not self._client.is_connected:
                 self.interruption = Interruption("connection", "disconnected")

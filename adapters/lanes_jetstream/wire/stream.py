@@ -1,4 +1,4 @@
-"""A stream as a consumer needs it: its state, the start of a new consumer, and the policy for dropped messages."""
+"""A stream's state, the start of a new consumer, and the policy for messages that the stream dropped."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class StreamState:
 
 
 async def read_stream(connection: Connection, stream: str) -> StreamState:
-    """Read the state of a stream. Raises ``ConfigError`` for a missing stream, ``NoAnswer``, and ``SourceError``."""
+    """Read the state of a stream.
+
+    Raises ``ConfigError`` for a missing stream, ``NoAnswer`` without an answer, and ``SourceError`` for a refusal.
+    """
     try:
         info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
     except ApiError as error:
@@ -79,9 +82,9 @@ async def find_or_create(
     Args:
         connection: Connection to the server.
         stream: Name of the stream.
-        config: Configuration of a stream that is created.
+        config: Configuration of the stream if the call creates it.
         what: Name of the stream or bucket, for errors.
-        remedy: Remedy for a refused creation, in the error.
+        remedy: Remedy in the error for a refused creation.
 
     Returns:
         The server's description of the stream, and whether this call created the stream.
@@ -111,7 +114,7 @@ async def find_or_create(
 
 
 def start_fields(start: object) -> dict[str, Any]:
-    """Return the configuration fields for a start. Raises ``ConfigError`` for an invalid start."""
+    """Return the fields of a consumer's configuration for a start. Raises ``ConfigError`` for an invalid start."""
     if start == "beginning":
         return {"deliver_policy": "all"}
     if start == "next":
