@@ -1,6 +1,6 @@
 """Draws drain.svg: the phases of a drain, their limits, and the span in which a result counts.
 
-Run it after a change: python docs/pictures/drain_picture.py
+Run the program after you change it: python docs/pictures/drain_picture.py
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WIDTH, BOTTOM = EDGES[-1] + 10, SUM_TOP + 34
 
 
 def draw() -> str:
-    """Returns the picture as the text of an SVG file."""
+    """Return the picture as the text of an SVG file."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {BOTTOM}" role="img" '
         'aria-labelledby="title what" font-family="system-ui, sans-serif" font-size="13">'

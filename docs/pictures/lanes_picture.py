@@ -1,6 +1,6 @@
 """Draws one_partition.svg: one partition of three keys, one of them stuck, and the committed position.
 
-Run it after a change: python docs/pictures/lanes_picture.py
+Run the program after you change it: python docs/pictures/lanes_picture.py
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def draw() -> str:
 
 
 def _commit() -> Iterator[str]:
-    """The committed position, and the span above it that is finished."""
+    """Draw the committed position, and the finished messages above the committed position."""
     at = _x(COMMITTED) - GAP / 2
     end = _x(FIRST + len(MESSAGES)) - GAP
     yield _text(at + 8, 22, f"committed position: {COMMITTED}", weight="bold", fill=FILLS["retried"])
@@ -82,14 +82,14 @@ def _commit() -> Iterator[str]:
 
 
 def _partition() -> Iterator[str]:
-    """The partition, in the order in which the broker delivers it."""
+    """Draw the messages of the partition in the order of delivery."""
     yield _text(6, PARTITION_TOP + 21, "partition", weight="bold")
     for number, (key, state) in enumerate(MESSAGES):
         yield from _cell(_x(FIRST + number), PARTITION_TOP, key, state)
 
 
 def _lanes() -> Iterator[str]:
-    """One lane a key: each message below its place in the partition."""
+    """Draw one lane for each key, with each message below the same message in the partition."""
     yield _text(LEFT, LANES_TOP - 16, "One handler at a time for each key; the keys run in parallel:")
     for row, key in enumerate(KEYS):
         top = LANES_TOP + row * LANE

@@ -1,6 +1,6 @@
 """Draws lease.svg: a cohort partition changes its owner by a move, and after a freeze.
 
-Run it after a change: python docs/pictures/lease_picture.py
+Run the program after you change it: python docs/pictures/lease_picture.py
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["owns", "step", "frozen", "waits", "fenced"]
 
 
 class Span(NamedTuple):
-    """A part of a member's line; times are in arbitrary units."""
+    """One bar in the row of a member; ``start`` and ``end`` are in arbitrary units."""
 
     start: int
     end: int
@@ -86,7 +86,7 @@ WIDTH, BOTTOM = LEFT + 100 * UNIT + 10, len(SCENES) * SCENE
 
 
 def draw() -> str:
-    """Returns the picture as the text of an SVG file."""
+    """Return the picture as the text of an SVG file."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {BOTTOM}" role="img" '
         'aria-labelledby="title what" font-family="system-ui, sans-serif" font-size="13">'
