@@ -12,6 +12,7 @@ from lanes.core import drain as phases
 from lanes.core.drain import Limits, PartitionDrain
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
+from lanes.observe.ownership import DrainCost, OwnershipLog
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.settle import Settler
 from lanes.source import Source
@@ -33,11 +34,13 @@ class _Begun(NamedTuple):
         drain: The drain.
         ended: Set when no handler runs any more, or the partition is lost.
         wait: Cancel scope of the wait for running handlers.
+        cost: The messages that the drain costs.
     """
 
     drain: PartitionDrain
     ended: anyio.Event
     wait: anyio.CancelScope
+    cost: DrainCost
 
 
 class Handover:
@@ -49,6 +52,7 @@ class Handover:
         workers: Workers that cancel the handlers.
         settler: Settler of the finished messages.
         attempts: Attempts to store before a release.
+        ownership: The log lines about partitions.
         grace: Seconds that cancelled handlers get to end.
         close_prefix: See ``Ownership.drain``.
     """
@@ -60,6 +64,7 @@ class Handover:
         workers: Workers,
         settler: Settler,
         attempts: AttemptKeeper,
+        ownership: OwnershipLog,
         grace: float,
         *,
         close_prefix: bool,
@@ -70,6 +75,7 @@ class Handover:
         self._settler = settler
         self._context = context
         self._attempts = attempts
+        self._ownership = ownership
         self._clock = context.clock
         self._tap = context.tap
         self._grace = grace
@@ -92,8 +98,11 @@ class Handover:
         waiting = [lane.head.position for lane in self._engine.stopped_lanes() if lane.head.partition is partition]
         limits = Limits(self._grace, SETTLE_WITHIN, _SETTLE_LIMIT)
         drain = PartitionDrain(self._engine, partition, limits, close_prefix=self._close_prefix)
+        cost = DrainCost(partition)
         drain.begin(anyio.current_time(), timeout)
-        self._drains[partition] = _Begun(drain, anyio.Event(), anyio.CancelScope(deadline=drain.until))
+        cost.abandoned(drain.abandoned)
+        self._ownership.revoked(partition, timeout, self._clock(), first=not self._drains)
+        self._drains[partition] = _Begun(drain, anyio.Event(), anyio.CancelScope(deadline=drain.until), cost)
         if waiting:
             log.info(
                 "%s: %s is given up; its next owner runs %d messages again that waited for a retry, an unblock or "
@@ -115,14 +124,14 @@ class Handover:
     def lost(self, partition: Partition) -> None:
         """End the drain of a partition that the engine has lost. Idempotent."""
         if partition in self._drains:
-            drain, ended, _ = self._drains[partition]
+            drain, ended, _, _ = self._drains[partition]
             drain.tell("lost", anyio.current_time())
             ended.set()
 
     def hasten(self, partition: Partition, timeout: float) -> None:
         """Shorten the time of a drain's handlers to ``timeout`` seconds, if they have more time left."""
         self._tap.hastened(partition, timeout)
-        drain, _, wait = self._drains[partition]
+        drain, _, wait, _ = self._drains[partition]
         drain.hasten(anyio.current_time(), timeout)
         wait.deadline = drain.until  # no effect in a later phase, which has left this scope
 
@@ -136,13 +145,14 @@ class Handover:
 
         The drain ends early, without a release, when the partition is lost. Only the end of the run cancels the drain.
         """
-        drain, ended, wait = self._drains[partition]
+        drain, ended, wait, cost = self._drains[partition]
         self._context.after()
         while drain.phase not in phases.OVER:
             if drain.phase == phases.ENDING:
                 await self._end(drain, ended, wait)
             elif drain.phase == phases.CANCELLING:
                 self._tap.abandoned(drain.abandoned)
+                cost.abandoned(drain.abandoned)
                 self._workers.cancel(partition)
                 self._context.after()
                 await self._end(drain, ended, anyio.CancelScope(deadline=drain.until))
@@ -155,12 +165,15 @@ class Handover:
                 drain.tell("released" if await self.release(partition) else "refused", anyio.current_time())
         if drain.phase == phases.HANDED_OVER:
             self._tap.revoked(partition)
+            self._ownership.drained(partition, cost)
         elif drain.phase == phases.UNRELEASED and not self._context.overdue(partition):
             # A hand-over needs the confirmation of the source.
             self._context.lose(partition, "it was not released in order")
         self._settler.unsettled.settled(partition)
         self._attempts.forget(partition)
         del self._drains[partition]
+        if not self._drains:
+            self._ownership.tell_drained(self._clock())
         self._context.after()
 
     async def _end(self, drain: PartitionDrain, ended: anyio.Event, wait: anyio.CancelScope) -> None:

@@ -31,6 +31,7 @@ from lanes.handlers import BatchHandler, Decode, Handler, async_handler, handler
 from lanes.loops import ThreadSafeCall
 from lanes.observe.failures import FailedAttempts
 from lanes.observe.health import Stalls, halted, report_blocked, report_stall
+from lanes.observe.ownership import OwnershipLog
 from lanes.observe.tap import Tap
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.contract_checks import check_assigned, check_delivered
@@ -120,6 +121,7 @@ class Run:
         self.redelivered: Counter[str] = Counter()
         self._stalls = Stalls(engine.committer)
         self._failures = FailedAttempts(self.name, handler_name(handler))
+        self._ownership = OwnershipLog(self.name, plans=traits.plans)
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
         self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
@@ -130,7 +132,14 @@ class Run:
         self.settler = Settler(self, source, self.attempts, commits=self._commits)
         close_prefix = self._commits and not traits.hands_over
         self._handover = Handover(
-            self, source, self.workers, self.settler, self.attempts, settings.grace, close_prefix=close_prefix
+            self,
+            source,
+            self.workers,
+            self.settler,
+            self.attempts,
+            self._ownership,
+            settings.grace,
+            close_prefix=close_prefix,
         )
         self.dead_letter_writer = DeadLetterWriter(self, dead_letters)
 
@@ -161,6 +170,8 @@ class Run:
         try:
             async with anyio.create_task_group() as self._tasks:
                 self._active = True
+                policy = self.engine.policy
+                self._ownership.opened(policy.order, policy.concurrency, policy.max_in_flight)
                 self.workers.start(self._tasks)
                 self.start_soon(self._pump)
                 self.start_soon(self.settler.run)
@@ -242,6 +253,7 @@ class Run:
     def _stop_partitions(self) -> None:
         for partition in list(self.engine.partitions.values()):
             self._start_drain(partition, self._settings.drain_timeout)
+        self._tell_ownership()
         self._end_when_released()
 
     def _start_drain(self, partition: Partition, timeout: float) -> None:
@@ -274,7 +286,12 @@ class Run:
             for event in events:
                 if not (self.attempts.active and self.attempts.put_aside(event)):
                     self.enter(event)
+            self._tell_ownership()
             self.after()
+
+    def _tell_ownership(self) -> None:
+        if self._ownership.noted:
+            self._ownership.tell(len(self.engine.partitions), stopping=self.stopping)
 
     def enter(self, event: SourceEvent) -> None:
         """Process an event of the source that has just arrived or was put aside."""
@@ -300,6 +317,7 @@ class Run:
             self.lose(event.partition, event.reason)
         elif isinstance(event, Generation):
             self.planned = True
+            self._ownership.planned(event.number, standby=event.standby)
             self.tap.planned(event.number, standby=event.standby)
         elif isinstance(event, Exhausted):
             self._exhausted = True
@@ -327,6 +345,7 @@ class Run:
                 "topic with one partition"
             ) from None
         self.tap.assigned(partition)
+        self._ownership.assigned(partition)
         self.attempts.begin(partition, self.clock())
 
     def _revoking(self, partition: Partition, timeout: float) -> None:

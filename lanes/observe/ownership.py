@@ -1,0 +1,190 @@
+"""The log lines about the partitions of a run: joined, assigned, revoked, drained. Every source gets the same lines.
+
+Partitions that change together share one line. A drain is told with its cost in messages, when no other drain is left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from lanes.core.lane import FINISHED, QUEUED, RUNNING, SETTLED
+from lanes.core.types import NEVER, Message, Partition, PartitionId
+
+log = logging.getLogger("lanes")
+
+_NAMED_LIMIT: Final = 10
+"""Maximum number of partitions in one log line."""
+
+
+class DrainCost:
+    """The cost of one drain in messages. Made before the drain begins.
+
+    Args:
+        partition: The assignment.
+
+    Attributes:
+        unstarted: Number of delivered messages that return without a call of the handler.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self.unstarted = 0
+        self._again = 0
+        # A drain that is not logged costs no list.
+        self._open: set[Message] = set(partition.ledger.unfinished()) if log.isEnabledFor(logging.INFO) else set()
+        self._ran = {message for message in self._open if _has_run(message)}
+
+    def abandoned(self, messages: Iterable[Message]) -> None:
+        """Count messages that the drain abandons before their handlers start again."""
+        for message in messages:
+            if message in self._ran:
+                self._again += 1
+            else:
+                self.unstarted += 1
+            self._open.discard(message)
+
+    @property
+    def again(self) -> int:
+        """Number of messages whose handlers were called, and are called again by the next owner."""
+        return self._again + sum(1 for message in self._open if message.state not in (FINISHED, SETTLED))
+
+
+def _has_run(message: Message) -> bool:
+    """Return whether the handler of a message that does not run was called in this assignment."""
+    if message.state == RUNNING:
+        return False
+    return message.state != QUEUED or message.attempt > message.partition.recalled.get(message.position, 1)
+
+
+class OwnershipLog:
+    """The log lines of one consumer about its partitions. Times are seconds of the engine's clock. Nothing blocks.
+
+    Args:
+        name: Name of the source.
+        plans: Whether the source tells the plans of its group.
+
+    Attributes:
+        noted: Whether ``tell`` has something to log.
+    """
+
+    def __init__(self, name: str, *, plans: bool) -> None:
+        self._name = name
+        self.noted = False
+        self._plans = plans
+        self._joining = False
+        self._assigned: list[PartitionId] = []
+        self._revoked: list[PartitionId] = []
+        self._running = 0
+        self._timeout = 0.0
+        # The drains since the last line about drains.
+        self._drains_since = 0.0
+        self._drained: list[PartitionId] = []
+        self._again = 0
+        self._unstarted = 0
+
+    def __repr__(self) -> str:
+        return f"<OwnershipLog of {self._name}>"
+
+    def opened(self, order: str, concurrency: int, max_in_flight: int) -> None:
+        """Log that the source is open, and waits for its partitions."""
+        self._joining = True
+        log.info(
+            '%s: joining with order="%s", concurrency=%d, max_in_flight=%d',
+            self._name,
+            order,
+            concurrency,
+            max_in_flight,
+        )
+
+    def planned(self, number: int, *, standby: bool) -> None:
+        """Log a plan of the group."""
+        self._joined()
+        note = "; this process stands by without a partition" if standby else ""
+        log.info("%s: the group has plan %d%s", self._name, number, note)
+
+    def assigned(self, partition: Partition) -> None:
+        """Note a new assignment for ``tell``."""
+        self.noted = True
+        self._assigned.append(partition.id)
+
+    def revoked(self, partition: Partition, timeout: float, now: float, *, first: bool) -> None:
+        """Note a drain that has begun for ``tell``.
+
+        Args:
+            partition: The assignment.
+            timeout: Seconds that its running handlers get.
+            now: Time now.
+            first: Whether no other partition drains.
+        """
+        if first:
+            self._drains_since = now
+        self.noted = True
+        self._revoked.append(partition.id)
+        self._running += partition.unended
+        self._timeout = max(self._timeout, timeout)
+
+    def tell(self, owned: int, *, stopping: bool) -> None:
+        """Log the noted assignments and drains.
+
+        Args:
+            owned: Number of partitions that this process owns, draining ones included.
+            stopping: Whether the drains began because the consumer stops.
+        """
+        self.noted = False
+        if self._assigned:
+            if not self._plans:
+                self._joined()
+            log.info(
+                "%s: assigned %d partition(s), %d in all: %s",
+                self._name,
+                len(self._assigned),
+                owned,
+                _named(self._assigned),
+            )
+            self._assigned.clear()
+        if self._revoked:
+            log.info(
+                "%s: %s %d partition(s), %d running handler(s) may end %s: %s",
+                self._name,
+                "stopping with" if stopping else "revoked",
+                len(self._revoked),
+                self._running,
+                f"within {self._timeout:g} s" if self._timeout < NEVER else "without a limit",
+                _named(self._revoked),
+            )
+            self._revoked.clear()
+            self._running, self._timeout = 0, 0.0
+
+    def drained(self, partition: Partition, cost: DrainCost) -> None:
+        """Note a partition that was drained and handed over, for ``tell_drained``."""
+        self._drained.append(partition.id)
+        self._again += cost.again
+        self._unstarted += cost.unstarted
+
+    def tell_drained(self, now: float) -> None:
+        """Log the noted hand-overs, because no partition drains any more."""
+        if not self._drained:
+            return
+        log.info(
+            "%s: drained %d partition(s) in %.2f s, %d message(s) run again, %d did not start: %s",
+            self._name,
+            len(self._drained),
+            now - self._drains_since,
+            self._again,
+            self._unstarted,
+            _named(self._drained),
+        )
+        self._drained.clear()
+        self._again = self._unstarted = 0
+
+    def _joined(self) -> None:
+        if self._joining:
+            log.info("%s: joined", self._name)
+            self._joining = False
+
+
+def _named(partitions: Sequence[PartitionId]) -> str:
+    names = ", ".join(map(str, partitions[:_NAMED_LIMIT]))
+    more = len(partitions) - _NAMED_LIMIT
+    return f"{names} and {more} more" if more > 0 else names

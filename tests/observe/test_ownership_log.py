@@ -1,0 +1,131 @@
+"""The log lines about partitions: folded, and with the cost of a drain in messages."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from lanes.core.engine import Engine
+from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
+from lanes.observe.ownership import DrainCost, OwnershipLog
+from tests.core.builders import assigned, deliver, failed, new_engine, new_partition, take, take_all
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "lanes")
+    return caplog
+
+
+def lines(log: pytest.LogCaptureFixture) -> list[str]:
+    """The log lines so far, which are taken out of the log."""
+    found = log.messages.copy()
+    log.clear()
+    return found
+
+
+def test_the_first_assignment_of_a_source_without_plans_is_the_join(log: pytest.LogCaptureFixture) -> None:
+    ownership = OwnershipLog("orders", plans=False)
+    ownership.opened("key", 8, 100)
+    assert lines(log) == ['orders: joining with order="key", concurrency=8, max_in_flight=100']
+    for number in range(12):
+        ownership.assigned(new_partition(number))
+    assert (ownership.noted, lines(log)) == (True, [])
+    ownership.tell(12, stopping=False)
+    names = ", ".join(f"S/{number}" for number in range(10))
+    assert lines(log) == [
+        "orders: joined",
+        f"orders: assigned 12 partition(s), 12 in all: {names} and 2 more",
+    ]
+    ownership.assigned(new_partition(12))
+    ownership.tell(13, stopping=False)
+    assert (ownership.noted, lines(log)) == (False, ["orders: assigned 1 partition(s), 13 in all: S/12"])
+
+
+def test_the_first_plan_of_a_source_with_plans_is_the_join(log: pytest.LogCaptureFixture) -> None:
+    ownership = OwnershipLog("orders", plans=True)
+    ownership.opened("key", 8, 100)
+    lines(log)
+    ownership.planned(4, standby=True)
+    ownership.planned(5, standby=False)
+    assert lines(log) == [
+        "orders: joined",
+        "orders: the group has plan 4; this process stands by without a partition",
+        "orders: the group has plan 5",
+    ]
+
+
+def test_a_revoke_names_partitions_handlers_and_time(log: pytest.LogCaptureFixture) -> None:
+    ownership = OwnershipLog("orders", plans=False)
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 1, 2, key=None)
+    take_all(engine)
+    engine.drain(partition)
+    ownership.revoked(partition, 30.0, 5.0, first=True)
+    ownership.tell(1, stopping=False)
+    ownership.revoked(partition, NEVER, 5.0, first=True)
+    ownership.tell(1, stopping=True)
+    assert lines(log) == [
+        f"orders: revoked 1 partition(s), 2 running handler(s) may end within 30 s: {partition.id}",
+        f"orders: stopping with 1 partition(s), 2 running handler(s) may end without a limit: {partition.id}",
+    ]
+
+
+def drained(engine: Engine, partition: Partition) -> DrainCost:
+    """A drain of the partition that has begun."""
+    cost = DrainCost(partition)
+    cost.abandoned(engine.drain(partition))
+    return cost
+
+
+def test_a_drain_costs_the_handlers_that_did_not_succeed(log: pytest.LogCaptureFixture) -> None:
+    engine = new_engine(concurrency=5)
+    partition = assigned(engine)
+    deliver(engine, partition, *range(1, 9), key=None)
+    first: Message = take(engine)
+    engine.finish(first, ACK, 0.0)  # done before the drain
+    engine.finish(take(engine), failed(), 0.0)  # held: it runs again
+    running = [take(engine) for _ in range(4)]
+    cost = drained(engine, partition)
+    assert (cost.unstarted, cost.again) == (2, 5)
+    engine.finish(running[0], ACK, 0.0)
+    engine.finish(running[1], ABANDON, 0.0)
+    engine.finish(running[2], failed(), 0.0)
+    engine.fence(partition)  # the last one is a zombie
+    engine.settled(engine.collect(0.0))
+    assert (cost.unstarted, cost.again) == (2, 4)
+
+
+def test_a_retry_that_is_due_counts_as_run(log: pytest.LogCaptureFixture) -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    deliver(engine, partition, 1)
+    engine.finish(take(engine), failed(), 0.0)
+    engine.due(99.0)
+    cost = drained(engine, partition)
+    assert (cost.unstarted, cost.again) == (0, 1)
+
+
+def test_drains_that_end_together_share_a_line(log: pytest.LogCaptureFixture) -> None:
+    ownership = OwnershipLog("orders", plans=False)
+    ownership.tell_drained(4.0)
+    assert lines(log) == []
+    engine = new_engine()
+    partitions = [assigned(engine, number) for number in (0, 1)]
+    costs = []
+    for number, partition in enumerate(partitions):
+        deliver(engine, partition, 1, 2)  # the second waits for the first of its key
+        take(engine)
+        costs.append(drained(engine, partition))
+        ownership.revoked(partition, 30.0, 5.0 + number, first=not number)
+    for partition, cost in zip(partitions, costs, strict=True):
+        engine.fence(partition)
+        ownership.drained(partition, cost)
+    ownership.tell_drained(7.5)
+    assert lines(log) == [
+        "orders: drained 2 partition(s) in 2.50 s, 2 message(s) run again, 2 did not start: S/0, S/1",
+    ]
+    ownership.tell_drained(8.0)
+    assert (lines(log), repr(ownership)) == ([], "<OwnershipLog of orders>")
