@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, get_args
@@ -21,10 +22,13 @@ __all__ = [
     "Settings",
     "SyncHandlers",
     "check_aware",
+    "check_flag",
+    "check_folder",
     "check_one_of",
     "check_positive",
     "check_seconds",
     "check_whole",
+    "kind_of",
 ]
 
 DEFAULT_MAX_IN_FLIGHT: Final = 2_000
@@ -315,6 +319,28 @@ def check_whole(name: str, value: object, least: int) -> None:
     """Raise ``ConfigError`` unless the value is a whole number of ``least`` or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: must be True or False")
+
+
+def check_folder(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless the value is a path, as text or as an ``os.PathLike``."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}={value!r}: must be the path of a folder, a str or a pathlib.Path")
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a wrong argument in words, without the value, because the value may hold a secret."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    name = type(value).__qualname__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def check_aware(name: str, value: datetime) -> None:

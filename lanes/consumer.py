@@ -11,6 +11,7 @@ from typing import Final, Literal, Self, TypedDict
 
 import anyio
 
+from lanes.arguments import check_options, check_settings, check_source
 from lanes.attempts import Attempts
 from lanes.clock import Clock, monotonic
 from lanes.config import Settings
@@ -28,7 +29,7 @@ from lanes.observe.otel import Telemetry
 from lanes.observe.status import Status, snapshot
 from lanes.observe.tap import Tap
 from lanes.runtime.run import Run
-from lanes.source import DeadLetters, Lagging, Source
+from lanes.source import Addressed, DeadLetters, Lagging, Reading, Source
 from lanes.workers.outcomes import cancellation_of
 
 log = logging.getLogger("lanes")
@@ -73,7 +74,8 @@ class Consumer:
         clock: Monotonic clock in seconds, for simulation.
 
     Raises:
-        ConfigError: Arguments or settings contradict each other.
+        ConfigError: An argument is of a wrong kind, the handler cannot be called with its argument, or arguments or
+            settings contradict each other.
     """
 
     def __init__(
@@ -90,14 +92,27 @@ class Consumer:
         on_event: OnEvent | None = None,
         clock: Clock = monotonic,
     ) -> None:
+        check_source(source)
+        check_settings(settings)
+        check_options(
+            dead_letters=dead_letters,
+            attempts=attempts,
+            history=history,
+            journal=journal,
+            on_event=on_event,
+            clock=clock,
+        )
         self._settings = settings or Settings()
         check_handler(handler, decode, self._settings)
         self._poison = self._settings.poison_policy(has_dead_letters=dead_letters is not None)
         self._source = source
         self._lagging = source if isinstance(source, Lagging) else None
+        self._reading = source if isinstance(source, Reading) else None
         self._handler = handler
         self._decode = decode
         self._dead_letters = dead_letters
+        target: object = dead_letters
+        self._addressed = target if isinstance(target, Addressed) else None
         self._attempts = attempts
         self._journal = journal_of(journal)
         self._recorder = recorder(history, self._journal)
@@ -370,6 +385,7 @@ class Consumer:
         settings.check_drain(traits.revoke_limit)
         settings.check_partitions(traits.name, traits.partitions)
         settings.check_order(traits.name, ordered=traits.ordered)
+        self._check_destination()
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, the limit of the broker's consumer", self._name, bound)
         engine = Engine(self._policy(bound, knows_settled=not traits.remembers))
@@ -402,6 +418,16 @@ class Consumer:
                 rules=Rules.of(settings, traits, self._poison, attempts_kept=self._attempts is not None),
             )
         return self._run
+
+    def _check_destination(self) -> None:
+        """Raise ``ConfigError`` if the source reads its own dead letters, because each would make another one."""
+        found = self._addressed.destination() if self._addressed is not None else None
+        if found is not None and self._reading is not None and self._reading.reads(found):
+            subject = f" (subject {found.subject!r})" if found.subject else ""
+            raise ConfigError(
+                f"{self._name}: the dead letters go to {found.name!r}{subject}, which this source reads too, so each "
+                "dead letter would make another one; use a topic or stream of its own"
+            )
 
     def _notify(self, event: GroupEvent) -> None:
         assert self._on_event is not None and self._run is not None, (

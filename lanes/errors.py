@@ -78,7 +78,7 @@ class Nak(Exception):
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
         if not isinstance(reason, str):
             raise TypeError(f"Nak({reason!r}): the reason must be a str; write Nak(delay=…) for a number of seconds")
-        if delay is not None and not 0 <= delay < float("inf"):
+        if delay is not None and not (isinstance(delay, int | float) and 0 <= delay < float("inf")):
             raise ValueError(f"Nak(delay={delay!r}): the delay must be a finite number of seconds, 0 or more")
         super().__init__(reason or ("nak" if delay is None else f"nak, retry in {delay} s"))
         self.reason = reason

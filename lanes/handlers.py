@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableSequence, Sequence
+from typing import Final, Literal, cast, get_origin
 
-from lanes.config import Settings
+from lanes.config import Settings, kind_of
 from lanes.core.types import Message
 from lanes.errors import ConfigError, MessageError
 
@@ -28,8 +29,14 @@ AsyncHandler = Callable[[Message], Awaitable[object]]
 SyncHandler = Callable[[Message], object]
 BatchHandler = Callable[[list[Message]], object]
 
+_BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_LISTS: Final = (list, Sequence, MutableSequence, Collection, Iterable)
+_MESSAGE: Final = re.compile(r"(?:\w+\.)*Message")
+_MODULES: Final = re.compile(r"(?:\w+\.)+")
+_LIST: Final = re.compile(r"(?:\w+\.)*(?:[Ll]ist|Sequence|MutableSequence|Collection|Iterable)\[(?:\w+\.)*Message\]")
 
-def is_async(handler: Callable[..., object]) -> bool:
+
+def is_async(handler: object) -> bool:
     """Return whether a handler, or its ``__call__``, is a coroutine function."""
     while isinstance(handler, functools.partial):
         handler = handler.func
@@ -47,17 +54,114 @@ def handler_name(handler: object) -> str:
 
 def check_handler(handler: object, decode: object, settings: Settings) -> None:
     """Raise ``ConfigError`` for a handler or a decoder that cannot work."""
-    if not callable(handler):
-        raise ConfigError(f"handler={handler!r} is not callable: pass a function of one message, async or plain")
-    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise ConfigError(f"handler={handler!r} is a generator: its body would never run; use return, not yield")
-    if decode is not None and (not callable(decode) or is_async(decode)):
-        raise ConfigError(f"decode={decode!r}: pass a plain function of one message")
+    wanted = "a list of messages" if settings.batch is not None else "one message"
+    if isinstance(handler, type):
+        # Each message would make an instance, and be acknowledged.
+        raise ConfigError(
+            f"handler={handler.__qualname__} is a class: pass a function of {wanted}, or an instance with __call__"
+        )
+    _check_function("handler", handler, wanted)
+    assert callable(handler), "it was checked"
+    _check_annotation(handler, batch=settings.batch is not None)
+    if decode is not None:
+        if is_async(decode):
+            raise ConfigError(f"decode={_name(decode)} is async: pass a plain function of one message")
+        _check_function("decode", decode, "one message")
     if settings.timeout is not None and not is_async(handler) and settings.sync_handlers == "inline":
         raise ConfigError(
             f'timeout={settings.timeout:g} with sync_handlers="inline": such a handler runs on the event loop and '
             'cannot be interrupted; use sync_handlers="threads", or leave timeout out'
         )
+
+
+def _check_function(name: str, function: object, wanted: str) -> None:
+    """Raise ``ConfigError`` for an object that cannot be called with one argument, or that would do nothing then."""
+    if inspect.iscoroutine(function):
+        # Otherwise Python warns about a coroutine that was never awaited, without naming the argument.
+        function.close()
+        raise ConfigError(
+            f"{name} is a coroutine, the result of {function.__qualname__}(…): pass the function itself, without a call"
+        )
+    if inspect.isgenerator(function) or inspect.isasyncgen(function):
+        raise ConfigError(
+            f"{name} is a generator, the result of {function.__qualname__}(…): pass a function of {wanted}, with return"
+            " in place of yield"
+        )
+    if not callable(function):
+        raise ConfigError(f"{name} is {kind_of(function)}, which is not callable: pass a function of {wanted}")
+    bodies = (function, getattr(function, "__call__", None))  # noqa: B004
+    if any(inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body) for body in bodies):
+        raise ConfigError(f"{name}={_name(function)} is a generator: its body would never run; use return, not yield")
+    signature = _signature(function)
+    if signature is None:
+        if isinstance(function, functools.partial) and _signature(function.func) is not None:
+            raise ConfigError(
+                f"{name} is a functools.partial with arguments that {_name(function)} does not take: correct them"
+            )
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise ConfigError(
+            f"{name}={_name(function)} takes {takes}, and cannot be called with {wanted} alone ({error}): pass a "
+            f"function of {wanted}; functools.partial sets further arguments"
+        ) from None
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature | None:
+    """Return the parameters of a function itself, not of a function that it wraps. None = Python knows none."""
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError, NameError):
+        # Some functions in C have no signature. From Python 3.14 on, an annotation may name what does not exist.
+        return None
+
+
+def _check_annotation(handler: Callable[..., object], *, batch: bool) -> None:
+    """Raise ``ConfigError`` if the annotation of the first parameter contradicts ``batch``."""
+    # A wrapper has the annotations of the function that it wraps, and may call that function in another way.
+    if hasattr(handler, "__wrapped__"):
+        return
+    try:
+        signature: inspect.Signature | None = inspect.signature(handler, follow_wrapped=False, eval_str=True)
+    except Exception:
+        # A name may exist for type checkers only. The text of the annotation then decides.
+        signature = _signature(handler)
+    parameter = None if signature is None else next(iter(signature.parameters.values()), None)
+    if parameter is None or parameter.kind not in _BY_POSITION:
+        return
+    takes = _takes(parameter.annotation)
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    named = f"{parameter.name}: {_MODULES.sub('', text)}"
+    if takes == "message" and batch:
+        raise ConfigError(
+            f"handler={_name(handler)} takes one message ({named}), and batch= passes lists of messages: take "
+            "list[Message], or leave batch out"
+        )
+    if takes == "list" and not batch:
+        raise ConfigError(
+            f"handler={_name(handler)} takes a list of messages ({named}), and without batch= each call has one "
+            "message: set Settings(batch=…), or take one Message"
+        )
+
+
+def _takes(annotation: object) -> Literal["message", "list"] | None:
+    """Return the argument that an annotation asks for. None = any, or unknown."""
+    if isinstance(annotation, str):
+        text = annotation.replace(" ", "")
+        return "message" if _MESSAGE.fullmatch(text) else "list" if _LIST.fullmatch(text) else None
+    if annotation is Message:
+        return "message"
+    return "list" if (get_origin(annotation) or annotation) in _LISTS else None
+
+
+def _name(function: object) -> str:
+    """Return the name of a function. A repr may show arguments of ``functools.partial``, which may be secrets."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def fill_data(message: Message, decode: Decode) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NoReturn, Unpack
 
 import anyio
 
+from lanes.config import check_one_of, check_seconds, kind_of
 from lanes.consumer import Consumer, ConsumerOptions
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, HandlerHalted, LanesError
@@ -108,8 +109,11 @@ async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
         ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
 
     Raises:
-        ConfigError: The call is not on the main thread.
+        ConfigError: The call is not on the main thread, or an argument is of a wrong kind.
     """
+    if not isinstance(consumer, Consumer):
+        raise ConfigError(f"consumer is {kind_of(consumer)}: pass lanes.Consumer(source, handler, …)")
+    check_seconds("grace", grace, 0.0)
     return await _serve(consumer, grace, ends_process=False)
 
 
@@ -286,6 +290,7 @@ def main(
         return await _serve(Consumer(source, handler, **options), GRACE, ends_process=True)
 
     try:
+        check_one_of("backend", backend, ("asyncio", "trio"))
         status = anyio.run(job, backend=backend)
     except LanesError as error:
         _say(_describe(error))

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 
 __all__ = [
     "CONTRACT_VERSION",
+    "Addressed",
     "Assigned",
     "DeadLetters",
     "Delivered",
+    "Destination",
     "Exhausted",
     "Generation",
     "Lagging",
     "Lost",
     "Progressed",
+    "Reading",
     "Revoking",
     "Source",
     "SourceEvent",
@@ -281,6 +284,50 @@ class Lagging(Protocol):
         Returns:
             The last known lag, in messages, or in positions if the source commits positions. The broker's own tools
             count the lag in the same way. ``None`` = unknown.
+        """
+
+
+class Destination(NamedTuple):
+    """A topic or stream to which dead letters are written.
+
+    Attributes:
+        system: Kind of the broker, as in ``SourceTraits.system``.
+        name: Name of the topic or stream.
+        subject: Subject of the dead letters, where the broker has subjects.
+    """
+
+    system: str
+    name: str
+    subject: str = ""
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """An optional part of a source that knows what it reads.
+
+    The consumer calls it once, after both ``open``, and refuses dead letters that the source would read again.
+    """
+
+    def reads(self, destination: Destination) -> bool:
+        """Return whether the source reads messages that are written there. Sends nothing and does not block.
+
+        Args:
+            destination: Topic or stream, possibly of another broker.
+
+        Returns:
+            True if the source reads such messages. False if it does not, or if the answer is unknown.
+        """
+
+
+@runtime_checkable
+class Addressed(Protocol):
+    """An optional part of ``DeadLetters`` that names its topic or stream."""
+
+    def destination(self) -> Destination:
+        """Return the topic or stream of the dead letters. Called after ``open``; does not block.
+
+        Returns:
+            The topic or stream.
         """
 
 

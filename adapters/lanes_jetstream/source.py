@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from lanes.config import check_one_of, check_seconds, check_whole
+from lanes.config import check_flag, check_one_of, check_seconds, check_whole
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError
-from lanes.source import SourceEvent, SourceTraits
+from lanes.source import Destination, SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
 from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.source import CohortSource
@@ -19,7 +19,7 @@ from lanes_jetstream.durable.takeover import TakeoverMode
 from lanes_jetstream.wire.acks import AckMode
 from lanes_jetstream.wire.connection import Connection, Server
 from lanes_jetstream.wire.keys import KeyFunction
-from lanes_jetstream.wire.stream import OutOfRange, Start, start_fields
+from lanes_jetstream.wire.stream import OutOfRange, Start, is_subject, start_fields
 
 DEFAULT_ACK_WAIT: Final = 30.0
 DEFAULT_MAX_ACK_PENDING: Final = 10_000
@@ -117,6 +117,11 @@ class JetStreamSource:
             check_seconds("ack_wait", ack_wait, LEAST_ACK_WAIT)
         check_whole("max_ack_pending", max_ack_pending, 1)
         check_seconds("start_timeout", start_timeout, 0.0)
+        check_flag("shared", shared)
+        if filter_subject is not None and not is_subject(filter_subject):
+            raise ConfigError(
+                f"filter_subject={filter_subject!r}: use tokens with dots, * and a last >, or leave it out"
+            )
         check_one_of("takeover", takeover, get_args(TakeoverMode))
         check_one_of("acks", acks, get_args(AckMode))
         check_one_of("out_of_range", out_of_range, get_args(OutOfRange))
@@ -242,6 +247,18 @@ class JetStreamSource:
             Number of unacknowledged and undelivered messages; None = unknown.
         """
         return self._source.lag(partition)
+
+    def reads(self, destination: Destination) -> bool:
+        """Return whether the stream stores the subject and the consumer delivers it; see ``lanes.source.Reading``.
+
+        Args:
+            destination: Stream and subject of the dead letters.
+
+        Returns:
+            True if dead letters would be delivered. False also for a filtered consumer of a stream that changes the
+            subjects.
+        """
+        return destination.system == "nats" and self._source.reads(destination)
 
 
 def _check_name(setting: str, name: object) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
 from confluent_kafka import Consumer
 
 from lanes.clock import monotonic
+from lanes.config import check_flag
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError, ContractError, SourceError
-from lanes.source import Assigned, Lost, SourceEvent, SourceTraits
+from lanes.source import Assigned, Destination, Lost, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.commits import Commit, can_carry
 from lanes_kafka.client.group import OF_POLL_INTERVAL
@@ -23,6 +24,8 @@ from lanes_kafka.client.thread import ClientThread
 from lanes_kafka.config import OutOfRange, Start, client_config
 
 log = logging.getLogger("lanes.kafka")
+
+_SYSTEM: Final = "kafka"
 
 _WATCH_EVERY: Final = 1.0
 """Seconds between two checks that the client is polled."""
@@ -84,6 +87,7 @@ class KafkaSource:
             )
         if not isinstance(rebuilds, int) or isinstance(rebuilds, bool) or rebuilds < 0:
             raise ConfigError(f"rebuilds={rebuilds!r}: must be a whole number, 0 or more")
+        check_flag("commit_metadata", commit_metadata)
         self._key = key
         self._make = client
         self._hands_over = commit_metadata
@@ -137,7 +141,7 @@ class KafkaSource:
         await opened.wait()
         return SourceTraits(
             name=self._name,
-            system="kafka",
+            system=_SYSTEM,
             settles="cumulative",
             hands_over=self._hands_over and can_carry(self._client_thread.limit),
             revoke_limit=OF_POLL_INTERVAL * self._config.max_poll_interval,
@@ -224,6 +228,17 @@ class KafkaSource:
         end = None if self._client_thread is None else self._client_thread.end_offsets.of(partition)
         committed, _ = self._owned.get(partition, (None, False))
         return None if end is None or committed is None else max(0, end - committed)
+
+    def reads(self, destination: Destination) -> bool:
+        """Whether ``topics`` has the topic; see ``lanes.source.Reading.reads``.
+
+        Args:
+            destination: The topic of the dead letters.
+
+        Returns:
+            True for a topic of this name, also of another cluster: the dead letters name their origin by the topic.
+        """
+        return destination.system == _SYSTEM and destination.name in self._topics
 
     async def aclose(self) -> None:
         """Close the client and end its thread. A dynamic member leaves the group, a static member stays. Idempotent."""
@@ -335,6 +350,8 @@ class KafkaSource:
 
 
 def _names(topics: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(topics, Mapping) or not isinstance(topics, Iterable):
+        raise ConfigError(f"topics={topics!r}: must be a name, or a list of names")
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if not names:
         raise ConfigError("topics=[]: name at least one topic")

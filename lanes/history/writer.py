@@ -20,6 +20,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from blake3 import blake3
 
+from lanes.config import check_folder
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import ConfigError
 from lanes.history.rules import Rules
@@ -393,6 +394,7 @@ class RowWriter:
 
 def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
     """Create a directory for files of this kind, unless it exists. Raises ``ConfigError`` after a failure."""
+    check_folder(f"{kind} directory", directory)
     path = Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -405,7 +407,7 @@ def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
 
 def member_name(member: str) -> str:
     """Check and return the name of a process. Raises ``ConfigError`` when the name is not valid for rows and files."""
-    if not MEMBER.fullmatch(member):
+    if not isinstance(member, str) or not MEMBER.fullmatch(member):
         raise ConfigError(
             f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "
             "choose another name"

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 )
 
 import lanes
-from lanes_kafka import KafkaDeadLetters, read_dead_letter
+from lanes_kafka import KafkaDeadLetters, KafkaSource, read_dead_letter
 from lanes_kafka.broker import TopicFacts
 from lanes_kafka.dead_letters.box import message_at
 from memsource import MemoryBroker, MemorySource
@@ -330,3 +330,25 @@ async def test_a_compacted_topic_is_detected_without_reading_its_settings(
         for one in sent:
             await target.put(one)
     assert [raw.key() for raw in await run_sync(records, dead)] == [one.id.encode() for one in sent]
+
+
+# --- dead letters that the source would read again
+
+
+@only_asyncio
+async def test_a_topic_that_the_source_reads_is_refused_at_the_start(topic: MakeTopic) -> None:
+    orders, refunds = topic(), topic()
+    handled: list[lanes.Message] = []
+
+    async def handler(message: lanes.Message) -> None:
+        handled.append(message)
+
+    source = KafkaSource(config_of(orders), topics=[orders.name, refunds.name])
+    consumer = lanes.Consumer(source, handler, dead_letters=KafkaDeadLetters(config_of(orders), refunds.name))
+    with pytest.raises(lanes.ConfigError) as refused:
+        await consumer.run()
+    assert str(refused.value) == (
+        f"kafka g/{orders.name},{refunds.name}: the dead letters go to {refunds.name!r}, which this source reads too, "
+        "so each dead letter would make another one; use a topic or stream of its own"
+    )
+    assert handled == []

@@ -19,6 +19,7 @@ from lanes_spark import run_task
 from lanes_spark.task.job import begin
 from lanes_spark.task.task import AHEAD
 from memsource import MemoryBroker, MemoryDeadLetters
+from tests.fakes.support import acknowledge
 from tests.spark.rows import ONCE, SCHEMA, Seen, batches, expected, job, rows
 
 COUNT = 400
@@ -356,12 +357,12 @@ async def async_hook() -> None:
         ({"results": pa.schema([])}, "give one or more columns with different names"),
         ({"setup": "connect"}, "setup='connect' is not callable"),
         ({"setup": async_hook, "teardown": list}, "one function is async and one is plain"),
-        ({"handler": None}, "handler=None is not callable"),
+        ({"handler": None}, "handler is None, which is not callable"),
     ],
 )
 def test_what_cannot_work_in_a_task_is_refused(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
-        job(**{"handler": async_hook, **wrong})
+        job(**{"handler": acknowledge, **wrong})
 
 
 def test_a_task_needs_no_spark() -> None:

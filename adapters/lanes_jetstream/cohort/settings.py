@@ -9,9 +9,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
 
 from lanes.cohort.membership import CohortSettings
+from lanes.config import check_flag, check_one_of
 from lanes.core.cohort.records import check_name
 from lanes.errors import ConfigError
 from lanes_jetstream.cohort.partitioning import MANAGED
+from lanes_jetstream.wire.stream import is_subject
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The valid names of cohorts and namespaces."""
@@ -45,26 +47,30 @@ class CohortStream:
     storage: Literal["file", "memory"] = "file"
 
     def __post_init__(self) -> None:
-        parts = self.subject.split(".")
-        if not all(parts) or any(c.isspace() for c in self.subject) or ">" in parts[:-1]:
+        if not is_subject(self.subject):
             raise ConfigError(
                 f"CohortStream(subject={self.subject!r}): has an empty token, a space, or a > before the end; separate "
                 "tokens by single dots, and use > only as the last token"
             )
+        parts = self.subject.split(".")
         if "*" not in parts and ">" not in parts:
             raise ConfigError(
                 f"CohortStream(subject={self.subject!r}): has no wildcard, so all messages would be in one partition; "
                 "add a wildcard"
             )
-        if isinstance(self.tokens, str | int) or self.tokens == ():
+        if self.tokens is not None and (not isinstance(self.tokens, tuple | list) or not self.tokens):
             raise ConfigError(f"CohortStream(tokens={self.tokens!r}): must be a tuple of numbers such as (1,), or None")
         for token in self.tokens or ():
-            if not 0 <= token < len(parts) or parts[token] != "*":
+            if type(token) is not int or not 0 <= token < len(parts) or parts[token] != "*":
                 raise ConfigError(
                     f"CohortStream(tokens={self.tokens!r}): token {token} of {self.subject!r} is no *; use indices of *"
                 )
-        if not 1 <= self.replicas <= 5:
-            raise ConfigError(f"CohortStream(replicas={self.replicas}): must be 1 … 5")
+        if self.origin is not None and (not isinstance(self.origin, str) or not self.origin):
+            raise ConfigError(f"CohortStream(origin={self.origin!r}): must be the name of a stream, or None")
+        check_one_of("CohortStream.retention", self.retention, ("limits", "workqueue", "interest"))
+        if type(self.replicas) is not int or not 1 <= self.replicas <= 5:
+            raise ConfigError(f"CohortStream(replicas={self.replicas!r}): must be 1 … 5")
+        check_one_of("CohortStream.storage", self.storage, ("file", "memory"))
 
     def transform(self, partitions: int) -> dict[str, str]:
         """Return the server's transform from published to stored subjects.
@@ -157,6 +163,8 @@ class Cohort:
                 raise ConfigError(f"{setting}={name!r}: must be 1 to 64 letters, digits, - and _")
         if self.partitions is not None and (type(self.partitions) is not int or self.partitions < 1):
             raise ConfigError(f"partitions={self.partitions!r}: must be a whole number, 1 or more")
+        check_flag("many_partitions", self.many_partitions)
+        check_flag("key_refines_partition", self.key_refines_partition)
         if self.create is not None and not isinstance(self.create, CohortStream):
             raise ConfigError(f"create={self.create!r}: must be a CohortStream(…), or None")
         try:

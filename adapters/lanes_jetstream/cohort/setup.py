@@ -16,7 +16,7 @@ from lanes_jetstream.cohort.settings import Cohort, CohortStream
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import ApiError, Connection, number
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
-from lanes_jetstream.wire.stream import Start, find_or_create, start_fields
+from lanes_jetstream.wire.stream import Intake, Start, find_or_create, start_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class CohortSetup:
         store: Store of the leases.
         start: Sequence of the first message that a new cohort reads; None = all messages.
         watch_keys: Whether the member must check that each key occurs in one partition only.
+        intake: Subjects that the stream stores.
     """
 
     partitioning: Partitioning
@@ -36,6 +37,7 @@ class CohortSetup:
     store: JetStreamLeaseStore
     start: int | None
     watch_keys: bool
+    intake: Intake
 
 
 async def find_cohort(
@@ -73,7 +75,7 @@ async def find_cohort(
         stream=stream,
         namespace=cohort.namespace,
     )
-    return CohortSetup(partitioning, config, store, sequence, watch_keys)
+    return CohortSetup(partitioning, config, store, sequence, watch_keys, Intake.of(info["config"]))
 
 
 async def ensure_stream(

@@ -24,7 +24,7 @@ from lanes.cohort.owned import OwnedPartitions
 from lanes.core.cohort.actions import LeaseOwned
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
-from lanes.source import SourceEvent, SourceTraits
+from lanes.source import Destination, SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.cohort.lease_store import bucket_name
 from lanes_jetstream.cohort.owned_partition import PulledPartition
@@ -37,7 +37,7 @@ from lanes_jetstream.wire.acks import ACK, ack_errors, keep_alive, send_all
 from lanes_jetstream.wire.connection import CLOSED, Connection, Denials
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
-from lanes_jetstream.wire.stream import OutOfRange, Start
+from lanes_jetstream.wire.stream import Intake, OutOfRange, Start
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -97,6 +97,7 @@ class CohortSource:
         self._turns: Turns
         self._cohort_watch: CohortWatch
         self._denials: Denials
+        self._intake: Intake
 
     def __repr__(self) -> str:
         return f"<CohortSource {self._name}>"
@@ -108,6 +109,7 @@ class CohortSource:
         connection, stream, cohort = self.connection, self.stream, self.cohort
         await connection.open()
         found = await find_cohort(connection, stream, cohort, key=self.key, start=self.start)
+        self._intake = found.intake
         client = connection.client
         self._key_watch = KeyWatch() if found.watch_keys else None
         self._turns = Turns(self._name, found.partitioning.partitions)
@@ -245,6 +247,10 @@ class CohortSource:
         """Return the number of unfinished messages, delivered or not; see ``lanes.source.Lagging``."""
         owned = self._partitions.of(partition)
         return None if owned is None else owned.lag
+
+    def reads(self, destination: Destination) -> bool:
+        """Return whether the stream stores what is published there; see ``lanes.source.Reading``."""
+        return self._intake.stores(destination.name, destination.subject)
 
     # --- membership
 

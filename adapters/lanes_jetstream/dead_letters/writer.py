@@ -9,9 +9,11 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
+from lanes.config import kind_of
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import cut_to_fit
 from lanes.errors import ConfigError, SourceError
+from lanes.source import Destination
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, Server
 
@@ -42,6 +44,7 @@ class JetStreamDeadLetters:
     def __init__(self, server: Server, subject: str) -> None:
         self._subject = dead_letter_subject(subject)
         self._connection = Connection(server)
+        self._stream = ""
 
     def __repr__(self) -> str:
         return f"<JetStreamDeadLetters to {self._subject}>"
@@ -54,10 +57,12 @@ class JetStreamDeadLetters:
             SourceError: The server does not answer.
         """
         await self._connection.open()
-        if not await capturing_streams(self._connection, self._subject, "dead-letter subject"):
+        streams = await capturing_streams(self._connection, self._subject, "dead-letter subject")
+        if not streams:
             raise ConfigError(
                 f"no stream captures the dead-letter subject {self._subject!r}; create a stream with this subject"
             )
+        self._stream = streams[0]
 
     async def put(self, dead_letter: DeadLetter) -> None:
         """Publish a dead letter and wait until the stream confirms it.
@@ -81,6 +86,14 @@ class JetStreamDeadLetters:
         kept, whole = cut_to_fit(dead_letter, client.max_payload, _size)
         await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")
 
+    def destination(self) -> Destination:
+        """Return the stream that captures the subject; see ``lanes.source.Addressed.destination``.
+
+        Returns:
+            The stream, and the subject.
+        """
+        return Destination("nats", self._stream, self._subject)
+
     async def aclose(self) -> None:
         """Close the connection that ``open`` opened. Idempotent."""
         await self._connection.close()
@@ -88,6 +101,8 @@ class JetStreamDeadLetters:
 
 def dead_letter_subject(subject: str) -> str:
     """Check a dead-letter subject. Raises ``ConfigError`` for blanks and wildcards."""
+    if not isinstance(subject, str):
+        raise ConfigError(f"dead-letter subject {subject!r} is {kind_of(subject)}; use a plain subject, a str")
     if not subject or any(c.isspace() or c in "*>" for c in subject):
         raise ConfigError(f"dead-letter subject {subject!r} has blanks or wildcards; use a plain subject")
     return subject

@@ -19,7 +19,7 @@ from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
-from lanes_jetstream.wire.stream import StreamState, read_stream
+from lanes_jetstream.wire.stream import StreamState, matches, read_stream
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -180,6 +180,18 @@ class DurableConsumer:
     def modifiable(self) -> bool:
         """Whether a takeover may change the timers: ``lanes`` created the consumer, or the user permits the change."""
         return self._modify or (MANAGED in self._metadata and not self._hold_back)
+
+    def delivers(self, stream: str, subject: str) -> bool:
+        """Return whether messages of a subject of a stream come to this consumer.
+
+        False also for a filter on subjects that the stream changes.
+        """
+        if not self.stream_state.intake.stores(stream, subject):
+            return False
+        filters = self.config.get("filter_subjects") or [self.config.get("filter_subject") or ">"]
+        if self.stream_state.intake.transforms:
+            return not filtered(self.config)
+        return any(matches(each, subject) for each in filters)
 
     @property
     def drops_acknowledged(self) -> bool:

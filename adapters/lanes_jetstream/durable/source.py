@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
-from lanes.source import Assigned, Delivered, SourceEvent, SourceTraits
+from lanes.source import Assigned, Delivered, Destination, SourceEvent, SourceTraits
 from lanes_jetstream.durable.consumer import DurableConsumer
 from lanes_jetstream.durable.pulls import DurablePulls
 from lanes_jetstream.durable.takeover import POLL_INTERVAL, RETRY_DELAY, Takeover
@@ -182,6 +182,10 @@ class DurableSource:
     def lag(self, partition: Partition) -> int | None:
         """Return the number of unacknowledged and undelivered messages; see ``lanes.source.Lagging``."""
         return self._watch.lag
+
+    def reads(self, destination: Destination) -> bool:
+        """Return whether the consumer delivers what is published there; see ``JetStreamSource``."""
+        return self.durable.delivers(destination.name, destination.subject)
 
     # --- messages
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -29,6 +29,38 @@ _RETRY_DELAY: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class Intake:
+    """The subjects that a stream stores.
+
+    Attributes:
+        patterns: Patterns of subjects by the name of the stream that they are published to: the stream itself, its
+            origin as a mirror, or one of its sources.
+        transforms: Whether the stream changes subjects.
+    """
+
+    patterns: Mapping[str, Sequence[str]]
+    transforms: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Intake:
+        """Make the intake of a stream with this configuration."""
+        patterns = {str(config["name"]): list(config.get("subjects") or ())}
+        transforms = bool(config.get("subject_transform"))
+        for origin in (config.get("mirror"), *(config.get("sources") or ())):
+            # An origin of another account or domain has a name that means nothing here.
+            if origin and not origin.get("external"):
+                changes = origin.get("subject_transforms") or ()
+                transforms = transforms or bool(changes)
+                taken = [each.get("src") or ">" for each in changes] or [origin.get("filter_subject") or ">"]
+                patterns.setdefault(str(origin["name"]), []).extend(taken)
+        return cls(patterns, transforms)
+
+    def stores(self, stream: str, subject: str) -> bool:
+        """Return whether the stream stores messages that are published to a subject of a stream."""
+        return any(matches(each, subject) for each in self.patterns.get(stream, ()))
+
+
+@dataclass(frozen=True, slots=True)
 class StreamState:
     """The identity and the range of a stream.
 
@@ -41,6 +73,7 @@ class StreamState:
             live for each message, rollups), so that a missing message is no fault.
         loses_last_acks: Whether a server that is killed loses the last acknowledgements, because one copy exists on
             disk.
+        intake: Subjects that the stream stores.
     """
 
     incarnation: str
@@ -49,6 +82,7 @@ class StreamState:
     retention: str
     drops_single_messages: bool
     loses_last_acks: bool
+    intake: Intake
 
 
 async def read_stream(connection: Connection, stream: str) -> StreamState:
@@ -71,6 +105,7 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
         drops_single_messages=any(config.get(name) for name in ("allow_rollup_hdrs", "allow_msg_ttl"))
         or int(config.get("max_msgs_per_subject", -1)) > 0,
         loses_last_acks=int(config.get("num_replicas", 1)) <= 1 and config.get("storage", "file") == "file",
+        intake=Intake.of(config),
     )
 
 
@@ -111,6 +146,25 @@ async def find_or_create(
                 "taken; check that the servers of the cluster reach each other"
             )
         await asyncio.sleep(_RETRY_DELAY)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Return whether a pattern with wildcards matches a subject without wildcards."""
+    wanted, found = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted = wanted[:-1]
+        if len(found) <= len(wanted):
+            return False
+        found = found[: len(wanted)]
+    return len(wanted) == len(found) and all(one in ("*", other) for one, other in zip(wanted, found, strict=True))
+
+
+def is_subject(subject: object) -> bool:
+    """Return whether a value is a subject, which may have wildcards."""
+    if not isinstance(subject, str) or any(c.isspace() for c in subject):
+        return False
+    tokens = subject.split(".")
+    return all(tokens) and ">" not in tokens[:-1]
 
 
 def start_fields(start: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
+from lanes.source import Destination
 from lanes_kafka.broker import describe_topic
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import Record, dead_letter_record
@@ -141,6 +142,14 @@ class KafkaDeadLetters:
         if error.code() not in _PERMANENT:
             return SourceError(f"dead letter not confirmed by {self._topic} ({text})", retryable=True)
         return SourceError(f"dead letter refused by {self._topic} ({text}); correct its permissions or settings")
+
+    def destination(self) -> Destination:
+        """Return the topic; see ``lanes.source.Addressed.destination``.
+
+        Returns:
+            The topic.
+        """
+        return Destination("kafka", self._topic)
 
     async def aclose(self) -> None:
         """Wait up to 5 seconds for unconfirmed dead letters, then close the client. Idempotent."""

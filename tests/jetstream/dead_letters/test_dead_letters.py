@@ -10,6 +10,7 @@ import anyio
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.js.api import StreamSource
 
 import lanes
 from lanes_jetstream import (
@@ -18,7 +19,9 @@ from lanes_jetstream import (
     read_dead_letter,
 )
 from tests.components import NatsServer
-from tests.jetstream.workload import Recorder, Stream, running, until
+from tests.fakes.dead_letters import dead_letter
+from tests.jetstream.cohort_workload import CohortStream
+from tests.jetstream.workload import Recorder, Stream, never_called, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -29,10 +32,6 @@ async def stored_dead_letters(client: Client, stream: Stream) -> AsyncIterator[s
     await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"])
     yield f"{name}.x"
     await client.jetstream().delete_stream(name)
-
-
-async def client_publish(stream: Stream, value: bytes) -> None:
-    await stream.client.jetstream().publish(f"{stream.name}.1", value)
 
 
 async def test_a_dead_letter_carries_origin_and_reason(
@@ -242,20 +241,65 @@ async def test_a_dead_letter_above_the_payload_limit_is_cut(fresh_nats: Callable
     await client.close()
 
 
-async def test_dead_letters_into_the_source_stream_stop_the_consumer(stream: Stream) -> None:
-    await client_publish(stream, b"poison")
-
-    async def handler(message: lanes.Message) -> None:
-        raise lanes.Term("poison")
-
-    target = JetStreamDeadLetters(stream.url, f"{stream.name}.dead")
-    consumer = lanes.Consumer(stream.source(), handler, dead_letters=target)
-    with pytest.raises(lanes.SourceError, match="each dead letter would create another"), anyio.fail_after(15):
-        await consumer.run()
-    assert (await stream.client.jetstream().stream_info(stream.name)).state.messages == 2
+async def test_a_dead_letter_of_its_own_subject_is_refused(stream: Stream) -> None:
+    subject = f"{stream.name}.dead"
+    target = JetStreamDeadLetters(stream.url, subject)
+    await target.open()
+    with pytest.raises(lanes.SourceError, match="each dead letter would create another"):
+        await target.put(dead_letter(subject=subject))
+    await target.aclose()
+    assert (await stream.client.jetstream().stream_info(stream.name)).state.messages == 0
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a.*", "a.>"])
 def test_an_invalid_dead_letter_subject_is_refused(subject: str) -> None:
     with pytest.raises(lanes.ConfigError, match="subject"):
         JetStreamDeadLetters("nats://x", subject)
+
+
+# --- dead letters that the source would read again
+
+
+@pytest.mark.parametrize("subject", ["{}.dead", "{}.1"])
+async def test_a_subject_of_the_sources_own_stream_is_refused_at_the_start(stream: Stream, subject: str) -> None:
+    await stream.publish(3)
+    subject = subject.format(stream.name)
+    consumer = lanes.Consumer(stream.source(), never_called, dead_letters=JetStreamDeadLetters(stream.url, subject))
+    with pytest.raises(lanes.ConfigError) as refused:
+        await consumer.run()
+    assert str(refused.value) == (
+        f"jetstream {stream.name}/worker: the dead letters go to {stream.name!r} (subject {subject!r}), which this "
+        "source reads too, so each dead letter would make another one; use a topic or stream of its own"
+    )
+    assert (await stream.consumer_info()).num_pending == 3
+
+
+async def test_a_subject_that_the_consumers_filter_excludes_is_accepted(stream: Stream) -> None:
+    subject, recorder = f"{stream.name}.dead", Recorder()
+    await stream.publish(1, keys=1)
+    source = stream.source(filter_subject=f"{stream.name}.0")
+    async with running(lanes.Consumer(source, recorder, dead_letters=JetStreamDeadLetters(stream.url, subject))):
+        with anyio.fail_after(10):
+            await recorder.reached(1)
+
+
+async def test_a_subject_of_a_stream_that_the_source_copies_is_refused_at_the_start(
+    stream: Stream, stored_dead_letters: str, client: Client
+) -> None:
+    origin = stored_dead_letters.partition(".")[0]
+    copy = Stream(stream.url, client, f"{stream.name}copy")
+    await client.jetstream().add_stream(name=copy.name, mirror=StreamSource(name=origin))
+    target = JetStreamDeadLetters(stream.url, stored_dead_letters)
+    try:
+        with pytest.raises(lanes.ConfigError, match=f"go to '{origin}' .*, which this source reads too"):
+            await lanes.Consumer(copy.source(), never_called, dead_letters=target).run()
+    finally:
+        await client.jetstream().delete_stream(copy.name)
+
+
+async def test_a_cohort_refuses_dead_letters_in_its_own_stream_at_the_start(cohort_stream: CohortStream) -> None:
+    name = cohort_stream.name
+    await cohort_stream.publish(*cohort_stream.a_key_each())
+    target = JetStreamDeadLetters(cohort_stream.url, f"{name}.dead")
+    with pytest.raises(lanes.ConfigError, match=f"the dead letters go to '{name}' .*, which this source reads too"):
+        await lanes.Consumer(cohort_stream.source("a"), never_called, dead_letters=target).run()

@@ -12,7 +12,7 @@ import pytest
 import lanes
 from lanes_jetstream.durable.consumer import ConsumerState
 from lanes_jetstream.durable.watch import DurableWatch
-from lanes_jetstream.wire.stream import StreamState
+from lanes_jetstream.wire.stream import Intake, StreamState
 from tests.jetstream.workload import Recorder, Stream, running, stops, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
@@ -89,7 +89,13 @@ async def test_limits_that_dropped_messages_of_a_stopped_consumer_stop_the_start
 )
 def test_a_stale_cursor_of_a_killed_server_is_no_loss(retention: str, highest: int, lost: str | None) -> None:
     stream = StreamState(
-        "now", first=11, last=20, retention=retention, drops_single_messages=False, loses_last_acks=True
+        "now",
+        first=11,
+        last=20,
+        retention=retention,
+        drops_single_messages=False,
+        loses_last_acks=True,
+        intake=Intake({}, transforms=False),
     )
     state = ConsumerState(0, 0, highest=5, deliveries=5, settled_above_floor=False, undelivered=15, paused=False)
     consumer: Any = SimpleNamespace(config={})

@@ -1,0 +1,203 @@
+"""A handler that cannot be called with its argument is refused by the constructor, before any message fails"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import lanes
+from lanes import ConfigError, Consumer, Message, Settings
+from memsource import MemoryBroker, MemorySource
+from tests.fakes.support import acknowledge, acknowledge_all
+
+if TYPE_CHECKING:
+    from lanes.core.types import Message as Hidden
+
+SECRET = "canary77d1"
+
+
+def consumer(handler: Any, *, decode: Any = None, batch: int | None = None) -> Consumer:
+    return Consumer(MemorySource(MemoryBroker()), handler, decode=decode, settings=Settings(batch=batch))
+
+
+def refusal(handler: Any, *, decode: Any = None, batch: int | None = None) -> str:
+    """The text of the refusal of this handler."""
+    with pytest.raises(ConfigError) as refused:
+        consumer(handler, decode=decode, batch=batch)
+    return str(refused.value)
+
+
+class Charges:
+    def method(self, message: Message) -> None: ...
+
+    def two(self, message: Message, account: str) -> None: ...
+
+
+class CallableOfOne:
+    def __call__(self, message: Message) -> None: ...
+
+
+class CallableOfNothing:
+    async def __call__(self) -> None: ...
+
+
+class CallableGenerator:
+    def __call__(self, message: Message) -> Iterator[None]:
+        yield
+
+
+def nothing() -> None: ...
+
+
+async def two(message: Message, database: str) -> None: ...
+
+
+async def needs_keyword(message: Message, *, database: str) -> None: ...
+
+
+def generator(message: Message) -> Iterator[None]:
+    yield
+
+
+async def async_generator(message: Message) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("handler", "takes", "why"),
+    [
+        (nothing, "nothing takes nothing", "too many positional arguments"),
+        (lambda: None, "<lambda> takes nothing", "too many positional arguments"),
+        (two, "two takes message, database", "missing a required argument: 'database'"),
+        (needs_keyword, "needs_keyword takes message, database", "missing a required"),
+        (Charges().two, "Charges.two takes message, account", "missing a required argument: 'account'"),
+        (Charges.method, "Charges.method takes self, message", "missing a required argument: 'message'"),
+        (CallableOfNothing(), "CallableOfNothing takes nothing", "too many positional arguments"),
+        (functools.partial(two), "two takes message, database", "missing a required argument: 'database'"),
+    ],
+)
+def test_a_wrong_number_of_parameters_is_refused(handler: Any, takes: str, why: str) -> None:
+    said = refusal(handler)
+    assert re.sub("[^ ]*<locals>.", "", said).startswith(
+        f"handler={takes}, and cannot be called with one message alone ({why}"
+    )
+    assert said.endswith("pass a function of one message; functools.partial sets further arguments")
+
+
+def test_the_result_of_a_call_is_refused_in_place_of_the_function() -> None:
+    # A warning about a coroutine that was never awaited would fail this test.
+    message: Any = None
+    assert refusal(acknowledge(message)) == (
+        "handler is a coroutine, the result of acknowledge(…): pass the function itself, without a call"
+    )
+    for made in (generator(message), async_generator(message)):
+        said = refusal(made)
+        assert re.match(r"handler is a generator, the result of \w+\(…\): pass a function of one message", said)
+
+
+@pytest.mark.parametrize("handler", [generator, async_generator, CallableGenerator(), functools.partial(generator)])
+def test_a_generator_function_is_refused(handler: Any) -> None:
+    assert refusal(handler).endswith("is a generator: its body would never run; use return, not yield")
+
+
+def test_a_class_is_refused() -> None:
+    assert refusal(Charges) == (
+        "handler=Charges is a class: pass a function of one message, or an instance with __call__"
+    )
+
+
+@pytest.mark.parametrize(("handler", "kind"), [(None, "None"), (5, "an int"), ({"a": 1}, "a dict"), (SECRET, "a str")])
+def test_an_object_that_cannot_be_called_is_refused_without_its_value(handler: Any, kind: str) -> None:
+    assert refusal(handler) == f"handler is {kind}, which is not callable: pass a function of one message"
+
+
+def any_arguments(function: Any) -> Any:
+    return function
+
+
+def test_an_argument_of_a_partial_is_not_shown() -> None:
+    said = refusal(functools.partial(any_arguments(two), SECRET, SECRET, SECRET))
+    assert said == "handler is a functools.partial with arguments that two does not take: correct them"
+    said = refusal(functools.partial(any_arguments(needs_keyword), extra=SECRET))
+    assert SECRET not in said
+
+
+# --- annotations and batch
+
+
+def a_list(messages: list[Message]) -> None: ...
+
+
+def a_sequence(messages: Sequence[lanes.Message]) -> None: ...
+
+
+def a_hidden_list(messages: list[Hidden], unknown: Unknown = None) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+
+def a_hidden_message(message: lanes.Message, unknown: Unknown = None) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+
+def unnamed_list(messages: list[Message], unknown: Unknown = None) -> None: ...  # type: ignore[name-defined] # noqa: F821
+
+
+@pytest.mark.parametrize("handler", [a_list, a_sequence, acknowledge_all, unnamed_list, functools.partial(a_list)])
+def test_a_handler_of_lists_needs_batch(handler: Any) -> None:
+    said = refusal(handler)
+    assert " takes a list of messages (" in said
+    assert said.endswith("and without batch= each call has one message: set Settings(batch=…), or take one Message")
+    consumer(handler, batch=10)
+
+
+@pytest.mark.parametrize("handler", [acknowledge, Charges().method, CallableOfOne(), a_hidden_message])
+def test_a_handler_of_one_message_contradicts_batch(handler: Any) -> None:
+    said = refusal(handler, batch=10)
+    assert "takes one message (message: Message), and batch= passes lists of messages" in said
+    assert said.endswith("take list[Message], or leave batch out")
+    consumer(handler)
+
+
+def wrapped(handler: Callable[[Message], object]) -> Callable[[list[Message]], object]:
+    """Each message of a batch."""
+
+    @functools.wraps(handler)
+    def message(message: list[Message]) -> None: ...
+
+    return message
+
+
+def injected(handler: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(handler)
+    async def inner(*args: object) -> None: ...
+
+    return inner
+
+
+def test_usual_handlers_are_accepted() -> None:
+    def unknown(message, database=None, *more, **options): ...  # type: ignore[no-untyped-def]
+
+    def either(message: Message | list[Message]) -> None: ...
+
+    one: list[Any] = [unknown, either, print, [].append, injected(two)]
+    for handler in (*one, functools.partial(two, database="d")):
+        consumer(handler)
+    for handler in (*one, wrapped(Charges().method), a_hidden_list):
+        consumer(handler, batch=10)
+
+
+# --- decode
+
+
+@pytest.mark.parametrize("decode", [nothing, two, generator, acknowledge, 5])
+def test_a_decoder_that_cannot_work_is_refused(decode: Any) -> None:
+    assert refusal(acknowledge, decode=decode).startswith("decode")
+
+
+def test_a_class_may_decode() -> None:
+    class Order:
+        def __init__(self, message: Message) -> None: ...
+
+    consumer(acknowledge, decode=Order)
