@@ -4,7 +4,7 @@
 that every source passes is in ``memsource.contract``. Plans as Hypothesis strategies are in
 ``memsource.sim.plans.strategies``, and the base class of state machines is in ``memsource.sim.runs.machine``.
 
-A public name is imported at its first use, because every test run loads the pytest plugin and with it this package.
+A public name is imported at its first use, because every test run loads the pytest plugin, which imports this package.
 
 Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
 ``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.

@@ -1,4 +1,4 @@
-"""The Protocol of a simulated broker: data that acts when it is called, with the time as an argument.
+"""The Protocol of a simulated broker: an object without a clock, which gets the time as an argument of its calls.
 
 No method blocks, sleeps or uses an event loop. The world calls ``advance`` at the time of ``next_at``.
 """
@@ -31,7 +31,7 @@ class Personality(Protocol):
         """Append one message and return it."""
 
     def skip(self, count: int, *, partition: int) -> None:
-        """Leave a gap of ``count`` positions in a partition."""
+        """Skip ``count`` positions of a partition."""
 
     @property
     def partitions(self) -> range:
@@ -43,18 +43,18 @@ class Personality(Protocol):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """The assignments that the broker took from members, in order, also before a member hears of its loss.
+        """The assignments that the broker took from members, in order, even if the member has not learned of the loss.
 
-        A member had heard of each assignment and had not released it. The broker takes an assignment when a session or
-        lease expires, when the time for the release is over, or by a call of ``lose``.
+        The list has only assignments that the member had learned and not released. The broker takes an assignment
+        when a session or lease expires, when the time for the release is over, or by a call of ``lose``.
         """
 
     @property
     def unfinished(self) -> list[Record]:
-        """The records that the broker holds as unfinished."""
+        """The records that are unfinished by the broker's own data."""
 
     def source(self, member: str, clock: Clock) -> Source:
-        """Make the source of a new member. The calls of the source act on the broker until the member crashes."""
+        """Make the source of a new member. Until the member crashes, the source's calls act on the broker."""
 
     def crash(self, member: str, now: float) -> None:
         """End a member's process. The broker notices the end only by its own timers."""
@@ -63,7 +63,7 @@ class Personality(Protocol):
         """Suspend a member's process until a time, as under SIGSTOP. Its calls do not reach the broker."""
 
     def rebalance(self, now: float) -> bool:
-        """Make a new plan, as after a change of members. Return whether a partition is revoked."""
+        """Assign the partitions anew, as after a change of members. Return whether a partition is revoked."""
 
     def lose(self, partition: int, now: float) -> bool:
         """Take a partition from its owner without asking. Return False if the partition has no owner."""
@@ -81,7 +81,7 @@ class Personality(Protocol):
         """Return the time of the next timer; infinity = no timer."""
 
     def write_dead_letter(self, dead_letter: DeadLetter) -> None:
-        """Keep a dead letter. Drop a dead letter whose id is known already."""
+        """Store a dead letter, unless one with the same id is stored already."""
 
     @property
     def dead_letters(self) -> list[DeadLetter]:

@@ -1,7 +1,7 @@
 """The pytest plugin for tests made by ``memsource.simulate``. Pytest finds the plugin by its entry point.
 
-``--lanes-runs N`` makes N runs of each simulated test. ``--lanes-replay TOKEN`` makes only the run of the token. The
-summary of pytest has a line for each simulated test.
+``--lanes-runs N`` makes N runs of each simulated test. ``--lanes-replay TOKEN`` makes only the run that the token
+describes. The summary of pytest has a line for each simulated test.
 
 The plugin imports a module only when an option needs the module. So a project without a simulated test imports nothing
 of ``lanes``.
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
             decode(token)
         except TokenRefused as error:
             raise pytest.UsageError(f"--lanes-replay: {error}") from error
-    # A test may start an inner test run. The cleanup gives the options back to the outer test run.
+    # A test may start an inner test run. The cleanup restores the options of the outer test run.
     config.add_cleanup(functools.partial(vars(OPTIONS).update, runs=OPTIONS.runs, replay=OPTIONS.replay))
     OPTIONS.runs, OPTIONS.replay = runs, token
 
@@ -74,7 +74,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     finally:
         simulation = _simulation(item)
         if simulation is not None and simulation.report is not None:
-            # pytest sends the properties of an item with its report, also from another process.
+            # pytest sends the properties of an item with its report, even from another process.
             item.user_properties.append((_PROPERTY, _told(simulation.report)))
 
 

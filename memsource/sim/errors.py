@@ -1,4 +1,4 @@
-"""The errors of a simulation, and the test that tells a finding from another exception."""
+"""The errors of a simulation, and the function that distinguishes a finding from other exceptions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ class Refused(SimulationError):
 
 
 class Deadlock(SimulationError):
-    """Every task waits for another task, and no task waits for a time.
+    """Every task waits for another task, and no timer is set.
 
     The message names the tasks and the lines where they wait.
     """
 
 
 class Livelock(SimulationError):
-    """No time passed during too many turns. The message names the tasks that took most of these turns."""
+    """Too many turns of the loop passed without virtual time.
+
+    The message names the tasks that took most of these turns.
+    """
 
 
 class NeverYields(Livelock):
-    """A step of a task does not end. The task must await something. The message names the task and its line."""
+    """A step of a task does not end, because the task awaits nothing. The message names the task and its line."""
 
 
 class Overtime(SimulationError):
@@ -40,7 +43,7 @@ class Overtime(SimulationError):
 
 
 class ImpossiblePlan(SimulationError):
-    """An argument asks for something that cannot happen. The message names the argument, its value and its range."""
+    """An argument describes something that cannot happen. The message names the argument, its value and the remedy."""
 
 
 class TokenRefused(SimulationError):
@@ -48,7 +51,7 @@ class TokenRefused(SimulationError):
 
 
 class Nondeterministic(SimulationError):
-    """One plan produced two different runs. The message names the first different row and likely causes."""
+    """Two runs of one plan differed. The message names the first difference and likely causes."""
 
 
 class SimulationFailed(AssertionError):
@@ -59,12 +62,12 @@ def is_finding(error: BaseException) -> bool:
     """Return whether an exception shows a fault of the code under test.
 
     Each ``Exception`` and the failure of ``pytest.fail`` are findings. ``ImpossiblePlan`` and ``Refused`` are no
-    findings, because they report bad use of the simulation. An exception for the runner of the test is no finding
-    either: Ctrl-C, an exit, ``pytest.skip``.
+    findings, because they report bad use of the simulation. An exception for the test runner, such as Ctrl-C, an exit
+    or ``pytest.skip``, is no finding either.
     """
     if isinstance(error, Exception):
         return not isinstance(error, ImpossiblePlan | Refused)
-    # Code that raises an exception of pytest has imported pytest.
+    # Only code that has imported pytest can raise an exception of pytest.
     pytest: Any = sys.modules.get("pytest")
     return (
         pytest is not None
@@ -74,7 +77,7 @@ def is_finding(error: BaseException) -> bool:
 
 
 def notable(error: BaseException) -> BaseException:
-    """Return the first exception of a group that is no finding; without one return the group itself."""
+    """Return the first exception of a group that is no finding. If all are findings, return the group itself."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             found = notable(each)

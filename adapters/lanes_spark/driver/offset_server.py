@@ -117,7 +117,7 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
         The ranges by partition; None when the stream is to stop.
 
     Raises:
-        SourceError: The driver could not read the ranges, or has ended.
+        SourceError: The driver could not read the ranges, did not answer in time, or has ended.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE)
@@ -129,7 +129,8 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
                 text = answered.read()
         except OSError as error:
             raise SourceError(
-                f"the driver does not send offset ranges ({error}): the driver has ended; start the stream again"
+                f"the driver sent no offset ranges ({error}): it has ended, or did not answer within {_PATIENCE:g} s; "
+                "start the stream again"
             ) from None
     answer = json.loads(text or b'{"error": "the driver has ended; start the stream again"}')
     if "error" in answer:

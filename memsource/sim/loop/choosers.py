@@ -1,7 +1,7 @@
-"""The choosers of a ``SimLoop``, which decide who takes the next step.
+"""The choosers of a ``SimLoop``. A chooser decides which task takes the next step.
 
-A chooser sees only the number of the turn and the numbers of the ready tasks. Its answers depend on its seed or its
-schedule alone. Each run needs a chooser of its own.
+A chooser sees only the number of the turn and the numbers of the ready tasks. The answers of a chooser depend only on
+its seed or schedule. Each run needs a new chooser.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _JUMPS: Final = 0.01
 
 
 class Chooser(Protocol):
-    """Decides which ready task takes a step, and when time jumps. Neither method may block or keep ``tasks``."""
+    """Decides which ready task takes a step, and when time jumps. The methods must not block or store ``tasks``."""
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
         """Choose the task that takes the step of a turn.
@@ -54,13 +54,13 @@ class Fifo:
 
 
 class RandomWalk:
-    """Chooses each ready task with the same probability. Time jumps in one turn of a hundred."""
+    """Chooses each ready task with the same probability. Time jumps with a probability of 1 in 100."""
 
     def __init__(self, seed: int) -> None:
         self._random: Final = Random(seed)
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
-        # The draws of randrange depend on the number of tasks, and randrange takes five times as long.
+        # randrange draws a varying number of bits and takes five times as long.
         return int(self._random.random() * len(tasks))
 
     def jump(self, turn: int) -> bool:
@@ -95,15 +95,15 @@ class Priorities(RandomWalk):
     """Chooses the ready task with the highest priority. A task keeps its priority until a change.
 
     Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At a change, the
-    task that would run gets the lowest priority so far. For a bug that needs few changes in few tasks, this strategy
-    finds the bug more often than a random walk does.
+    task that would run gets a priority below all others. This strategy finds a bug that needs few changes in few
+    tasks more often than a random walk does.
 
     Args:
         seed: Seed of the priorities.
         changes: Number of changes, 0 or more.
         span: Number of choices from the start of the run that contain all changes.
-        mix: Probability of a random choice, 0 … 1. Without random choices, a task that polls would starve the task that
-            it polls for.
+        mix: Probability of a random choice, 0 … 1. Without random choices, a polling task would starve the task whose
+            result it waits for.
 
     Raises:
         ValueError: A number is out of its range.
@@ -128,7 +128,8 @@ class Priorities(RandomWalk):
         for index, task in enumerate(tasks):
             priority = priorities.get(task)
             if priority is None:
-                # Tasks draw in the order in which they appear; the order is the same in each run of the seed.
+                # Tasks draw their priorities in the order in which they appear, which is the same in each run of a
+                # seed.
                 priority = priorities[task] = random()
             if priority > highest:
                 best, highest = index, priority
@@ -142,7 +143,7 @@ class Priorities(RandomWalk):
 
 
 class Recording:
-    """Records the choices of an ``inner`` chooser. ``Sparse(recording.schedule)`` repeats the run."""
+    """Delegates to an ``inner`` chooser and records its choices. ``Sparse(recording.schedule)`` repeats the run."""
 
     def __init__(self, inner: Chooser) -> None:
         self._inner: Final = inner
@@ -151,7 +152,7 @@ class Recording:
 
     @property
     def schedule(self) -> Schedule:
-        """The deviations from first in, first out, and the jumps of the run so far."""
+        """The schedule of the run so far: deviations from first in, first out, and jumps of time."""
         return Schedule(tuple(self._deviations), tuple(self._jumps))
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
@@ -168,7 +169,7 @@ class Recording:
 
 
 def mixed(seed: int) -> Chooser:
-    """Make a chooser: ``RandomWalk`` for two of three seeds, and ``Priorities`` for the third.
+    """Make the chooser of a seed: ``RandomWalk`` for two of three seeds, else ``Priorities``.
 
     No strategy finds every bug, so a campaign over many seeds uses both strategies.
     """

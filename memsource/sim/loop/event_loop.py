@@ -1,15 +1,16 @@
-"""An asyncio event loop in virtual time, which takes one step of one task a turn. A chooser selects the task.
+"""An asyncio event loop in virtual time. In each turn one task, selected by a chooser, takes one step.
 
 A turn has three parts. Timers that are due become callbacks. The callbacks of futures and timers run, first in, first
-out. One of the ready tasks takes one step. Time stands still while anything can happen, and then jumps to the next
-timer. The operating system, the clock and the memory decide nothing: with the same chooser the same program takes the
-same steps.
+out. One of the ready tasks takes one step. Virtual time stands still while a callback or task is ready, and then
+jumps to the next timer. With the same chooser a program takes the same steps in every run, whatever the operating
+system, the clock and the memory do.
 
-Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in one turn
-queue by number, because anyio walks a set to deliver a cancellation. Second, tasks, futures and cancel scopes hash
-by number, so each walk over a set of them has the same order. The user's own walk over the result of ``asyncio.wait``
-has the same order too. Third, the garbage collector runs only between runs. The user is responsible for sets of other
-objects, for strings in sets (``PYTHONHASHSEED``), and for clocks.
+Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in the same
+turn queue by number, because anyio iterates over a set to deliver a cancellation. Second, tasks, futures and cancel
+scopes hash by number, so each iteration over a set of them has the same order. This includes a set that
+``asyncio.wait`` returns to the user. Third, the garbage collector runs only between runs. A program that reads a
+clock or depends on the order of another set may differ between runs. For sets of strings, start Python with
+``PYTHONHASHSEED=0``.
 """
 
 from __future__ import annotations
@@ -55,19 +56,21 @@ E = TypeVar("E", bound=BaseException)
 _CALLBACK_TURNS: Final = 100
 """The most turns in which only callbacks run. Time passes after these turns, because anyio retries the cancellation of
 a frozen task in every turn."""
-_CANCELLATION: Final = "_deliver_cancellation"  # anyio's method that cancels tasks, repeatedly until they end
+_CANCELLATION: Final = (
+    "_deliver_cancellation"  # anyio's method that cancels the tasks of a scope, repeatedly until they end
+)
 _JUMP_LIMIT: Final = 1.0
 """The longest jump of time that a chooser may make while tasks are ready, in virtual seconds."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop of one run. It has no file descriptor and starts no thread.
+    """The event loop of one run. The loop has no file descriptor and starts no thread.
 
     ``memsource.sim.loop.virtual.run`` makes the loop, and ``current`` finds the loop.
 
     Args:
         chooser: Decides which ready task takes the next step.
-        thread_time: Returns the virtual seconds that the function of a thread takes; None = refuse threads.
+        thread_time: Returns the virtual seconds that a function in a thread takes; None = threads are refused.
         turns_limit: The most turns without passing time, and the most turns to cancel the remaining tasks.
     """
 
@@ -97,7 +100,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._foreign: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
         self._callbacks: deque[asyncio.Handle] = deque()
         self._timers: Final = Timers()
-        # The queue of ready tasks: their numbers, and their steps. Tasks from the mark on are not sorted yet.
+        # The queue of ready tasks: their numbers, and their steps. Tasks from index ``_mark`` on are not sorted yet.
         self._tasks: list[int] = []
         self._steps: list[asyncio.Handle] = []
         self._mark = 0
@@ -105,8 +108,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._frozen: dict[str, float] = {}
         self._frozen_handles: list[tuple[str | None, int | None, asyncio.Handle]] = []
         self._wrapped: list[Coroutine[Any, Any, Any]] = []
-        # Retries of anyio's cancellation, each with the number of steps to take before it. So retries come as often as
-        # on a loop that takes a step of every ready task in each turn.
+        # Retries of anyio's cancellation, each with the number of steps to take before it. Retries are therefore as
+        # frequent as on a loop on which every ready task takes a step in each turn.
         self._retries: deque[tuple[int, asyncio.Handle]] = deque()
         # BaseEventLoop keeps asynchronous generators in a weak set, and closes them in the order of that set.
         self._asyncgens: Any = OrderedWeakSet()
@@ -172,7 +175,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._numbered += 1
         group = GROUP.get() if context is None else context.get(GROUP, None)
         number = self._numbered
-        # The names that asyncio gives depend on the number of tasks in the whole process.
+        # asyncio's own task names depend on the number of tasks in the whole process.
         title = f"Task-{number}" if name is None else str(name)
         return SimTask(coro, number, group, loop=self, name=title, context=context, **options)
 
@@ -185,7 +188,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Handle a report of asyncio about a task.
 
-        After a failure the loop drops all reports, because most of them are about abandoned tasks.
+        After a failure the loop drops all reports, because most reports are about abandoned tasks.
         """
         if self.failure is None:
             super().call_exception_handler(context)
@@ -241,11 +244,14 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- time
 
     def _pass_time(self, turn: int) -> bool:
-        """Let time pass when nothing else can happen or the chooser decides so. Return False when the loop stops."""
+        """Let time pass if no task or callback is ready, or if the chooser decides to jump.
+
+        Return False if the loop stops.
+        """
         when = self._timers.next_at()
         if when > self._now:
             if self._tasks:
-                # A slow processor delays for a moment, not until a far deadline.
+                # A slow processor delays tasks for a moment, not until a far deadline.
                 moves = when - self._now <= _JUMP_LIMIT and not self._failed and self._chooser.jump(turn)
             elif self._callbacks:
                 moves = when < math.inf and self._callback_turns >= _CALLBACK_TURNS
@@ -271,7 +277,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def freeze(self, group: str, until: float) -> None:
         """Stop the tasks of a group for some time, as under SIGSTOP. Does not block.
 
-        Timers of the group that come due meanwhile act when the group wakes. A later call replaces an earlier call.
+        Timers of the group that are due meanwhile act when the group wakes. A later call replaces an earlier call.
 
         Args:
             group: Name of the group.
@@ -315,7 +321,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _number_of(self, task: asyncio.Task[Any]) -> int:
         if isinstance(task, SimTask):
             return task.number
-        # Another factory makes the task, and the loop sees the task first when its first step is scheduled.
+        # A task of another task factory is unknown to the loop until its first step is scheduled.
         number = self._foreign.get(task)
         if number is None:
             self._numbered += 1
@@ -340,13 +346,13 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- the end of a run
 
     def fail(self, error: E) -> E:
-        """End the run with an error, unless the run has another error already. Return the error."""
+        """End the run with an error, and return the error. An earlier error of the run stays the run's error."""
         if self.failure is None:
             self.failure = error
         return error
 
     def end(self) -> None:
-        """Wake all frozen groups, because the caller cancels the remaining tasks next. Idempotent."""
+        """Wake all frozen groups, so that the caller can cancel the remaining tasks. Idempotent."""
         self._ending = True
         self._still = 0
         for group in list(self._frozen):
@@ -362,7 +368,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def abandon(self) -> None:
         """Close the coroutines of unfinished tasks, and drop their errors.
 
-        Otherwise the garbage collector would close the coroutines later, during other code.
+        Otherwise the garbage collector would close the coroutines later, while other code runs.
         """
         for inner in self._wrapped:
             inner.close()
@@ -372,7 +378,10 @@ class SimLoop(asyncio.BaseEventLoop):
                 coroutine.close()
 
     def refuse(self, what: str, remedy: str) -> Refused:
-        """Return the error for a call without virtual time. The run ends with that error in the next turn."""
+        """Return the error for a call that virtual time cannot control.
+
+        The run ends with this error in the next turn.
+        """
         frame = sys._getframe(1)
         return self.fail(Refused(f"{what}, called at {place_of_frame(frame)}, has no virtual time; {remedy}"))
 
@@ -383,7 +392,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._thread_time()
 
     def overdue(self, frame: FrameType | None) -> None:
-        """Note a step without end at ``frame``. Other threads may call this."""
+        """Record that a step does not end, and the ``frame`` that it executes. Callable from any thread."""
         step = self._stepping
         task = None if step is None else owner_of(step)
         who = "a callback" if task is None else title(task)

@@ -1,9 +1,9 @@
 """Guards that refuse calls that virtual time cannot control: threads, sockets, processes, signals and sleeps.
 
 The guards replace functions of the standard library and of anyio's asyncio backend while a simulation runs in the
-process. A guard refuses a call only on the loop of a simulation, and lets calls of other threads through. Guards do
-not replace a function that was imported by name earlier (``from time import sleep``). The ``step_limit`` of the loop
-ends a step that waits by the wall clock.
+process. A guard refuses a call only on the loop of a simulation, and passes calls of other threads on. Guards do
+not replace a function that was imported by name earlier (``from time import sleep``). If such a function waits by the
+wall clock, the ``step_limit`` of the loop ends the step.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from memsource.sim.errors import Refused
 
 
 class Refuser(Protocol):
-    """The methods of a simulation's loop that the guards use."""
+    """The methods of a simulation's loop that the guards call."""
 
     scopes: Iterator[int]
     """0, 1, 2 …: the numbers of the cancel scopes of this run."""
 
     def refuse(self, what: str, remedy: str) -> Refused:
-        """Return the error to raise. The run ends with that error even when the code catches the error."""
+        """Return the error to raise. The run ends with this error even if the program catches it."""
 
     def thread_seconds(self, what: str) -> float:
         """Return the virtual seconds to wait before the loop calls a thread's function.
@@ -101,10 +101,10 @@ _undo: Final = ExitStack()
 
 @contextmanager
 def installed(kind: type[Refuser]) -> Iterator[None]:
-    """Install the guards and switch garbage collection off, until the last caller leaves.
+    """Install the guards and switch garbage collection off, until the block of the last caller ends.
 
-    A finalizer during a run would act at a turn that depends on other memory of the process. So the garbage of a run is
-    collected at the end of the run.
+    The garbage of a run is collected at the end of the run. During a run, a finalizer would act at a turn that
+    depends on the memory of the whole process.
 
     Args:
         kind: Class of the guarded loops. Callers in several threads must pass the same class.
@@ -158,7 +158,7 @@ def _install(kind: type[Refuser]) -> None:
 
 
 def _replace(owner: Any, name: str, by: object) -> None:
-    # The original comes from the dictionary, because getattr would bind a classmethod.
+    # The original is read from the dictionary of the class, because getattr would bind a classmethod.
     _undo.callback(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, by)
 
@@ -179,8 +179,9 @@ def _guard(kind: type[Refuser], original: Callable[..., Any], what: str, remedy:
 def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> type[backend.CancelScope]:
     """Make a class of anyio's cancel scopes, with a hash that is the same in every run.
 
-    anyio keeps the scopes within a scope in a set, and cancels them in the order of the set. Without the hash, that
-    order depends on memory addresses. One class serves all runs, because the interpreter specializes code for a class.
+    anyio keeps the scopes within a scope in a set, and cancels them in the order of the set. Without the hash, the
+    order of the set depends on memory addresses. All runs share one class, because the interpreter specializes code
+    for a class.
     """
 
     def number_of(scope: Any) -> int:
@@ -197,7 +198,7 @@ def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> typ
 def _as_completed(kind: type[Refuser]) -> Callable[..., Any]:
     """Make an ``asyncio.as_completed`` that makes tasks in the order of its argument.
 
-    The original makes tasks of coroutines in the order of a set, which depends on memory addresses.
+    asyncio's own function makes tasks in the order of a set, which depends on memory addresses.
     """
     original = asyncio.as_completed
 

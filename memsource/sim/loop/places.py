@@ -1,4 +1,4 @@
-"""The place of running code: file, line and function, for errors about tasks."""
+"""The location of running code for errors about tasks: file, line and function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def place_of_frame(frame: FrameType | None) -> str:
     Without such a caller, return the place of the innermost caller outside of the simulator.
     """
     innermost = None
-    # Frames outside of the loop have only started it.
+    # Frames outside of the loop only started the loop.
     while frame is not None and frame.f_code.co_name != _STEP:
         if not _machinery(frame):
             return _place(frame)
@@ -60,7 +60,7 @@ def _frames(task: asyncio.Task[Any]) -> list[FrameType]:
     frames: list[FrameType] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
-        # The chain consists of coroutines, generators and asynchronous generators, and ends at a future.
+        # The chain of awaited objects has coroutines, generators and asynchronous generators, and ends at a future.
         for kind, below in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
             frame = getattr(awaited, f"{kind}_frame", None)
             if frame is not None:

@@ -24,7 +24,7 @@ GROUP: Final[ContextVar[str | None]] = ContextVar("memsource.sim.group", default
 
 @contextmanager
 def in_group(group: str | None) -> Iterator[None]:
-    """Put the tasks that are made in a ``with`` block into a group; None = into no group."""
+    """Assign the tasks that are made in a ``with`` block to a group; None = to no group."""
     token = GROUP.set(group)
     try:
         yield
@@ -42,7 +42,7 @@ class SimTask(asyncio.Task[Any]):
     __slots__ = ("group", "number")
 
     def __init__(self, coro: Coroutine[Any, Any, Any], number: int, group: str | None, **options: Any) -> None:
-        # The number comes first, because asyncio puts a task into a set while the task is made.
+        # Set the number first, because asyncio hashes a task during its construction.
         self.number = number
         self.group = group
         super().__init__(coro, **options)
@@ -95,7 +95,7 @@ def owner_of(step: asyncio.Handle) -> asyncio.Task[Any] | None:
 
 
 def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
-    """Return the coroutines that the unstarted coroutine of a task would await; anyio wraps coroutines so."""
+    """Return the coroutines that the unstarted coroutine of a task would await. anyio wraps coroutines in this form."""
     coroutine: Any = task.get_coro()
     if not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
         return []
@@ -106,7 +106,7 @@ def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
 
 
 async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """Call the function of a thread after some virtual seconds."""
+    """Call a function that was meant for a thread on the loop, after some virtual seconds."""
     await asyncio.sleep(seconds)
     return func(*args)
 
@@ -114,7 +114,7 @@ async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) 
 class Timers:
     """A heap of timers, by time and then in the order in which they were set.
 
-    The heap drops a cancelled timer when its time comes, or earlier when many timers are cancelled.
+    The heap drops a cancelled timer when it is due, or earlier when many timers are cancelled.
     """
 
     __slots__ = ("_heap", "_pushed", "cancelled")
@@ -135,7 +135,7 @@ class Timers:
         heapq.heappush(self._heap, (when, self._pushed, timer))
 
     def on_cancel(self, timer: Any) -> None:
-        """Note that a timer is about to be cancelled. O(1), amortized."""
+        """Record that a timer is about to be cancelled. O(1), amortized."""
         if timer._scheduled:
             self.cancelled += 1
             if self.cancelled > max(_CANCELLED, len(self._heap) // 2):
@@ -152,7 +152,7 @@ class Timers:
         return heap[0][0] if heap else math.inf
 
     def due(self, now: float) -> list[asyncio.Handle]:
-        """Remove the timers whose time has come, and return them in order."""
+        """Remove the due timers, and return them in order."""
         heap = self._heap
         taken: list[asyncio.Handle] = []
         while heap and heap[0][0] <= now:

@@ -1,4 +1,4 @@
-"""The run of a program in virtual time, on a loop of its own and under guards."""
+"""The run of a program in virtual time, on a new loop and under guards."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def run(
     turns_limit: int = 100_000,
     step_limit: float = 10.0,
 ) -> LoopResult[T]:
-    """Run ``main(*args)`` in virtual time, with anyio on asyncio, and cancel its remaining tasks. Blocks.
+    """Run ``main(*args)`` in virtual time, with anyio on asyncio, then cancel the remaining tasks. Blocks.
 
     Args:
-        main: The program. An error of ``main`` is raised to the caller.
+        main: The program. ``run`` raises an error of ``main``.
         *args: Arguments of ``main``.
         chooser: Decides which ready task takes the next step.
         threads: ``"inline"`` calls the functions of anyio.to_thread, asyncio.to_thread and loop.run_in_executor on the
             loop's own thread. ``"refuse"`` refuses these functions.
-        thread_time: Returns the virtual seconds before such a call, 0 or more.
+        thread_time: Returns the virtual seconds to wait before each function of a thread, 0 or more.
         turns_limit: The most turns without passing time, 1 or more.
         step_limit: The longest step, in seconds by the wall clock, above 0.
 

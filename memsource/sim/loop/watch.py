@@ -1,4 +1,4 @@
-"""The watch that interrupts a step without end, by a signal in the main thread or by another thread."""
+"""The watch that interrupts a step that does not end, by a signal in the main thread, else by another thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _LOOKS: Final = 4
 
 
 class Interrupted(BaseException):
-    """The error inside a step that does not end. It is no ``Exception``, because handlers catch every ``Exception``."""
+    """The error that ends a step that takes too long.
+
+    No ``Exception``, because handlers may catch every ``Exception``.
+    """
 
 
 @contextmanager
@@ -45,7 +48,7 @@ def watching(loop: SimLoop, limit: float) -> Iterator[None]:
 
 
 class _Patience:
-    """The clock of the current step: it tells whether the step has taken too long."""
+    """Measures the current step, and decides whether the step has taken too long."""
 
     def __init__(self, loop: SimLoop, limit: float) -> None:
         self._loop = loop
@@ -75,7 +78,7 @@ def _by_signal(loop: SimLoop, limit: float) -> Iterator[None]:
                 try:
                     before(number, frame)
                 except BaseException as error:
-                    # Without this call only the task of this step would get the error.
+                    # Without ``fail``, only the task of this step would get the error.
                     loop.fail(error)
                     raise
         if patience.ended():
@@ -113,5 +116,5 @@ def _by_thread(loop: SimLoop, limit: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        # Cancel an interrupt that has not arrived, because its step has ended.
+        # Cancel an interrupt that the thread has not received yet, because its step has ended.
         interrupt(here, None)

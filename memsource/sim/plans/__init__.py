@@ -1,4 +1,4 @@
-"""The plans of runs, as values: they are drawn, shrunk, and printed as tokens.
+"""The plans of runs: their draw, their shrinking, and their tokens.
 
 Reading order: ``plan``, ``faults``, ``traffic``, ``strategies``, ``token``, ``shrink``.
 """

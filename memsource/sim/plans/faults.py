@@ -1,4 +1,4 @@
-"""The number of faults of each kind in a run, and the draw of their places, targets and amounts."""
+"""The number of faults of each kind in a run, and the draw of their boundaries, targets and amounts."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class FaultBudget:
         freeze: A worker does not run for some time.
         rebalance: The coordinator makes a new plan.
         lost: The broker takes a partition from its owner without asking.
-        redeliver: The broker delivers a message again; only on JetStream.
+        redeliver: The broker delivers a message again. Happens only on JetStream.
         slow: The broker's answers take longer for a while.
-        commit_fails: A settlement raises; the broker may have stored the settlement or not.
+        commit_fails: A settlement raises an error, before or after the broker has stored it.
         letter_fails: The broker does not confirm a dead letter.
-        io_fails: A call of ``World.io`` raises.
+        io_fails: A call of ``World.io`` raises an error.
         clock_jump: The wall clock jumps forward or back.
-        restart: The server dies and restarts at once, without its last acknowledgements; only on JetStream.
+        restart: The server dies and restarts at once, without its last acknowledgements. Happens only on JetStream.
 
     Raises:
         ImpossiblePlan: A number is out of its range.
@@ -91,7 +91,7 @@ class FaultBudget:
         return count
 
     def kinds(self, personality: PersonalityName) -> tuple[FaultKind, ...]:
-        """Return the kinds that the budget has and that can happen on a broker.
+        """Return the kinds of fault that the budget allows and that can happen on a broker.
 
         Args:
             personality: The broker.
@@ -108,7 +108,7 @@ class FaultBudget:
             personalities: One or more brokers.
 
         Raises:
-            ImpossiblePlan: The budget has a kind that never happens, or a personality is unknown.
+            ImpossiblePlan: The budget allows a kind that never happens on these brokers, or a personality is unknown.
         """
         if isinstance(personalities, str):
             raise ImpossiblePlan(
@@ -135,12 +135,12 @@ faults = FaultBudget
 def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng: random.Random) -> tuple[Fault, ...]:
     """Draw the faults of a run.
 
-    A kind of fault has its full number in half of the runs, and a smaller number or the full one in the other half.
-    One fault of four is at the boundary of another fault, or up to three boundaries after that boundary.
+    In half of the runs a kind has its full number of faults, in the other half a random number from 0 to the full
+    number. One fault of four is at the boundary of an earlier drawn fault, or up to three boundaries later.
 
     Args:
         budget: The most faults of each kind.
-        personality: The broker, which decides the kinds that can happen.
+        personality: The broker; it determines the kinds that can happen.
         boundaries: Number of boundaries of the run, 0 or more; 0 = no fault.
         rng: Source of the draws.
 
@@ -163,7 +163,7 @@ def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng
 
 
 def crash_sweep(boundaries: int, target: int = 0, amount: float = 1.0) -> Iterator[tuple[Fault, ...]]:
-    """Iterate over the boundaries of a run, with a crash at each.
+    """Yield the faults of one run for each boundary: a crash at this boundary.
 
     Args:
         boundaries: Number of boundaries, 0 or more.
@@ -171,7 +171,7 @@ def crash_sweep(boundaries: int, target: int = 0, amount: float = 1.0) -> Iterat
         amount: Seconds until a new worker starts.
 
     Returns:
-        An iterator over the faults of one run at a time.
+        An iterator over the runs, each as its tuple of faults.
 
     Raises:
         ImpossiblePlan: ``boundaries`` is below 0.

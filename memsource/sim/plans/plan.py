@@ -1,6 +1,6 @@
 """A plan: the traffic of a run, its faults, and the order in which its tasks take their steps.
 
-A run is a function of its plan. Each part of a plan can be made smaller: fewer faults, fewer deviations, fewer
+A plan determines its run completely. Each part of a plan can be made smaller: fewer faults, fewer deviations, fewer
 messages.
 """
 
@@ -20,10 +20,10 @@ FaultKind = Literal[
     "rebalance",  # the coordinator makes a new plan, and revokes the partitions that move
     "lost",  # the broker takes a partition from its owner without asking
     "redeliver",  # the broker delivers a message of partition `target` again
-    "slow",  # the broker's answers to a worker take `amount` seconds for a while
-    "commit_fails",  # the next settlement of a worker raises; `amount` >= 1: after the broker has stored it
+    "slow",  # for a while, each answer of the broker to a worker takes `amount` seconds
+    "commit_fails",  # the next settlement of a worker raises an error; `amount` >= 1: after its write
     "letter_fails",  # the broker does not confirm the next dead letter
-    "io_fails",  # the next call of ``World.io`` in a fake of the user raises
+    "io_fails",  # the next call of ``World.io`` in a fake of the user raises an error
     "clock_jump",  # the wall clock jumps by `amount` seconds, forward or back
     "restart",  # the broker's only server dies and restarts at once, and forgets unwritten acknowledgements
 ]
@@ -48,13 +48,14 @@ class Fault:
     """One fault, at one boundary.
 
     Boundaries are counted over all workers, in order of time. Each call of the broker has two boundaries: one before
-    the call, and one when the broker has acted and the worker has no answer yet. Each call of ``World.io`` has two too.
+    the call, and one between the broker's action and its answer. Each call of ``World.io`` has two boundaries too.
 
     Attributes:
         at: Number of the boundary, 0 or more.
         kind: Kind of fault; see ``FaultBudget``.
-        target: Number of the worker or partition, modulo their count; worker 0 is the worker at the boundary.
-        amount: Seconds, or another quantity of the kind.
+        target: Number of the worker or partition, modulo their count. Workers count from the worker at the boundary,
+            number 0.
+        amount: Seconds, or the quantity that the kind of fault needs.
 
     Raises:
         ImpossiblePlan: A field is out of its range.
@@ -71,7 +72,7 @@ class Fault:
         if not _whole(self.at, 0) or not _whole(self.target, 0):
             raise ImpossiblePlan(f"{self}: at and target must be whole numbers, 0 or more")
         least = -AMOUNT_MAX if self.kind == "clock_jump" else 0
-        # NaN is in no range.
+        # The comparison also refuses NaN, which is in no range.
         if (
             isinstance(self.amount, bool)
             or not isinstance(self.amount, int | float)
@@ -85,8 +86,8 @@ class Schedule:
     """The order of steps: first in, first out, except at the listed turns.
 
     Attributes:
-        deviations: Pairs (turn, index), by rising turns. The ready task at ``index`` takes the step of the turn. A pair
-            is ignored when fewer tasks are ready.
+        deviations: Pairs (turn, index), by rising turns. The ready task at ``index`` takes the step of the turn. If
+            ``index`` or fewer tasks are ready, the pair is ignored.
         jumps: Rising turns in which time jumps to the next timer although tasks are ready.
 
     Raises:
@@ -153,5 +154,5 @@ class Plan:
 
 
 def _whole(value: object, least: int) -> bool:
-    """Return whether a value is an ``int`` in ``least`` … 2⁶⁴−1. True and False are refused."""
+    """Return whether a value is an ``int``, but no bool, in ``least`` … 2⁶⁴−1."""
     return type(value) is int and least <= value < NUMBERS_END

@@ -1,8 +1,8 @@
-"""Shrinking a failing plan: fewer faults, fewer deviations, fewer messages, and simpler ones.
+"""Shrinking of a failing plan: fewer and simpler faults, fewer deviations, fewer messages.
 
 Lists are shortened by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
-Input*, IEEE Transactions on Software Engineering 28(2), 2002. Unlike their algorithm, this ``_ddmin`` never tests a
-part alone, because a failure that needs several points seldom has them in one part. Numbers shrink by steps that halve.
+Input*, IEEE Transactions on Software Engineering 28(2), 2002. Unlike the published algorithm, ``_ddmin`` never tests
+a part alone, because one part seldom has all points that a failure needs. Numbers shrink by steps of halving size.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """A failing plan that was made small.
+    """The result of ``shrink``.
 
     Attributes:
         plan: The smallest failing plan.
-        attempts: Number of runs that found the plan.
-        complete: Whether all smaller plans of the search were tried.
+        attempts: Number of runs of the search.
+        complete: Whether the search tried all its smaller plans.
     """
 
     plan: Plan
@@ -40,8 +40,8 @@ class Shrunk:
 def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPTS) -> Shrunk:
     """Search for the smallest failing plan. Blocks during the runs.
 
-    The search keeps personality and seed. A ``complete`` result needs each of its faults, deviations and jumps.
-    Shrinking a ``complete`` result again returns the same plan.
+    The search changes neither personality nor seed. A ``complete`` result fails only with each of its faults,
+    deviations and jumps. Shrinking the plan of a ``complete`` result returns the same plan.
 
     Args:
         plan: A failing plan.
@@ -74,7 +74,7 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPT
 
 
 class _OutOfAttemptsError(Exception):
-    """The search has used up its runs."""
+    """The search has used up its attempts."""
 
 
 class _Search:
@@ -101,7 +101,7 @@ class _Search:
 
 
 def _less_schedule(search: _Search) -> None:
-    """Leave out deviations and jumps, the last turns first, because the last turns may come after the failure."""
+    """Remove deviations and jumps, the last turns first, because the last turns may be after the failure."""
     schedule = search.best.schedule
     points = sorted([*schedule.deviations, *((turn, 0) for turn in schedule.jumps)])
     _ddmin(points, lambda kept: search.smaller(replace(search.best, schedule=_schedule(kept))))
@@ -112,7 +112,7 @@ def _fewer_faults(search: _Search) -> None:
 
 
 def _less_traffic(search: _Search) -> None:
-    """Lower the limit of messages: first to a power of two that still fails, then in smaller steps."""
+    """Lower the limit of messages: first to a power of two with which the plan still fails, then in smaller steps."""
 
     def limited(limit: int) -> bool:
         return search.smaller(replace(search.best, limit=limit))
@@ -135,7 +135,7 @@ def _simpler_faults(search: _Search) -> None:
 
 
 def _simpler(fault: Fault) -> Iterator[Fault]:
-    """Yield simpler faults: with a lower target, then a smaller amount, then an earlier boundary."""
+    """Yield simpler variants of a fault: with a lower target, then a smaller amount, then an earlier boundary."""
     amounts = [amount for amount in (0.0, 1.0, float(int(fault.amount))) if abs(amount) < abs(fault.amount)]
     for target in dict.fromkeys((0, fault.target // 2)):
         if target < fault.target:
@@ -167,9 +167,9 @@ def _schedule(points: Sequence[tuple[int, int]]) -> Schedule:
 
 
 def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
-    """Leave out items that ``fails`` does not need: first all, then halves, then smaller parts, then single items.
+    """Remove items without which the plan still fails: first all items, then halves, smaller parts and single items.
 
-    An item that only a removed item needed remains; the next call finds that item.
+    An item that became unnecessary by a later removal remains; the next call removes it.
 
     Args:
         items: The items.
@@ -185,7 +185,7 @@ def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
 
 
 def _descend(value: int, least: int, fails: Callable[[int], bool]) -> None:
-    """Lower a number by steps that halve, until the next lower number does not fail."""
+    """Lower a number by steps of halving size, until the plan does not fail with the next lower number."""
     step = value - least
     while step:
         if fails(value - step):

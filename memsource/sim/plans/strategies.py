@@ -1,6 +1,6 @@
-"""Plans as Hypothesis strategies, for your own property tests. Needs the extra ``testing``.
+"""Plans as Hypothesis strategies, for a user's own property tests. Needs the extra ``testing``.
 
-Hypothesis shrinks every plan towards few messages, no fault and the order first in, first out.
+Hypothesis shrinks every plan towards few messages, no faults, and steps in the order first in, first out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_FAULTS: Final = FaultBudget()
 
 
 def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic]:
-    """Draw traffic of any kind: even, skewed, with a hot key, keyless, with gaps.
+    """Draw traffic of any kind: with equal or skewed keys, with a hot key, without keys, with gaps.
 
     Args:
         max_n: The most messages, 1 or more; at least 1 is drawn.
@@ -70,7 +70,7 @@ def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 
 def fault_plans(
     budget: FaultBudget, *, personality: PersonalityName = "kafka", boundaries: int = 200
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
-    """Draw faults within a budget that can happen on one broker.
+    """Draw faults of a budget, only of kinds that can happen on one broker.
 
     Args:
         budget: The most faults of each kind.
@@ -81,7 +81,7 @@ def fault_plans(
         A Hypothesis strategy for tuples of faults.
 
     Raises:
-        ImpossiblePlan: The budget has a kind of fault that never happens on the broker.
+        ImpossiblePlan: The budget allows a kind of fault that never happens on the broker.
     """
     budget.check((personality,))
     return _fault_plans(budget, personality, boundaries)
@@ -95,10 +95,10 @@ def plans(
     max_turn: int = 500,
     max_deviations: int = 8,
 ) -> st.SearchStrategy[Plan]:
-    """Draw whole plans: a broker, a schedule, and faults within the budget that can happen on the broker.
+    """Draw whole plans: a broker, a schedule, and faults of the budget that can happen on this broker.
 
     Args:
-        budget: The most faults of each kind; none by default.
+        budget: The most faults of each kind. Default: no faults.
         personalities: The brokers to draw from.
         boundaries: Number of boundaries; faults are at 0 … ``boundaries`` − 1.
         max_turn: The last turn of a deviation or jump.
@@ -108,7 +108,7 @@ def plans(
         A Hypothesis strategy for plans.
 
     Raises:
-        ImpossiblePlan: The budget has a kind of fault that happens on none of the brokers.
+        ImpossiblePlan: The budget allows a kind of fault that happens on none of the brokers.
     """
     budget.check(personalities)
     ordered = schedules(max_turn=max_turn, max_deviations=max_deviations)

@@ -8,11 +8,11 @@
 | … | plan | JSON without blanks, deflated (no header, the dictionary below) |
 
 The JSON names the version of lanes, the minor version of Python, and the fields of the plan that differ from their
-defaults. Each turn is written as its distance from the turn before. A plan has exactly one JSON text. The compressed
+defaults. Each turn is written as its distance from the previous turn. A plan has exactly one JSON text. The compressed
 bytes depend on the version of zlib.
 
-Only the same code repeats a run: another version of lanes schedules other steps, and so does another minor version of
-Python. ``decode`` refuses a token of another version.
+Only the same code repeats a run, because other versions of lanes and other minor versions of Python schedule other
+steps. ``decode`` refuses a token of another version.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def decode(token: str) -> Plan:
     """Return the plan of a token. The memory is bounded: at most 1 MiB of text is read.
 
     Args:
-        token: Text that ``encode`` has made.
+        token: A result of ``encode``.
 
     Returns:
         The plan.
@@ -138,7 +138,7 @@ def _text_of(token: str) -> str:
     except binascii.Error:
         packed = b""
     check, data = packed[:_CHECK_BYTES], packed[_CHECK_BYTES:]
-    # The spare bits of the last character must be 0, so that the same bytes have only one token.
+    # The unused bits of the last character must be 0, so that equal bytes have only one token.
     if not data or _base64(packed) != body or zlib.crc32(data).to_bytes(_CHECK_BYTES, "little") != check:
         raise TokenRefused(f"replay token {_shown(token)}: is damaged (its checksum is wrong); paste the whole token")
     return _inflated(data)
@@ -245,5 +245,5 @@ def _base64(data: bytes) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return the repr of a foreign value, shortened for a message."""
+    """Return the repr of an untrusted value, shortened for an error text."""
     return repr(value)[:_SHOWN]

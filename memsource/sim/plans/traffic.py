@@ -1,4 +1,4 @@
-"""The messages of a run, drawn from a seed: their keys, a hot key, messages without a key, gaps of positions."""
+"""The messages of a run, drawn from a seed: their keys and their gaps of positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Item:
     Attributes:
         key: Key; None = a message without a key.
         partition: Number of the partition. A key always has the same partition, as in ``memsource.memory.topic``.
-        gap: Number of positions to leave out before the message.
+        gap: Number of positions to skip before the message.
         index: Number of the message in the traffic, from 0.
     """
 
@@ -40,7 +40,7 @@ class Traffic:
 
     Attributes:
         n: Number of messages, 0 or more.
-        keys: Number of keys, or the keys.
+        keys: Number of keys, or the keys themselves.
         skew: Exponent of Zipf's law: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal shares.
         hot: Share of the first key; the other keys share the remaining messages by ``skew``. 0 = no hot key.
         keyless: Share of messages without a key.
@@ -107,7 +107,7 @@ class Traffic:
             if rng.random() < self.keyless:
                 key, partition = None, rng.randrange(partitions)
             else:
-                # A draw can exceed the last bound by a rounding error, and then belongs to the last key.
+                # A draw can exceed the last bound by a rounding error. Such a draw selects the last key.
                 chosen = min(bisect(bounds, rng.random() * bounds[-1]), len(keys) - 1)
                 key, partition = keys[chosen], homes[chosen]
             gap = rng.choice(_GAPS) if rng.random() < self.gaps else 0

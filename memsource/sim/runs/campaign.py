@@ -43,7 +43,7 @@ class Failure:
     Attributes:
         first: The first run that failed.
         run: The smallest failing run that was found.
-        attempts: Number of runs that the search for ``run`` took.
+        attempts: Number of runs of the search for ``run``.
         token: Token that repeats ``run``.
     """
 
@@ -59,11 +59,11 @@ class CampaignReport:
 
     Attributes:
         runs: Number of runs.
-        rechecked: Number of runs that were made twice and compared.
+        rechecked: Number of runs that the campaign repeated and compared.
         crashes: Number of workers that crashed.
         turns: Turns of all loops.
         seconds: Virtual seconds of all runs.
-        happened: Event of the history, or fault as ``fault: kind`` → how often it happened.
+        happened: Number of occurrences, by event of the history and by ``fault: kind``.
         failure: The failure; None = no run has failed.
     """
 
@@ -76,7 +76,7 @@ class CampaignReport:
     failure: Failure | None = None
 
     def add(self, run: Run) -> None:
-        """Count a run.
+        """Add the figures of a run.
 
         Args:
             run: The run.
@@ -89,10 +89,10 @@ class CampaignReport:
 
 
 class Campaign:
-    """Runs of a test on each personality in turn, with drawn faults and schedules of every kind.
+    """Runs of one test on each personality in turn, with drawn faults and schedules.
 
-    The first run on each personality has no faults. A campaign needs at least one run for each personality. A campaign
-    with a budget needs one more run.
+    The first run on each personality has no faults. ``runs`` must be at least the number of personalities, and one
+    more with a budget.
 
     Args:
         conditions: Conditions of all runs.
@@ -101,10 +101,10 @@ class Campaign:
         personalities: The brokers.
         seed: Seed of all draws, 0 … 2⁶⁴−1.
         sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
-        attempts: The most runs to make a failure small.
+        attempts: The most runs of the search for a smaller failing plan.
 
     Raises:
-        ImpossiblePlan: An argument is out of its range, or no run can have one of the faults.
+        ImpossiblePlan: An argument is out of its range, or one kind of fault can happen in no run.
     """
 
     def __init__(
@@ -141,15 +141,15 @@ class Campaign:
         self.report = CampaignReport()
 
     def go(self) -> CampaignReport:
-        """Make the runs until one fails. Blocks.
+        """Make the runs until a run fails or all runs are made. Blocks.
 
         Returns:
             ``report``.
 
         Raises:
-            Nondeterministic: A plan gave two different runs.
+            Nondeterministic: Two runs of one plan differed.
             Refused: The test used something without virtual time.
-            ImpossiblePlan: An event of ``sometimes`` never happened.
+            ImpossiblePlan: An event or fault of ``sometimes`` never happened.
         """
         for number in range(self._runs):
             if number % GARBAGE == 0:
@@ -159,7 +159,7 @@ class Campaign:
             if run.findings:
                 self.report.failure = self._failure(run)
                 return self.report
-            # The number of the rechecked run shifts in every fifty runs, so runs of every kind are rechecked.
+            # In each block of fifty runs, another run of the block is rechecked, so runs of every kind are rechecked.
             if number % RECHECKED == number // RECHECKED * 7 % RECHECKED:
                 self.report.rechecked += 1
                 self.recheck(run)
@@ -172,7 +172,7 @@ class Campaign:
         return self.report
 
     def each(self) -> Iterator[Run]:
-        """Iterate over all runs, also after a finding. Failures are not shrunk.
+        """Iterate over all runs. A finding does not end the iteration, and no failing plan is shrunk.
 
         Returns:
             An iterator that makes a run at each step.
@@ -180,7 +180,7 @@ class Campaign:
         return map(self._run, range(self._runs))
 
     def judged(self, plan: Plan, chooser: Chooser | None = None) -> Run:
-        """Make one run, and compare its final state with the state of a run of the same traffic without faults.
+        """Make one run, and compare its final state with that of a run with the same traffic and no faults.
 
         Args:
             plan: The plan of the run.
@@ -207,7 +207,7 @@ class Campaign:
         return self.judged(plan, self._chooser(number, rng, clean.turns))
 
     def _chooser(self, number: int, rng: random.Random, turns: int) -> Chooser:
-        # Runs with few deviations come first, because their failures are small already.
+        # The first runs have few deviations, because a failure with few deviations is already small.
         kind = number // len(self._personalities) % 4
         if kind == 0:
             return Fifo()
@@ -235,7 +235,7 @@ class Campaign:
             )
 
     def recheck(self, run: Run) -> None:
-        """Make a run once more.
+        """Repeat a run, and compare both runs.
 
         Args:
             run: The run to repeat.
@@ -253,15 +253,15 @@ class Campaign:
             )
 
     def _is_innate(self, plan: Plan, name: str) -> bool:
-        """Return whether the run of the same traffic without faults has the finding too."""
+        """Return whether a run with the same traffic and no faults has the finding too."""
         return name in self._clean_run(plan.personality, plan.seed, plan.limit).findings
 
     def _failure(self, run: Run) -> Failure:
-        # A run that does not repeat cannot be made small.
+        # A failing run that does not repeat cannot be shrunk.
         self.recheck(run)
         name = next(iter(run.findings))
         smallest = run
-        # A finding without faults, such as a wrong count of fewer messages, is another failure.
+        # A finding that also occurs without faults, such as a wrong count of fewer messages, is another failure.
         innate = self._is_innate(run.plan, name)
 
         def fails(plan: Plan) -> bool:
@@ -280,14 +280,14 @@ class Campaign:
 
 
 def _drawn(rng: random.Random, turns: int) -> Schedule:
-    """Draw a few deviations and jumps of time, anywhere in a run of ``turns`` turns."""
+    """Draw a few deviations and jumps of time in a run of ``turns`` turns."""
     at = sorted({rng.randrange(max(1, turns)) for _ in range(rng.randint(1, DEVIATIONS))})
     jumps = tuple(turn for turn in at if rng.random() < 0.2)
     return Schedule(tuple((turn, rng.randint(1, 6)) for turn in at if turn not in jumps), jumps)
 
 
 def _difference(first: Run, second: Run) -> str:
-    """Return the difference of two runs in words; "" = no difference."""
+    """Return a text with the first difference of two runs; "" = no difference."""
     if first.digest != second.digest:
         rows = zip(first.history.splitlines(), second.history.splitlines(), strict=False)
         apart_at = next(
@@ -307,7 +307,7 @@ def _difference(first: Run, second: Run) -> str:
 
 
 def _check(runs: object, seed: object, sometimes: object) -> None:
-    """Raise ``ImpossiblePlan`` for a value of the wrong kind."""
+    """Raise ``ImpossiblePlan`` for a wrong value of ``runs``, ``seed`` or ``sometimes``."""
     if type(runs) is not int or runs < 1:
         raise ImpossiblePlan(f"runs={runs!r}: must be a whole number, 1 or more")
     if type(seed) is not int or not 0 <= seed < NUMBERS_END:
@@ -318,6 +318,7 @@ def _check(runs: object, seed: object, sometimes: object) -> None:
         kind = name.removeprefix("fault: ") if isinstance(name, str) else ""
         if kind not in (EVENTS if kind == name else FAULT_KINDS):
             raise ImpossiblePlan(
-                f"sometimes={sometimes!r}: {name!r} is neither an event of the history ({', '.join(sorted(EVENTS))}) "
-                f"nor 'fault: ' and one of {', '.join(FAULT_KINDS)}"
+                f"sometimes={sometimes!r}: unknown name {name!r}; use an event of the history "
+                f"({', '.join(sorted(EVENTS))}), "
+                f"or 'fault: ' followed by one of {', '.join(FAULT_KINDS)}"
             )

@@ -1,4 +1,4 @@
-"""Text in columns over time: rows of short marks and bars, folded to a width.
+"""Text in columns over time: rows of short marks and bars, in panels of a limited width.
 
 A column is one event. Columns are in order and not to scale. A blank between two columns stands for a pause, and ``~``
 for a pause of ``CUT`` seconds or more.
@@ -29,7 +29,7 @@ class GridRow:
 
     Attributes:
         label: Text before the row.
-        cells: Column → text.
+        cells: Text of the row by column.
         bars: First and last column of each bar.
     """
 
@@ -44,14 +44,14 @@ def draw(
     """Draw panels of lines. Each panel begins with a line of times, and omits rows that are empty in the panel. Pure.
 
     Args:
-        times: Seconds of each column, in rising order.
+        times: Time of each column in seconds, in rising order.
         rows: Rows to draw.
         width: Characters of a line, at least 40.
         merged: Whether columns of the same time are drawn as one column.
-        alone: Columns that are never merged.
+        alone: Columns that are drawn separately even with ``merged``.
 
     Returns:
-        The lines of each panel, from the first panel to the last.
+        One list of lines for each panel, in order of time.
     """
     if not times:
         return []
@@ -72,7 +72,7 @@ def draw(
 
 
 class _Line:
-    """A row in groups of columns: the text of each group, and the groups that a bar enters or leaves."""
+    """One row of a panel by groups of columns: the text of each group, and the groups where bars begin and end."""
 
     def __init__(self, row: GridRow, groups: Sequence[Sequence[int]]) -> None:
         self.label = row.label
@@ -138,7 +138,7 @@ def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple
 
 
 def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], first: int, last: int, room: int) -> str:
-    """Return a line with times of columns. The columns after long pauses take the room first."""
+    """Return a line with times of columns. Columns after long pauses are labelled first."""
     offset = 0
     wanted: list[tuple[bool, int, str]] = []
     for number in range(first, last):
@@ -148,7 +148,7 @@ def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], f
         offset += widths[number]
     placed: list[tuple[int, str]] = []
     for _, at, text in sorted(wanted):
-        # At the right edge a time may be wider than its column.
+        # At the right edge, the text of a time may be wider than its column.
         at = max(min(at, room - len(text)), 0)
         if all(at + len(text) < other or at > other + len(taken) for other, taken in placed):
             placed.append((at, text))

@@ -1,4 +1,4 @@
-"""A state machine whose rules are the actions of a broker, for your own stateful property tests.
+"""A Hypothesis state machine whose rules are actions and faults of a broker, for a user's own stateful tests.
 
 Each step drives the simulation, and nothing happens between two steps. Needs the extra ``testing``.
 """
@@ -46,7 +46,7 @@ _TURNS_LIMIT: Final = 100_000
 
 
 class SimulationMachine(RuleBasedStateMachine):
-    """Workers around the user's handler. Hypothesis decides on the messages, the faults and their order.
+    """Runs workers with the user's handler. Hypothesis draws the messages, the faults and their order.
 
     Derive a class, return the handler from ``app``, and add your own rules. A rule uses ``world``, and passes
     coroutines to ``drive``. Omit a rule of this class by ``crash = None``. Each example gets a new machine, so ``app``
@@ -79,7 +79,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # An example may run while an error is handled; only a later error has ended this example.
+        # An example may begin while an earlier error is handled. Only another error has ended this example.
         self._handled = sys.exc_info()[1]
         self._deviations = Sparse(Schedule())
         self._chooser = Recording(self._deviations)
@@ -110,7 +110,7 @@ class SimulationMachine(RuleBasedStateMachine):
     # --- for users
 
     def app(self) -> App | Handler:
-        """Make the handler that all workers share. Its memory outlives a crash, as a database does.
+        """Make the handler that all workers share. Its state outlives a crash, like a database.
 
         Each example calls ``app`` once, before its first step.
 
@@ -124,8 +124,8 @@ class SimulationMachine(RuleBasedStateMachine):
     def process(self) -> App | Handler:
         """Return the handler of one worker. Called at each start of a worker, also after a crash.
 
-        Override ``process`` instead of ``app`` if a crash must end the memory of a process, and return a new handler at
-        each call.
+        To lose the memory of a process in a crash, override ``process`` instead of ``app``, and return a new handler
+        at each call.
 
         Returns:
             The handler, or an ``App`` of the handler and its settings; the shared handler of ``app`` by default.
@@ -135,7 +135,7 @@ class SimulationMachine(RuleBasedStateMachine):
         return self._shared
 
     def at_rest(self) -> None:
-        """Assert your conditions after all messages are finished, while the workers still run. Empty by default."""
+        """Assert conditions after all messages are finished, while the workers still run. Default: do nothing."""
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the simulation's loop, together with the workers. Blocks while virtual time passes.
@@ -161,11 +161,11 @@ class SimulationMachine(RuleBasedStateMachine):
         return result
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a plain function on the loop. ``World.workers`` and ``World.publish`` must be called so.
+        """Call a plain function on the loop. Use ``call`` for ``World.workers`` and ``World.publish``.
 
         Args:
             function: The function.
-            *args: Its arguments.
+            *args: Arguments of the function.
 
         Returns:
             The result of the function.
@@ -206,10 +206,10 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @rule(turns=st.integers(1, 40), index=st.integers(0, 5))
     def deviate(self, turns: int, index: int) -> None:
-        """Let another task take a step, or time jump to the next timer.
+        """Plan a deviation: another task takes a step, or time jumps to the next timer.
 
         Args:
-            turns: Turns from now.
+            turns: Number of turns until the deviation.
             index: Index of the task; 0 = time jumps.
         """
         self._deviations.at(self._loop.turns + turns, index)
@@ -226,7 +226,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @rule()
     def rebalance(self) -> None:
-        """Let the coordinator make a new plan."""
+        """Make the coordinator assign the partitions anew."""
         self._perform("rebalance")
 
     @rule(partition=st.integers(0, 3))
@@ -250,11 +250,11 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_found(self) -> None:
-        """Check that the world's own checks have found nothing yet."""
+        """Assert that the world's own checks have no finding yet."""
         _raise(self.world)
 
     def teardown(self) -> None:
-        """End the example: catch up, stop the workers, and let the checkers judge the history."""
+        """End the example: finish all messages, stop the workers, and let the checkers judge the history."""
         try:
             if sys.exc_info()[1] is self._handled:
                 self._end()
@@ -285,7 +285,7 @@ class SimulationMachine(RuleBasedStateMachine):
         self.at_rest()
         self.drive(self.world.stop())
         self.call(self.world.end)
-        # After a jump of time every process is late, so no checker judges a deadline.
+        # After a jump of time every process may be late, so no checker judges a deadline.
         plan = replace(self._plan, schedule=self._chooser.schedule)
         _raise(judged(plan, self._conditions, self.world, self._loop.turns, self._loop.time()))
 

@@ -53,8 +53,8 @@ class Conditions:
         test: The simulated test.
         partitions: Number of partitions of the topic, 1 or more.
         threads: ``"refuse"`` or ``"inline"``; see ``memsource.sim.loop.virtual.run``.
-        setup: Function to call before each run; None = no function.
-        time_limit: The longest test, in virtual seconds. A longer test is the finding ``Overtime``.
+        setup: Function that is called before each run; None = no function.
+        time_limit: Maximum duration of the test, in virtual seconds. A longer test is the finding ``Overtime``.
         checkers: Checkers that judge the history.
         broker: Makes the broker of a run; None = the default broker of the personality.
 
@@ -98,15 +98,15 @@ class Run:
         plan: The plan, with the schedule that repeats the run.
         findings: The first finding of each check, by its name.
         causes: Exceptions that led to findings.
-        states: States that the test noted with ``World.check``.
+        states: States that the test passed to ``World.check``.
         segments: The history, one segment for each process.
-        digest: Equal for equal runs.
+        digest: Hash of the run; equal runs have equal digests.
         boundaries: Number of boundaries at which a fault can happen.
         turns: Turns of the loop.
         seconds: Virtual seconds.
         crashes: Number of workers that crashed.
-        happened: Event of the history, or fault as ``fault: kind`` → how often it happened.
-        history: The rows as bytes.
+        happened: Number of occurrences, by event of the history and by ``fault: kind``.
+        history: The rows of all histories as bytes.
         moments: Faults that had an effect, with their times.
     """
 
@@ -125,16 +125,17 @@ class Run:
     moments: list[Moment] = field(default_factory=list, repr=False)
 
 
-@installed(SimLoop)  # until the run is judged: the collector would walk its history repeatedly
+@installed(SimLoop)  # off until the run is judged: the collector would traverse its history repeatedly
 def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None) -> Run:
     """Run a test under a plan, with a new world on a new loop in virtual time. Blocks.
 
-    An error that is no finding (see ``is_finding``) is raised to the caller.
+    Raises every error that is no finding, see ``memsource.sim.errors.is_finding``.
 
     Args:
         plan: The plan.
         conditions: The conditions of the run.
-        chooser: Decides instead of the plan's schedule; the result then has the schedule that repeats the run.
+        chooser: Chooses the steps in place of the plan's schedule. The plan of the result has the schedule that
+            repeats the run.
 
     Returns:
         The result of the run.
@@ -142,7 +143,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
     Raises:
         NeverYields: A step does not end.
         Refused: The test used something without virtual time.
-        ImpossiblePlan: The test asked for something impossible.
+        ImpossiblePlan: The test passed an impossible argument to its world.
     """
     recording = None if chooser is None else Recording(chooser)
     worlds: list[World] = []
@@ -170,7 +171,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
         with _quiet():
             run(main, chooser=recording or Sparse(plan.schedule), threads=conditions.threads)
     except NeverYields:
-        # Each further run would take as long as this one.
+        # Each further run would take as long as this run.
         raise
     except (Deadlock, Livelock, Overtime) as error:
         if not worlds:
@@ -189,7 +190,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
 
 
 async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
-    """Run the test function, and note its error."""
+    """Run the test function, and record its error."""
     task = asyncio.current_task()
     assert task is not None, "it runs on a loop of asyncio"
 
@@ -221,7 +222,7 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log of ``lanes``, because hundreds of runs would repeat its warnings about faults."""
+    """Silence the log of ``lanes`` during a run, because hundreds of runs would repeat its warnings about faults."""
     log = logging.getLogger("lanes")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -241,7 +242,7 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
 
 
 def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:
-    """Return the checkers that can judge a run. After a freeze or a jump no checker judges times."""
+    """Return the checkers that can judge a run. After a freeze or a jump of time, no checker judges times."""
     kinds = {fault.kind for fault in (*plan.faults, *world.injection.performed)}
     stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
     if not stood_still and "slow" not in kinds:
@@ -251,7 +252,7 @@ def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[Make
 
 
 def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds: float) -> Run:
-    """Return the result of a world after its run, with the findings of the checkers.
+    """Return the result of a finished run, with the findings of the checkers.
 
     Args:
         plan: The plan, with the schedule that repeats the run.
@@ -267,7 +268,7 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
     segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
     happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)
     happened.update(world.injection.happened)
-    # An assignment that the broker took before the worker handled it has no number and no row.
+    # An assignment that the broker took before the worker received it has no number and no row.
     taken = {(name, str(of.id), of.assignment) for name, of in world.broker.taken if of.assignment}
     if segments:
         for verdict in check(segments, _checkers(plan, conditions, world), taken=taken):
@@ -310,7 +311,7 @@ def found(findings: Mapping[str, str], personality: PersonalityName) -> str:
 
 
 def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
-    """Check that each message that the broker holds as finished has a successful attempt or a dead letter."""
+    """Check that each message that is finished by the broker's data has a successful attempt or a dead letter."""
     left = {(record.partition, record.position) for record in world.broker.unfinished}
     handled = {
         (int(row.partition.rpartition("/")[2]), row.position)

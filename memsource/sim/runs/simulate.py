@@ -23,7 +23,7 @@ class Options:
     """Options of the command line.
 
     Attributes:
-        runs: Number of runs of each test; None = the number of the test.
+        runs: Number of runs of each test; None = the number that the test sets.
         replay: Token of the only run to make; None = make a campaign.
     """
 
@@ -40,14 +40,17 @@ class Simulation(Protocol):
 
     Attributes:
         lanes_simulation: True. The pytest plugin finds a simulated test by this attribute, without an import.
-        report: Figures of the last call's campaign, also after a failure; None = no call, or a replay.
+        report: Figures of the last campaign, also after a failure; None = no campaign was run.
     """
 
     lanes_simulation: bool
     report: CampaignReport | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run the campaign, and raise ``SimulationFailed`` for a failure. The test also gets the arguments."""
+        """Run the campaign, and raise ``SimulationFailed`` for a failure.
+
+        The test gets the arguments after its world.
+        """
 
     def campaign(self, *args: Any, **kwargs: Any) -> CampaignReport:
         """Run the campaign.
@@ -61,7 +64,7 @@ class Simulation(Protocol):
         """
 
     def replay(self, token: str, *args: Any, **kwargs: Any) -> Run:
-        """Make the run of a token.
+        """Make the run that a token describes.
 
         Args:
             token: Token of a failing run.
@@ -115,31 +118,31 @@ def simulate(
     sometimes: Sequence[str] = (),
     time_limit: float = TIME_LIMIT,
 ) -> Simulation | Callable[[Simulated], Simulation]:
-    """Make a coroutine function of a ``World`` into a test that runs many times, each time under another plan.
+    """Turn a coroutine function with a ``World`` parameter into a test that runs under many plans.
 
     The world is the first parameter, after the ``self`` of a method. Other arguments of the test (fixtures) are passed
     on.
 
-    A run fails by an exception of the test, a violation that the checkers find, a deadlock, or an unhandled message. It
-    also fails when a state (``World.check``) differs from that of the run without faults. Ctrl-C and ``pytest.skip``
-    end the test as usual. The campaign makes the first failing run small, and raises ``SimulationFailed`` with a
-    picture and the token of the small run.
+    A run fails by an exception of the test, a violation that the checkers find, a deadlock, or an unhandled message.
+    A run also fails if a state (``World.check``) differs from the state of the run without faults. Ctrl-C and
+    ``pytest.skip`` end the test as usual. The campaign makes the first failing run small, and raises
+    ``SimulationFailed`` with a picture and the token of the small run.
 
     Args:
         test: The test; options are passed by name.
         runs: Number of runs.
-        faults: The most faults of each kind in a run; none by default. See ``memsource.faults``.
-        personalities: The brokers, which take turns.
+        faults: The most faults of each kind in a run, see ``memsource.faults``. Default: no faults.
+        personalities: The brokers; the runs use them in turn.
         partitions: Number of partitions of the topic.
         threads: ``"inline"`` runs plain handlers, and functions for a thread of anyio or asyncio, on the loop.
             ``"refuse"`` refuses them.
-        setup: Plain function to call before each run, to reset state that outlives a run.
+        setup: Plain function that is called before each run, to reset state that outlives a run.
         seed: Seed of all draws.
         sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
-        time_limit: The longest test, in virtual seconds; a day by default.
+        time_limit: Maximum duration of the test, in virtual seconds. Default: a day.
 
     Returns:
-        The simulated test, or a decorator that makes it.
+        The simulated test; without ``test``, a decorator that makes the test.
 
     Raises:
         ImpossiblePlan: An argument is out of its range, or the test cannot be simulated.
@@ -151,7 +154,7 @@ def simulate(
         place = _place_of_world(test)
         conditions = Conditions(test=test, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit)
         make = functools.partial(Campaign, budget=faults, personalities=personalities, seed=seed)
-        # Refuse impossible arguments here, and not at the first run.
+        # Refuse impossible arguments before the first run.
         make(conditions, runs=runs, sometimes=sometimes)
 
         def campaign(*args: Any, **kwargs: Any) -> Campaign:
@@ -178,7 +181,7 @@ def simulate(
             if failure is not None:
                 raise SimulationFailed(_explained(failure)) from next(iter(failure.run.causes), None)
 
-        # A test runner reads the parameters as fixtures, and the world is no fixture.
+        # A test runner treats parameters as fixtures, but the world is no fixture.
         parameters = list(inspect.signature(test).parameters.values())
         made: Any = simulated
         del made.__wrapped__

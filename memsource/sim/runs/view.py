@@ -1,4 +1,4 @@
-"""A run as text: the lanes over virtual time, and the events of their messages."""
+"""The picture of a run as text: the lanes over virtual time, and the events of their messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Stroke:
     Attributes:
         at: Time in seconds.
         text: Text in the view.
-        mark: Key of ``MARKS``; "" = no mark.
+        mark: Name of the event's mark in ``MARKS``; "" = no mark.
     """
 
     at: float
@@ -95,10 +95,10 @@ class LaneView:
     Attributes:
         partition: The partition.
         key: Hash of the key; None = messages without a key.
-        tracks: Lines of the lane: one line, and more if handlers ran at the same time.
-        positions: Position of a message → number of its track.
+        tracks: Lines of the lane; more than one if handlers of the lane ran at the same time.
+        positions: Number of the track of each message, by position.
         ran: Positions whose handler has started.
-        odd: Whether a message had any event besides one successful run.
+        odd: Whether a message of the lane had any other event than one successful run.
     """
 
     partition: str
@@ -115,7 +115,7 @@ class Note:
 
     Attributes:
         stroke: The event.
-        rank: Importance; 0 = the most important notes.
+        rank: Rank of importance; 0 = most important.
         text: Text of the line.
         worker: Worker whose ownership changes; None for a fault.
         event: Event of the history; "" for a fault.
@@ -142,8 +142,8 @@ class Story:
         lanes: Lanes by partition and key.
         commits: Commits by partition.
         notes: Faults and changes of ownership.
-        letters: Letter of each worker.
-        crashes: Names of members that a fault has crashed.
+        letters: Letter of each worker in the view.
+        crashes: Names of members that crashed by a fault.
     """
 
     def __init__(self, segments: Sequence[Segment], moments: Sequence[Moment] = ()) -> None:
@@ -245,7 +245,7 @@ class Story:
         track = lane.tracks[lane.positions.setdefault(row.position, 0)]
         lane.odd |= mark in _ODD
         latest = next((position for position in reversed(lane.positions) if position in lane.ran), None)
-        # The number of the last message is directly before the mark.
+        # The position of the last message is directly before the mark.
         clear = track.running is None and latest == row.position
         stroke = self._stroke((text or mark) if clear else f"{text or mark}{row.position}", mark)
         track.strokes.append(stroke)
@@ -308,7 +308,7 @@ def _listed(partitions: Sequence[str]) -> str:
 def render(run: Run, width: int = 100) -> str:
     """Draw the lanes of a run over virtual time, as plain text of at most ``LINES`` lines. Pure; O(rows).
 
-    The view of a large run shows only the lanes that its findings name, or lanes with unusual events.
+    If the run is large, the view shows only lanes that a finding names, or lanes with unusual events.
 
     Args:
         run: The run.
@@ -331,12 +331,12 @@ def render(run: Run, width: int = 100) -> str:
 def render_history(
     segments: Sequence[Segment], moments: Sequence[Moment] = (), *, about: Iterable[str] = (), width: int = 100
 ) -> str:
-    """Draw the lanes of histories on one clock.
+    """Draw the lanes of several histories, whose times come from one clock.
 
     Args:
         segments: Histories of the workers.
         moments: Faults that have happened.
-        about: Texts that name the lanes to show.
+        about: Texts of findings; the view shows the lanes that they name.
         width: Characters of a line, 40 or more.
 
     Returns:
@@ -370,7 +370,7 @@ def _history(
             body = _body(story, notes, ranked[:count], len(ranked) - count, width, merged)
             if len(head) + len(body) <= room:
                 return head + body
-    # If even one lane has too many lines, the last lines remain, because they show the finding.
+    # If a single lane has too many lines, only the last lines are shown, because they show the finding.
     kept = room - len(head) - 1
     return [*head, f"… {len(body) - kept} lines before are left out", *body[-kept:]]
 
@@ -378,7 +378,7 @@ def _history(
 def _body(
     story: Story, notes: Sequence[Note], lanes: Sequence[LaneView], left: int, width: int, merged: bool
 ) -> list[str]:
-    """Return the panels, the count of omitted lanes, and the legend, with empty lines before them."""
+    """Return the lines of the panels, of the count of omitted lanes, and of the legend, separated by empty lines."""
     rows, columns = _rows(story, notes, lanes)
     times = [stroke.at for stroke in columns]
     alone = frozenset(range(len(columns))).intersection(rows[0].cells)

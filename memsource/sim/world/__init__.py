@@ -1,4 +1,4 @@
-"""The world of a run: a broker, workers around the user's handler, and their faults.
+"""The world of a run: a broker, workers with the user's handler, and planned faults.
 
 Reading order: ``world``, ``worker``, ``injection``, ``progress``, ``state``.
 """

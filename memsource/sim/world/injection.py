@@ -1,4 +1,4 @@
-"""The faults of one run: due at a boundary, armed for a later call, or happened."""
+"""The faults of one run. A fault is due at a boundary, armed for a later call, or has happened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memsource.sim.plans.plan import Fault, FaultKind
 
 
 class InjectedFailure(OSError):
-    """The error of a call of ``World.io`` that the plan lets fail."""
+    """The error of a call of ``World.io`` that fails by a fault of the plan."""
 
 
 class Moment(NamedTuple):
@@ -19,7 +19,7 @@ class Moment(NamedTuple):
     Attributes:
         at: Time on the clock of the histories, in seconds.
         fault: The fault.
-        whom: Name of the worker or partition that the fault met; "" = neither.
+        whom: Name of the affected worker or partition; "" = neither.
     """
 
     at: float
@@ -28,16 +28,16 @@ class Moment(NamedTuple):
 
 
 class Injection:
-    """The faults of a plan. Nothing blocks.
+    """The faults of a plan. No method blocks.
 
-    Some faults act at their boundary. Other faults are only armed at their boundary, and strike the next call of their
-    kind.
+    Some faults act at their boundary. Other faults are only armed at their boundary, and act at the next call that
+    can fail this way.
 
     Args:
         faults: Faults of the plan.
 
     Attributes:
-        performed: Faults that acted or were armed at their boundary.
+        performed: Faults that have acted or were armed.
         moments: Faults that have happened.
     """
 
@@ -59,11 +59,11 @@ class Injection:
         return self._due.get(boundary, ())
 
     def arm(self, fault: Fault, whom: str = "") -> None:
-        """Let a fault strike the next call of its kind by the worker ``whom``; "" = by any worker."""
+        """Arm a fault for the next call by the worker ``whom`` that can fail this way; "" = by any worker."""
         self._armed[fault.kind, whom].append(fault)
 
     def take(self, kind: FaultKind, whom: str = "") -> Fault | None:
-        """Disarm and return the fault that strikes now; None = no fault is armed."""
+        """Disarm and return the fault that acts now; None = no fault is armed."""
         armed = self._armed.get((kind, whom))
         return armed.popleft() if armed else None
 
@@ -74,15 +74,15 @@ class Injection:
                 armed.clear()
 
     def note(self, at: float, fault: Fault, whom: str) -> None:
-        """Note that a fault happens at a time, to a worker or partition."""
+        """Record that a fault happens at a time, to a worker or partition."""
         self.moments.append(Moment(at, fault, whom))
 
     @property
     def over(self) -> bool:
-        """Whether all faults of the plan were performed, and none is armed."""
+        """Whether all faults of the plan have happened or were without effect, and no fault is armed."""
         return len(self.performed) >= len(self._faults) and not any(self._armed.values())
 
     @property
     def happened(self) -> Counter[str]:
-        """``fault: kind`` → number of faults that have happened."""
+        """Number of faults that have happened, by ``fault: kind``."""
         return Counter(f"fault: {moment.fault.kind}" for moment in self.moments)

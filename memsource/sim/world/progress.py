@@ -15,14 +15,14 @@ _NAMED: Final = 5
 
 
 class WorldProgress:
-    """The progress of one ``broker``. The workers note each settlement. Nothing blocks."""
+    """The progress of one ``broker``. The workers record each settlement. No method blocks."""
 
     def __init__(self, broker: Personality) -> None:
         self._broker = broker
         self._committed: dict[int, tuple[int, Sequence[tuple[int, int]]]] = {}
 
     def note(self, settlements: Sequence[Settlement]) -> None:
-        """Note settlements that the broker has stored."""
+        """Record settlements that the broker has stored."""
         for settlement in settlements:
             number, floor = settlement.partition.id.number, settlement.floor
             if floor is not None:
@@ -33,7 +33,7 @@ class WorldProgress:
     def left(self) -> list[Record]:
         """Return the messages that were never finished.
 
-        A late commit may set a position back. A message that was finished before counts as finished all the same.
+        A late commit may set a position back. A message that was finished before still counts as finished.
         """
         return [record for record in self._broker.unfinished if not self._was_committed(record)]
 
@@ -41,10 +41,10 @@ class WorldProgress:
         """Return whether all messages are finished, except for messages that a poison policy has blocked.
 
         Args:
-            asked: Returns the statuses of all workers that are ready; called only while messages are unfinished.
+            asked: Returns the statuses of all ready workers; called only if messages are unfinished.
 
         Returns:
-            Whether nothing is left to do.
+            Whether no other message is unfinished.
         """
         left = Counter(record.partition for record in self.left())
         if not left:
@@ -70,8 +70,8 @@ def listed(records: Sequence[Record]) -> str:
 def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool:
     """Return whether the unfinished messages of a partition cannot run.
 
-    They cannot run if their owner takes no more messages, or if all of them are delivered and no handler runs. Such
-    delivered messages are blocked, queued, or finished above a gap.
+    Messages cannot run if their owner receives no more messages, or if all of them are delivered and no handler runs.
+    These delivered messages are blocked, queued after a blocked message, or finished above the floor.
 
     Args:
         partition: Number of the partition.

@@ -20,7 +20,7 @@ def copied(state: Callable[[], object]) -> object:
         A deep copy.
 
     Raises:
-        ImpossiblePlan: The function is not plain, or its value must be awaited or cannot be copied and compared.
+        ImpossiblePlan: The function is async, or its value is an awaitable, or cannot be copied and compared.
     """
     if not callable(state) or inspect.iscoroutinefunction(state):
         raise ImpossiblePlan(
@@ -52,7 +52,7 @@ def copied(state: Callable[[], object]) -> object:
 
 
 def apart(found: object, expected: object) -> str:
-    """Return the first difference of two states in one line, with the place of the difference in nested values."""
+    """Return a line about the first difference of two states, with its path in nested values."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in [*expected, *(key for key in found if key not in expected)]:
             if key not in found:
@@ -73,7 +73,7 @@ def apart(found: object, expected: object) -> str:
 
 
 def _differ(one: object, other: object) -> bool:
-    """Compare two values as containers do. A value equals itself, even if its ``==`` returns False."""
+    """Return whether two values differ, compared as containers compare: identical objects are equal."""
     return one is not other and one != other
 
 
@@ -85,5 +85,5 @@ def _within(where: str, found: object, expected: object) -> str:
 
 
 def _some(items: Collection[object]) -> list[str]:
-    """Return the text of the first item in order of the texts, which is the same in every process."""
+    """Return the text of the item whose text sorts first, which is the same in every process."""
     return sorted(map(reprlib.repr, items))[:1]

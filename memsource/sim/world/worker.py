@@ -1,4 +1,4 @@
-"""One worker of a world. It stands for a process of the user from the start to the end or crash."""
+"""One worker of a world. It simulates one process of the user, from its start to its end or crash."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class MemoryRecorder(Recorder):
         self._kept: _MemorySegment | None = None
 
     def cut(self) -> None:
-        """Drop all later rows, as the end of the process does with rows in its memory. Idempotent."""
+        """Drop all later rows, because a crashed process writes none. Idempotent."""
         if self._kept is not None:
             self._kept.cut = True
 
@@ -102,14 +102,14 @@ class MemoryRecorder(Recorder):
 class App:
     """The consumer of each worker: the user's ``handler`` with the user's ``settings``.
 
-    Settings that need a clock or threads are checked when a world starts the worker.
+    A world checks settings that need a clock or threads when it starts the worker.
 
     Attributes:
         handler: The user's handler.
         settings: Settings of the consumer; None = the defaults.
         decode: See ``lanes.Consumer``.
         dead_letters: Whether the consumer has a dead-letter destination, which is ``World.dead_letters``.
-        attempts: Store of attempts, such as a ``MemoryAttempts``, which all apps must share; None = no store.
+        attempts: Store of attempts, such as a ``MemoryAttempts``. All apps must share one store; None = no store.
     """
 
     handler: Handler
@@ -120,7 +120,7 @@ class App:
 
 
 def checked_app(app: object, what: str) -> App:
-    """Return an ``App`` as it is, or make an ``App`` of a handler.
+    """Return ``app`` if it is an ``App``; make an ``App`` of a handler.
 
     Args:
         app: An ``App`` or a handler.
@@ -142,7 +142,7 @@ def checked_app(app: object, what: str) -> App:
 
 
 def _settings_of(app: App, threads: Threads) -> Settings:
-    """Return the settings of an app, changed so that a plain handler runs on the loop."""
+    """Return the settings of an app. With ``threads="inline"`` they let a plain handler run on the loop."""
     settings = app.settings or Settings()
     if is_async(app.handler) or settings.sync_handlers == "inline":
         return settings
@@ -173,7 +173,7 @@ class WorkerHost(Protocol):
         """Return the seconds since the epoch, on the wall clock."""
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
-        """Note a finding."""
+        """Record a finding."""
 
     def interrupt(self, error: BaseException) -> None:
         """End the run at once with an error that is no finding."""
@@ -182,10 +182,10 @@ class WorkerHost(Protocol):
         """Perform the faults that the plan has for the boundary that a worker reaches now."""
 
     def strikes(self, kind: FaultKind, who: str) -> Fault | None:
-        """Take the armed fault of a kind; None = no fault is armed."""
+        """Disarm and return the armed fault of a kind; None = no fault is armed."""
 
     def happens(self, fault: Fault, whom: str) -> None:
-        """Note that a fault strikes now."""
+        """Record that a fault acts now."""
 
 
 class Worker:
@@ -196,7 +196,7 @@ class Worker:
         name: Name of the member, and group of its tasks.
         number: Number of the process.
         app: The consumer to run.
-        make: Makes the app of the process that replaces the worker after a crash.
+        make: Makes the app of the next process, which replaces the worker after a crash.
     """
 
     def __init__(self, world: WorkerHost, name: str, number: int, app: App, make: Callable[[], App | Handler]) -> None:
@@ -229,11 +229,14 @@ class Worker:
         return f"<Worker {self.name}{' crashed' if self.gone else ''}>"
 
     def acting(self) -> AbstractContextManager[None]:
-        """Make the calls of a ``with`` block in the worker's process. Their tasks end and freeze with the process."""
+        """Run a ``with`` block as part of the worker's process.
+
+        Tasks that the block starts end and freeze with the process.
+        """
         return in_group(self.name)
 
     async def run(self) -> None:
-        """Consume until the worker is stopped. An end by an error is a finding."""
+        """Consume until the worker is stopped. An error that ends the consumer is a finding."""
         try:
             await self.consumer.run()
         except (anyio.get_cancelled_exc_class(), GeneratorExit, Refused):
@@ -248,26 +251,29 @@ class Worker:
                 self.world.interrupt(cause)
         finally:
             if not self.gone:
-                # If the worker could not leave the broker in time, the timers of the broker end its membership.
+                # If the worker could not leave the group in time, the broker's timers end its membership.
                 self.world.broker.crash(self.name, self.world.now)
             self.world.injection.disarm(self.name)
             self.ended.set()
 
     def stop_limit(self) -> float:
         """Return the longest duration of a stop that begins now, in virtual seconds."""
-        # Twice the longest drain, and twice 5 s for each of three things to close.
+        # Twice the longest drain, plus twice 5 s each for three closes.
         waits = 2 * (self._settings.longest_drain + 15.0)
         return waits + self.slow + max(0.0, self.frozen_until - self.world.now)
 
     async def reach(self) -> None:
-        """Reach a boundary between worker and broker. The call never returns to a crashed worker."""
+        """Perform the faults of the next boundary. The call never returns to a crashed worker."""
         self.world.boundary(self)
         if self.gone:
             await anyio.sleep_forever()
 
 
 class _Link:
-    """A worker's link to the broker; see ``lanes.source.Source``. Each call can be slow, fail, or end by a crash."""
+    """The source of a worker, which delegates to the broker's source; see ``lanes.source.Source``.
+
+    Each call can be slow, fail, or end by a crash.
+    """
 
     def __init__(self, worker: Worker, inner: Source) -> None:
         self._worker = worker
@@ -280,8 +286,8 @@ class _Link:
         """Begin a call.
 
         Args:
-            at_once: Whether the source takes in the arguments before it suspends. A slow link does not delay such a
-                call, because it delays only the writes of the source.
+            at_once: Whether the source reads its arguments before its first await. The fault ``slow`` does not delay
+                the begin of such a call.
         """
         await self._worker.reach()
         if self._worker.slow_until > anyio.current_time() and not at_once:

@@ -1,8 +1,8 @@
-"""A world: a broker, workers around the user's handler, and the faults of a plan.
+"""A world: a broker, workers with the user's handler, and the faults of a plan.
 
 A crash is like ``kill -9``. The worker's tasks take no further step, so no ``finally`` and no ``except`` of a handler
-runs, and the broker hears nothing. A dead handler never releases a lock of a fake that all workers share. A real
-process that shares no memory with other processes cannot hold such a lock.
+runs, and the broker is not told. If all workers share a fake with a lock, a dead handler never releases the lock.
+Real processes share no memory, and therefore no such lock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class World:
 
     Attributes:
         findings: First finding of each of the world's own checks, by the name of the check.
-        interrupted: Error that ended the run and is no finding; None without such an error.
+        interrupted: Error that ended the run and is no finding; None = no error.
         progress: The finished messages.
         injection: The faults.
     """
@@ -111,14 +111,14 @@ class World:
         gaps: float = 0.0,
         value: Callable[[int, bytes | None], bytes | str] | None = None,
     ) -> list[Record]:
-        """Publish ``n`` messages, or as many as the plan allows. Does not block.
+        """Publish ``n`` messages, or fewer if the plan limits their number. Does not block.
 
         Keys and their order are drawn from the plan's seed; see ``Traffic``.
 
         Args:
-            topic: The one topic of the world.
+            topic: Topic of the world; the first call names it.
             n: Number of messages, 0 or more.
-            keys: Number of keys, or the keys.
+            keys: Number of keys, or the keys themselves.
             skew: Exponent of Zipf's law: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal shares.
             hot: Share of the first key; 0 = no hot key.
             keyless: Share of messages without a key.
@@ -159,7 +159,7 @@ class World:
     ) -> Record:
         """Publish one message. Does not block.
 
-        If ``settled`` has ended the faults of the plan, they continue with the next call.
+        Faults that ``settled`` has stopped happen again from this call on.
 
         Args:
             value: Payload; a text is encoded as UTF-8.
@@ -170,7 +170,7 @@ class World:
         Returns:
             The published record.
         """
-        # A message that a handler publishes does not restart the faults.
+        # If a handler publishes a message, stopped faults do not happen again.
         if not self._settling and self._current() is None:
             self._faulty = True
         data = value.encode() if isinstance(value, str) else value
@@ -179,15 +179,15 @@ class World:
     def workers(
         self, count: int, app: App | Handler | None = None, *, make: Callable[[], App | Handler] | None = None
     ) -> list[Worker]:
-        """Start more workers. For the broker each worker is a process of its own. Does not block.
+        """Start more workers. For the broker each worker is a separate process. Does not block.
 
         Pass either ``app`` or ``make``.
 
         Args:
             count: Number of workers, 1 or more.
-            app: Handler or ``App`` that all workers share. Its memory outlives a crash, as a database does.
-            make: Makes the handler of each process at its start, also after a crash. The memory of a handler ends with
-                its process.
+            app: Handler or ``App`` that all workers share. Its state outlives a crash, like a database.
+            make: Makes the handler or ``App`` of each process at its start, also after a crash. The state of a
+                handler ends with its process.
 
         Returns:
             The new workers.
@@ -211,14 +211,14 @@ class World:
         return [self._start(make) for _ in range(count)]
 
     async def settled(self, timeout: float = TAIL) -> None:
-        """Let the faults of the plan happen, and then wait without faults until all messages are finished. Cancel-safe.
+        """Wait until the faults of the plan have happened, then without faults until all messages are finished.
 
-        A lane that a poison policy has blocked counts as finished. Messages that are unfinished after ``timeout`` are
-        the finding ``CaughtUp``. Call ``settled`` again after you publish more messages, because the remaining faults
-        then happen too.
+        Cancel-safe. A lane that a poison policy has blocked counts as finished. Messages that are unfinished after
+        ``timeout`` are the finding ``CaughtUp``. After you publish more messages, faults can happen again, so call
+        ``settled`` again.
 
         Args:
-            timeout: Virtual seconds for the faults, and again for the messages.
+            timeout: Maximum virtual seconds to wait for the faults, and again for the messages.
         """
         self.settles = self._settling = True
         try:
@@ -233,7 +233,7 @@ class World:
             self.find("CaughtUp", "\n".join([what, *self._hindrances()]))
 
     async def io(self, name: str = "io", seconds: float = 0.0) -> None:
-        """Stand for a call to a database or an API, inside the user's own fake of the database or API.
+        """Simulate a call to a database or an API, inside the user's fake of the database or API.
 
         A worker may crash before and after the call.
 
@@ -242,7 +242,7 @@ class World:
             seconds: Virtual seconds that the call takes.
 
         Raises:
-            InjectedFailure: The plan lets the call fail, without an effect.
+            InjectedFailure: The call fails by a fault of the plan, without an effect.
         """
         worker = self._current()
         if worker is not None:
@@ -254,9 +254,9 @@ class World:
             await worker.reach()
 
     def check(self, *, state: Callable[[], object] | None = None) -> None:
-        """Note the user's final state, which is compared with the state of the run without faults. Does not block.
+        """Record the user's final state, to compare it with the state of the run without faults. Does not block.
 
-        All checkers judge the run after the test, with or without this call.
+        All checkers judge the run after the test, whether ``check`` was called or not.
 
         Args:
             state: Plain function that returns the state, which is copied; None = no state.
@@ -296,7 +296,7 @@ class World:
         return EPOCH + self._loop.time() + self._wall_offset
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
-        """Note a finding. The first finding of each check counts.
+        """Record a finding. Only the first finding of each check is kept.
 
         Args:
             check: Name of the check.
@@ -319,19 +319,19 @@ class World:
         number = self.boundaries
         self.boundaries += 1
         for fault in self.injection.at(number):
-            # A crash may also happen after the other faults or during a stop, because its successor loses nothing.
+            # A crash may also happen after the other faults or during a stop, because no message is lost.
             if self._faulty or fault.kind == "crash":
                 self.perform(fault, worker)
 
     def strikes(self, kind: FaultKind, who: str) -> Fault | None:
-        """Take the armed fault that strikes now.
+        """Disarm and return the fault that acts now.
 
         Args:
-            kind: Kind of fault that strikes any worker.
-            who: Name of the worker that the fault strikes, for the view of the run.
+            kind: Kind of fault, which may be armed for any worker.
+            who: Name of the affected worker, for the view of the run.
 
         Returns:
-            The fault, or None when no armed fault strikes.
+            The fault; None if no fault of this kind is armed.
         """
         fault = self.injection.take(kind)
         if fault is not None:
@@ -339,20 +339,20 @@ class World:
         return fault
 
     def happens(self, fault: Fault, whom: str) -> None:
-        """Note a fault that strikes now.
+        """Record a fault that acts now.
 
         Args:
             fault: The fault.
-            whom: Name of the worker or partition that the fault meets; "" = neither.
+            whom: Name of the affected worker or partition; "" = neither.
         """
         # The time of the fault is before the next row of a history.
         self.injection.note(max(self.now, self._latest) + _STEP / 2, fault, whom)
 
     def interrupt(self, error: BaseException) -> None:
-        """End the run at once with an error that is no finding. The first such error counts.
+        """End the run at once with an error that is no finding. The run raises the first error of this kind.
 
         Args:
-            error: The error that the caller of the run gets.
+            error: The error to raise to the caller of the run.
         """
         if self.interrupted is None:
             self.interrupted = error
@@ -361,7 +361,7 @@ class World:
     # --- for the run
 
     async def turn_time(self) -> None:
-        """Let the broker act on its timers when they are due. Runs until a cancellation."""
+        """Call ``advance`` of the broker whenever one of its timers is due. Runs until a cancellation."""
         while True:
             # A later call may set an earlier timer.
             await anyio.sleep(min(max(self.broker.next_at() - self.now, _STEP), _TICK))
@@ -384,11 +384,11 @@ class World:
                 self.find("StopEnds", f"{worker.name} has not stopped {limit:g} s after the order to stop")
 
     def end(self) -> None:
-        """End the run, so that no history records its cleanup."""
+        """End all workers before the cleanup, so that no history records the cleanup."""
         self._over = True
         for worker in self.members:
             worker.history.cut()
-            # A frozen worker must wake for its cleanup.
+            # A frozen worker must wake so that its tasks can be cancelled.
             self._loop.freeze(worker.name, self.now)
 
     # --- inside
@@ -405,7 +405,7 @@ class World:
         return worker
 
     def _calm(self) -> None:
-        """Stop all faults, also the armed faults. A frozen worker still wakes at its time."""
+        """Stop all faults, including armed ones. A frozen worker still wakes at the time of its fault."""
         self._faulty = False
         self.injection.disarm()
         for worker in self.members:
@@ -416,7 +416,7 @@ class World:
         return next((worker for worker in self.members if worker.name == name), None)
 
     def _hindrances(self) -> list[str]:
-        """Return lines with the reasons why no message makes progress."""
+        """Return lines with the possible reasons why messages stay unfinished."""
         alive = {worker.name for worker in self._alive()}
         return self._loop.waiting(alive) if alive else ["  no worker runs: none was started, or all have ended"]
 
@@ -427,18 +427,18 @@ class World:
         alive = self._alive()
         if self._faulty and not alive:
             return False
-        # A status is expensive, and matters only if a lane can be blocked.
+        # A status is expensive to make, and matters only if a lane can be blocked.
         asked = alive if any(worker.blocks for worker in alive) else []
         return self.progress.caught_up(lambda: [worker.consumer.status() for worker in asked if worker.consumer.ready])
 
     # --- faults
 
     def perform(self, fault: Fault, caller: Worker) -> None:
-        """Let a fault happen now. Does not block.
+        """Perform a fault now. Does not block.
 
         Args:
             fault: The fault.
-            caller: The worker that the target of the fault is counted from.
+            caller: The worker from which the fault's target number counts.
         """
         alive = self._alive()
         # Targets count from the calling worker.
@@ -456,7 +456,7 @@ class World:
             self.happens(fault, worker.name if fault.kind in _OF_WORKER else whom)
 
     def _struck(self, fault: Fault, worker: Worker, partition: int) -> bool:
-        """Let a fault act. Return False if the fault had no effect."""
+        """Apply a fault. Return False if the fault has no effect."""
         now, amount = self.now, fault.amount
         if fault.kind == "crash":
             self._crash(worker, amount)
@@ -493,7 +493,7 @@ class World:
         if worker.stopped:
             # A stopped worker is not replaced.
             return
-        # The current task belongs to the worker, and would pass the end of the worker on to its child tasks.
+        # The current task belongs to the worker's group, and a task that it starts would end with the worker.
         with in_group(None):
             self._tasks.start_soon(self._replace, worker.make, after)
 
