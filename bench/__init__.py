@@ -1,1 +1,1 @@
-"""The cost of `lanes`, measured beside a baseline in the same run; `python -m bench` runs it."""
+"""Measurements of the cost of `lanes` and of baselines; `python -m bench` runs the measurements."""

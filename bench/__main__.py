@@ -5,7 +5,7 @@
 | `python -m bench [--scale X] [--repeats N] [CASE...]` | measures, writes `bench/out/<case>.json`, prints a table |
 | `python -m bench plots [PLOT...]` | draws the written figures as `docs/plots/<plot>.svg`; see `bench.plots` |
 
-For a quick, rough look `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures once.
+For a rough result, `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures once.
 
 Each file holds a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The exit
 status is 0 with met and with missed goals, 1 when a needed component is missing, and 2 for an unknown case.

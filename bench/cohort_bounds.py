@@ -1,15 +1,15 @@
 """An exclusive cohort on a real server with one stuck key: delay of the other keys, memory, and size of the record.
 
-Stuck key: messages come at a fixed rate to a member with 64 partitions. The handler of one key hangs until the handlers
-of all other keys have ended. The figure is the p99 of the time from the publishing to the end of the handler,
+Stuck key: a member with 64 partitions receives messages at a fixed rate. The handler of one key hangs until the
+handlers of all other keys have ended. The figure is the p99 of the time from the publishing to the end of the handler,
 for the other keys. The baseline is the same run without the hang.
 
-Memory and record: 1,000,000 messages of 1,000 keys pass while one key hangs and its successors wait.
+Memory and record: the member handles 1,000,000 messages of 1,000 keys, while the handler of another key hangs.
 
 - Memory: the peak of the process at the end. The baseline is the peak after the first fifth of the messages. The goal
   adds the memory of the messages that a ledger may have to store.
-- Record: the bytes of the stored state of the partition with the stuck key. The baseline is the state with nothing
-  outstanding. The goal adds a sequence for each message that may be in flight.
+- Record: the bytes of the stored state of the partition with the stuck key. The baseline is the state without an
+  unfinished message. The goal adds a sequence for each message that may be in flight.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def _p99(stream: DividedStream, client: Client, count: int, *, hangs: bool
 
 
 class Passed(NamedTuple):
-    """Peaks of memory in MiB (after a fifth, at the end), epoch of the partition, and bytes of its record."""
+    """Return peaks of memory in MiB (after a fifth, at the end), epoch of the partition, and bytes of its record."""
 
     first: float
     last: float

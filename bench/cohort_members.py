@@ -185,7 +185,7 @@ async def until(condition: Callable[[], bool], what: str, *, within: float = 60.
 
 
 def hold(url: str, name: str, member: str, lease: str) -> None:
-    """Be a member until the process ends."""
+    """Run a member until the process ends."""
     stream = DividedStream(url, name, 0)
     held: set[object] = set()
 

@@ -1,11 +1,11 @@
 """The engine alone: receive, take, finish, collect and settled, in microseconds of CPU a message.
 
 Like busy workers, the driver takes as many messages as ``concurrency`` allows before it finishes the first message. The
-driver settles once a batch. The loops of the driver are part of the figure, and the time to make the messages is not.
-The baseline is a fixed loop that puts each message into a dict and a queue and takes it out again. No consumer does
-less.
+driver settles once a batch. The figure includes the loops of the driver, but not the time to make the messages.
+The baseline is a fixed loop that puts each message into a dict and a queue and takes it out again. Every
+consumer does at least this work.
 
-The cases ``engine … ×`` divide the cost of a message among many messages by its cost among few. The ratio of a constant
+The cases ``engine … ×`` divide the cost of a message among many messages by the cost among few. The ratio of a constant
 cost is 1. Beyond ten thousand messages the processor's caches count too. The baseline of these cases is therefore the
 growth of the bare loop over the same objects.
 """

@@ -1,4 +1,4 @@
-"""The figure of a case, its measurement beside a baseline, and the file of all figures of a case."""
+"""The figure of a case, its measurement with a baseline, and the file of all figures of a case."""
 
 from __future__ import annotations
 

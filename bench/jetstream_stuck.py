@@ -2,7 +2,7 @@
 
 Messages are published at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
 ended. The figure is the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the
-same without the hang.
+same run without the hang.
 """
 
 from __future__ import annotations

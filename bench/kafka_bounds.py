@@ -3,7 +3,7 @@
 Backlog: the number of messages handled of the fastest of four equal partitions, divided by the number of the slowest
 partition. Both numbers are read when the fastest partition is nearly done.
 
-Stuck key: messages come at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
+Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
 ended. The figure is the p99 of the time from ``produce`` to the end of the handler, for the other keys. The baseline is
 the same run without the hang.
 
@@ -138,7 +138,7 @@ def _p99(url: str, count: int, *, hangs: bool) -> float:
 
 
 class Passed(NamedTuple):
-    """Memory in MiB and messages a second of a process, after a fifth and at the end."""
+    """Return memory in MiB and messages a second of a process, after a fifth and at the end."""
 
     memory: Pair
     rates: Pair

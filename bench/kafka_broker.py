@@ -157,7 +157,7 @@ class Clocked:
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Return the handled messages a second."""
         assert not self._left, f"{self._left} of {self._count} were not handled"
         return (self._count - 1) / (self._last - self._first)
 

@@ -1,7 +1,7 @@
-"""Kafka with handlers that wait: throughput beside the limit that the waiting sets.
+"""Kafka with handlers that wait: throughput compared with the limit that the waiting time sets.
 
-10 ms: as in `bench.waiting`. The baseline is 1,000 bare tasks over the same number of messages of the same keys,
-without a broker.
+10 ms: the case of `bench.waiting`, on Kafka. The baseline is 1,000 bare tasks over the same number of messages of the
+same keys, without a broker.
 
 Zipf: the baseline is the highest rate of the busiest key, whose messages run one at a time.
 

@@ -49,7 +49,7 @@ class Bar:
     Attributes:
         label: Name of the bar.
         value: Length of the bar, more than 0.
-        text: Text beside the bar.
+        text: Text at the end of the bar.
         goal: Goal of the value; None = no goal.
     """
 

@@ -1,9 +1,9 @@
 """The cost of a message over the number of keys and of messages in flight, in microseconds of CPU.
 
 `bench.plots` draws the figures. ``scaling run`` is a whole run over an in-process source with a handler that does
-nothing, as in `bench.runtime`, beside a plain loop that awaits the handler. ``scaling engine`` is the engine alone, as
-in `bench.engine`, beside its loop over a dict and a queue. Its figures vary the number of keys, or the number of
-messages that are delivered before the first message is taken.
+nothing, as in `bench.runtime`; its baseline is a plain loop that awaits the handler. ``scaling engine`` is the engine
+alone, as in `bench.engine`; its baseline is a loop over a dict and a queue. The engine figures vary the number of keys,
+or the number of messages that are delivered before the first message is taken.
 """
 
 from __future__ import annotations

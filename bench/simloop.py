@@ -1,4 +1,4 @@
-"""The simulator's loop: task steps a second of CPU, one step a turn, beside the same program on bare asyncio.
+"""The simulator's loop: task steps a second of CPU, one step a turn, compared with the same program on bare asyncio.
 
 Steps: tasks that only yield, first in, first out and by a random walk. Streams: tasks that pass messages through
 anyio's memory streams, each with a timeout. On both loops these tasks cost more than the loop. The goals of both cases

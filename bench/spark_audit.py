@@ -1,8 +1,8 @@
-"""The audit of a journal on Spark: events a second, beside a hand-written SQL query of the same checks.
+"""The audit of a journal on Spark: events a second, compared with a hand-written SQL query of the same checks.
 
 The journal is from 16 processes, each with a partition of 625 keys, 100 messages in flight and a commit after every 100
-messages. The journal has no violations. The query counts the violations of each promise by the journal's columns. It
-relies on the clocks and the row numbers as they are, and names neither witnesses nor unproven promises. Both read the
+messages. The journal has no violations. The query counts the violations of each promise by the journal's columns. The
+query trusts the clocks and the row numbers, and names neither witnesses nor unproven promises. Both read the
 same files in the same session of two cores.
 """
 

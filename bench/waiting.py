@@ -1,4 +1,4 @@
-"""The runtime with handlers that wait: throughput beside the limit that the waiting sets, and delays.
+"""The runtime with handlers that wait: throughput compared with the limit that the waiting time sets, and delays.
 
 10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take the same messages from
 one iterator and await the same handler.
@@ -7,7 +7,7 @@ Zipf: messages a second over keys, one of which gets a seventh of the traffic. T
 so no code can be faster than the busiest key. The baseline is 1 / (share of that key × mean time of its handlers), both
 of the same run.
 
-Stuck key: messages come at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
+Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
 ended. The figure is the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the
 same run without the hang.
 """

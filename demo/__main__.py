@@ -122,7 +122,8 @@ def app() -> typer.Typer:
     ) -> None:
         """Replay the log on Spark into PostgreSQL, and audit it.
 
-        A worker and the driver are killed. Exit 0: every promise kept, 1: a promise broken, 3: not possible.
+        The demo kills a worker and the driver. The exit status is 0 if every promise was kept, 1 if a promise was
+        broken, and 3 if the run was not possible.
         """
         what = "the demo on Spark"
         require(what, "cli", "kafka", "postgres", "spark")

@@ -61,7 +61,7 @@ class DemoConfig:
 
     Attributes:
         server: URL of a NATS server with JetStream, or addresses of Kafka brokers.
-        data: Path of a log (see ``demo.events``); None generates one from ``seed``.
+        data: Path of a log (see ``demo.events``); None generates a log from ``seed``.
         events: Maximum number of events of the log; None takes all.
         seed: Seed of the generated log.
         latency: Mean time of an approval in seconds. Each approval takes 0.5 to 1.5 times the mean.

@@ -1,4 +1,4 @@
-"""Errors that stop the demo before its report: one line with the fault, the place and the remedy."""
+"""Errors that stop the demo before its report: one line with the subject, the fault and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failures of events: a function of case and step, so that parent and worker compute the same failures."""
+"""The failures of events: a function of case and step, so parent and worker compute the same failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ POISON: Final = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """One event in about ``fail_every`` fails once or twice, and one in about ``poison_every`` always. 0 = no event."""
+    """The shares of the events that fail.
+
+    Attributes:
+        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails so.
+        poison_every: Average number of events for each event that always fails; 0 = no event always fails.
+    """
 
     fail_every: int = 100
     poison_every: int = 5_000

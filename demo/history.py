@@ -13,7 +13,13 @@ from lanes.errors import LanesError
 
 
 class Verdict(NamedTuple):
-    """The verdict of a checker. ``status`` is passed, violated or unproven. ``detail`` is the reason in one line."""
+    """The verdict of a checker.
+
+    Attributes:
+        name: Name of the checker.
+        status: passed, violated or unproven.
+        detail: Reason for the status, in one line.
+    """
 
     name: str
     status: str
@@ -21,14 +27,26 @@ class Verdict(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Facts that no history has: snapshots of the group from its broker, and the faults."""
+    """Facts that no history has.
+
+    Attributes:
+        snapshots: States of the group, as its broker reported them.
+        faults: Faults that the scenario caused.
+    """
 
     snapshots: Sequence[Snapshot]
     faults: Sequence[Fault]
 
 
 class Findings(NamedTuple):
-    """Verdicts, redeliveries by cause (restart, held, settled, late), the peak in flight, figures of a group."""
+    """Facts from all histories of a run.
+
+    Attributes:
+        verdicts: Verdict of each checker.
+        redelivered: Cause (restart, held, settled or late) → number of redeliveries.
+        peak_in_flight: Highest number of messages in flight.
+        group: Figures of a group or cohort; None without a group.
+    """
 
     verdicts: Sequence[Verdict]
     redelivered: Mapping[str, int]

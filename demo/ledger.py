@@ -33,7 +33,13 @@ _ADVANCE: Final = (
 
 
 class Apply(NamedTuple):
-    """A handler's request to store a step. ``epoch`` is the epoch of the assignment that delivered the step."""
+    """A handler's request to store a step.
+
+    Attributes:
+        case: Case of the step.
+        step: Number of the step within its case.
+        epoch: Epoch of the assignment that delivered the step.
+    """
 
     case: str
     step: int

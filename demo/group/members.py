@@ -44,7 +44,19 @@ class Stopped(Exception):
 
 
 class Process:
-    """One member, by its name in history and group. ``begun`` tells whether the member has received a message."""
+    """One member.
+
+    Args:
+        name: Name of the member in its history and in the group.
+        child: Process of the member.
+
+    Attributes:
+        begun: Whether the member has received a message.
+        frozen: Whether the member is frozen.
+        leaving: Whether the member drains and stops.
+        met_outage: Whether the member ran while the broker was away.
+        status: Latest report of the member.
+    """
 
     def __init__(self, name: str, child: Child) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The handler of the demo: an approval, then a write to the ledger. Workers and the serial loop share it."""
+"""The handler of the demo: an approval, then a write to the ledger. Workers and the serial loop use this handler."""
 
 from __future__ import annotations
 

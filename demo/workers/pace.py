@@ -33,7 +33,7 @@ class Pace:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the begin."""
+        """Seconds since `begin`."""
         return monotonic() - self._begun
 
     @property

@@ -4,7 +4,7 @@ A request is one line, and an answer is one line with the number of its request.
 open requests:
 
 - ``h <token>`` opens the connection. The service closes a connection that begins with another line.
-- ``a <number> <case> <step>`` asks for an approval. The answer comes after the latency.
+- ``a <number> <case> <step>`` asks for an approval. The service answers after the latency.
 - ``w <number> <case> <step> <epoch>`` applies a step. The answer is the ledger's verdict, after the commit.
 - ``s <json>`` reports the status of the worker, and has no answer.
 
@@ -45,7 +45,7 @@ class Service:
         ledger: Ledger to write to; None = approvals only.
         latency: Mean time of an approval, in seconds.
         token: Secret that opens a connection.
-        on_status: Function that takes the reports of workers.
+        on_status: Function that receives the reports of workers.
         on_commit: Function that is called after every committed batch, before the answers of the batch.
 
     Attributes:

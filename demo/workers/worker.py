@@ -1,7 +1,7 @@
 """A worker of the demo: one consumer under ``lanes.serve``, as its own process.
 
 The demo's parent runs ``python -m demo.workers.worker`` with a ``WorkerConfig`` in the environment. The worker ends
-with its parent, because the parent holds the other end of stdin.
+with its parent, because its stdin is a pipe that the parent holds open.
 """
 
 from __future__ import annotations
