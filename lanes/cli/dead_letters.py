@@ -24,6 +24,7 @@ from rich.table import Table
 
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, Misuse, command_group, require, stop
 from lanes.cli.views import ROW_HEADINGS, document, fields, payload, row
+from lanes.core.types import Message
 from lanes.dead_letter import error_text, printable
 from lanes.dead_letters.box import DeadLetterBox, Disposition, StoredDeadLetter, replay
 from lanes.errors import LanesError, SourceError
@@ -283,7 +284,13 @@ def _handle(handler: str, decode: str) -> Act:
     read = _loaded("--decode", decode) if decode else None
 
     async def act(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
-        await replay(stored.dead_letter, run, read)
+        try:
+            await replay(stored.dead_letter, run, read)
+        except AttributeError as error:
+            if read is None and error.name == "data" and isinstance(error.obj, Message):
+                # Every dead letter would fail in this way.
+                raise Misuse(f"needs --decode MODULE:FUNCTION, because {handler} reads message.data") from error
+            raise
         return "replayed"
 
     return act
@@ -343,7 +350,7 @@ async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) ->
     try:
         said = await act(box, stored)
     except BaseException as error:
-        if not counts(error):
+        if isinstance(error, Misuse) or not counts(error):
             raise
         raise _Stays(f"stays: {type(error).__qualname__}: {error_text(error)}") from error
     await _dispose(box, stored, "replayed")

@@ -15,6 +15,22 @@ def remember_too(message: lanes.Message) -> None:
     SEEN.append((message.position, message.key, message.value, getattr(message, "data", None)))
 
 
+def remember_data(message: lanes.Message) -> None:
+    SEEN.append((message.position, message.key, message.value, message.data))
+
+
+async def remember_data_soon(message: lanes.Message) -> None:
+    remember_data(message)
+
+
+class Attributes:
+    data: object
+
+
+def other_data(message: lanes.Message) -> object:
+    return Attributes().data
+
+
 def refuse(message: lanes.Message) -> None:
     SEEN.append((message.position, message.key, message.value, None))
     raise ValueError("still no such customer \x1b[2J")

@@ -25,6 +25,30 @@ def test_a_replayed_dead_letter_leaves_the_list(command: Command, place: Place, 
     assert len(handlers.SEEN) == 1
 
 
+@pytest.mark.parametrize("handler", ["remember_data", "remember_data_soon"])
+def test_a_handler_that_needs_decode_is_one_line_for_all_dead_letters(
+    command: Command, place: Place, handler: str
+) -> None:
+    sent = [of(place, value=b"payload of it") for _ in range(3)]
+    place.park(*sent)
+    said = command("replay", "--all", *place.options, "--handler", f"{HERE}:{handler}")
+    assert (said.status, said.out) == (64, "")
+    last = said.err.splitlines()[-1]
+    assert last == (
+        f"lanes: `lanes dead-letters replay` needs --decode MODULE:FUNCTION, because {HERE}:{handler} reads "
+        "message.data; run `lanes dead-letters replay --help`"
+    )
+    assert [line for line in said.err.splitlines() if "order within a key" not in line] == [last]
+    assert sorted(ids(command, place)) == sorted(one.id for one in sent)
+    options = ["--handler", f"{HERE}:{handler}", "--decode", f"{HERE}:first_word"]
+    assert command("replay", "--all", *place.options, *options).status == 0
+    assert [seen[-1] for seen in handlers.SEEN] == ["payload"] * 3
+    # An attribute of the same name of another object is an error of the handler.
+    other = of(place)
+    place.park(other)
+    assert "stays: AttributeError" in command("replay", other.id, *place.options, "--handler", f"{HERE}:other_data").out
+
+
 def test_a_failed_replay_keeps_the_dead_letter(command: Command, place: Place) -> None:
     sent = of(place)
     place.park(sent)

@@ -8,7 +8,6 @@ always reads the division from the server, because the server decides the partit
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -16,6 +15,7 @@ from typing import Any, Final, Literal
 from lanes.errors import ConfigError, SourceError
 from lanes.history.writer import key_hash
 from lanes_jetstream.wire.keys import KeyFunction, whole_subject
+from lanes_jetstream.wire.transforms import destination_tokens, function_of
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -30,11 +30,6 @@ MOST_PARTITIONS: Final = 256
 
 KEYS_WATCHED: Final = 100_000
 """Number of keys whose partition a ``KeyWatch`` remembers, in about 10 MB of memory."""
-
-_FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
-_DOLLAR: Final = re.compile(r"\$(\d+)")
-_DOTS: Final = re.compile(r"\.(?![^{]*\}\})")
-"""The dots between tokens, without the dots inside a function."""
 
 
 def partition_of(tokens: Iterable[str], partitions: int) -> int:
@@ -67,7 +62,7 @@ class Rule:
 
     def filter(self, partition: int) -> str:
         """Return the pattern of the stored subjects of one partition."""
-        tokens = _DOTS.split(self.destination)
+        tokens = destination_tokens(self.destination)
         before = ["*" if _reference(token) is not None else token for token in tokens[: self.partition_token]]
         return ".".join([*before, str(partition), *([">"] if len(tokens) > self.partition_token + 1 else [])])
 
@@ -199,12 +194,12 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
 
 
 def _read_rule(stream: str, source: str, destination: str) -> Rule:
-    tokens = _DOTS.split(destination)
+    tokens = destination_tokens(destination)
     found: list[tuple[int, list[int]]] = []
     references: dict[int, int] = {}  # wildcard of the source -> token of the destination
     fixed = True
     for place, token in enumerate(tokens):
-        name, arguments = _function(token)
+        name, arguments = function_of(token)
         if name == "partition":
             found.append((place, arguments))
         reference = _reference(token)
@@ -241,18 +236,9 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
     )
 
 
-def _function(token: str) -> tuple[str, list[int]]:
-    """Return the name, in lower case, and the numeric arguments of the function in a destination token."""
-    match = _FUNCTION.fullmatch(token)
-    if match is None:
-        return ("wildcard", [int(token[1:])]) if _DOLLAR.fullmatch(token) else ("", [])
-    arguments = [argument.strip() for argument in (match[2] or "").split(",")]
-    return match[1].lower(), [int(a) for a in arguments if a.isascii() and a.isdigit()]
-
-
 def _reference(token: str) -> int | None:
     """Return the number of the source wildcard that a destination token copies; None for any other token."""
-    name, arguments = _function(token)
+    name, arguments = function_of(token)
     return arguments[0] if name == "wildcard" and arguments else None
 
 

@@ -9,15 +9,20 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from lanes.core.types import Message, Partition, PartitionId
+from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
 from lanes_jetstream.dead_letters.writer import capturing_streams, dead_letter_subject, publish
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Server
+from lanes_jetstream.wire.transforms import published_subject, transforms_of
 
 _SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
 """Subjects of user messages: no wildcards, and no subject of the server (API, buckets, object stores)."""
+
+_STREAM: Final = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
+"""Names of streams."""
 
 _VERSION: Final = b"NATS/1.0"
 
@@ -75,6 +80,7 @@ class JetStreamDeadLetterBox:
         self._stream = ""
         self._next = 1
         self._places: dict[str, list[int]] = {}
+        self._read: dict[str, list[tuple[str, str]]] = {}
 
     def __repr__(self) -> str:
         return f"<JetStreamDeadLetterBox {self._subject}: {len(self._places)} dead letters seen>"
@@ -143,22 +149,53 @@ class JetStreamDeadLetterBox:
         self._places.pop(parked.dead_letter.id, None)
 
     async def publish(self, parked: StoredDeadLetter) -> str:
-        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds the id."""
+        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds the id.
+
+        The subject is the published one: the transform of the original stream is undone.
+        """
         letter = parked.dead_letter
-        # Any client may have written the record, and its subject could be a request to the server's API.
-        if not _SUBJECT.fullmatch(letter.subject) or not await capturing_streams(self._connection, letter.subject):
-            raise SourceError(
-                f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}; publish "
-                "the message yourself, then drop the dead letter"
-            )
+        subject = await self._origin(letter)
         headers = {name: header_text(value or b"") for name, value in WIRE.republished(letter)}
         headers[ID] = f"{letter.id}-replayed"
-        confirmation = await publish(self._connection.client, letter.subject, letter.value, headers, "message")
+        confirmation = await publish(self._connection.client, subject, letter.value, headers, "message")
         return f"{confirmation['stream']} sequence {confirmation.get('seq')}"
 
     async def aclose(self) -> None:
         """Close the connection that ``open`` opened. Idempotent."""
         await self._connection.close()
+
+    async def _origin(self, letter: DeadLetter) -> str:
+        """Return the subject that the original message was published to. Raises ``SourceError`` if there is none.
+
+        A dead letter has the stored subject, because its handler saw that one. A stream with a transform captures
+        another subject, and would transform the stored subject a second time.
+        """
+        transforms = await self._transforms(letter.source)
+        undone = [published_subject(letter.subject, *transform) for transform in transforms]
+        for subject in [*filter(None, undone), letter.subject]:
+            # Any client may have written the record, and its subject could be a request to the server's API.
+            if _SUBJECT.fullmatch(subject) and await capturing_streams(self._connection, subject):
+                return subject
+        through = "".join(
+            f"; stream {letter.source!a} stores it by the transform {source!r} -> {destination!r}, which "
+            "cannot be undone"
+            for (source, destination), subject in zip(transforms, undone, strict=True)
+            if subject is None
+        )
+        raise SourceError(
+            f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}{through}; publish "
+            "the message yourself, then drop the dead letter"
+        )
+
+    async def _transforms(self, stream: str) -> list[tuple[str, str]]:
+        """Read the transforms of the stream that stored the original message; empty for a missing stream."""
+        if not _STREAM.fullmatch(stream):
+            return []
+        if stream not in self._read:
+            with self._connection.api_errors(f"the transform of stream {stream!r}"):
+                info = await self._connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
+            self._read[stream] = [] if info is None else [*transforms_of(info["config"])]
+        return self._read[stream]
 
     def _parked(self, stored: _Stored) -> StoredDeadLetter | None:
         message = Message(Partition(PartitionId(self._stream, 0), _READER), stored.sequence, None, 0, stored, None)

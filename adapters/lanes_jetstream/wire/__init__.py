@@ -1,4 +1,5 @@
 """Talks to the server for both kinds of sources: requests, pulls, acknowledgements, messages.
 
-Reading order: ``connection``, ``codes``, ``stream``, ``pull_requests``, ``keys``, ``messages``, ``acks``.
+Reading order: ``connection``, ``codes``, ``stream``, ``pull_requests``, ``keys``, ``transforms``,
+``messages``, ``acks``.
 """

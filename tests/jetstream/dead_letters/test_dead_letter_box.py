@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 
 import anyio
 import pytest
 from nats.aio.client import Client
+from nats.js.api import SubjectTransform
 
 import lanes
 from lanes.dead_letters.box import StoredDeadLetter
-from lanes_jetstream import JetStreamDeadLetters
+from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, subject_token
+from lanes_jetstream.cohort.settings import CohortStream
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from tests.fakes.dead_letters import dead_letter
-from tests.jetstream.workload import Stream
+from tests.jetstream.workload import Stream, until
 
 pytestmark = pytest.mark.anyio
 
@@ -200,3 +203,61 @@ async def test_a_stream_that_denies_deletion_is_reported(stream: Stream, client:
 async def test_a_missing_subject_is_refused(stream: Stream) -> None:
     with pytest.raises(lanes.ConfigError, match="no stream captures the dead-letter subject"):
         await JetStreamDeadLetterBox(stream.url, f"{stream.name}nowhere.x").open()
+
+
+@pytest.mark.parametrize("kind", ["transform", "created", "copied"])
+async def test_a_dead_letter_of_a_divided_stream_is_republished_to_the_subject_that_was_published(
+    stream: Stream, dead: str, client: Client, kind: str
+) -> None:
+    """``transform`` is the stream that the guides of JetStream recommend; the cohort makes the others."""
+    jetstream, name = client.jetstream(), f"{stream.name}divided"
+    divide = CohortStream(subject=f"{name}.*", tokens=(1,), origin=f"{name}origin" if kind == "copied" else None)
+    config = divide.config(name, 64)
+    if kind == "copied":
+        await jetstream.add_stream(name=f"{name}origin", subjects=[f"{name}.*"])
+    elif kind == "transform":
+        transform = {"src": f"{name}.*", "dest": f"{name}.{{{{partition(64,1)}}}}.{{{{wildcard(1)}}}}"}
+        config = {"name": name, "subjects": [f"{name}.*"], "subject_transform": transform}
+    answer = json.loads((await client.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(config).encode())).data)
+    assert "error" not in answer, answer
+
+    async def refuse(message: lanes.Message) -> None:
+        raise lanes.Term("no such item")
+
+    try:
+        await jetstream.publish(f"{name}.ann", b"book")
+        source = JetStreamSource(stream.url, stream=name, durable="w", key=subject_token(2))
+        async with lanes.Consumer(source, refuse, dead_letters=JetStreamDeadLetters(stream.url, dead)) as consumer:
+            await until(lambda: consumer.status().settled == 1)
+        async with opened(stream.url, dead) as box:
+            (one,) = await box.ids()
+            found = (await box.find([one]))[one]
+            assert isinstance(found, StoredDeadLetter)
+            before = found.dead_letter.subject
+            assert before.endswith(".ann") and before != f"{name}.ann"
+            await box.publish(found)
+        seen: list[lanes.Message] = []
+        async with lanes.Consumer(
+            JetStreamSource(stream.url, stream=name, durable="w", key=subject_token(2)), seen.append
+        ) as consumer:
+            await until(lambda: consumer.status().settled == 1)
+        assert [(message.subject, message.value) for message in seen] == [(before, b"book")]
+    finally:
+        for each in (name, *([f"{name}origin"] if kind == "copied" else [])):
+            await jetstream.delete_stream(each)
+
+
+async def test_a_transform_that_loses_a_part_of_the_subject_is_named(stream: Stream, dead: str, client: Client) -> None:
+    name = f"{stream.name}lossy"
+    transform = SubjectTransform(src=f"{name}.*.*", dest=f"{name}.x.{{{{wildcard(2)}}}}.stored")
+    await client.jetstream().add_stream(name=name, subjects=[f"{name}.*.*"], subject_transform=transform)
+    try:
+        sent = dead_letter_of(stream, source=name, subject=f"{name}.x.b.stored")
+        await park(client, dead, sent)
+        async with opened(stream.url, dead) as box:
+            with pytest.raises(
+                lanes.SourceError, match=rf"no stream captures .*transform '{name}\.\*\.\*' -> .*undone"
+            ):
+                await box.publish(await stored(box, sent))
+    finally:
+        await client.jetstream().delete_stream(name)
