@@ -1,7 +1,7 @@
 """Ordered concurrency for Kafka and JetStream consumers: in order within a key, in parallel across keys.
 
 Reading order: ``consumer``, ``arguments``, ``config``, ``handlers``, ``source``, ``errors``, ``dead_letter``,
-``attempts``, ``events``, ``process``, ``clock``, ``loops``; then the rooms ``core``, ``workers``, ``runtime``,
+``attempts``, ``events``, ``process``, ``clock``, ``loops``; then the packages ``core``, ``workers``, ``runtime``,
 ``observe``, ``history``, ``cohort``, ``dead_letters``, ``cli``.
 """
 

@@ -33,10 +33,10 @@ class Attempt(NamedTuple):
 class Attempts(Protocol):
     """A store of failed messages, so that the next owner of a partition continues their attempts.
 
-    All calls come from one event loop. Several calls may run at once, but never two calls for the same message. Each
-    call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After any exception
-    but an error of ``lanes``, the caller repeats the call until it succeeds. A ``SourceError`` that is not retryable,
-    and any other error of ``lanes``, stop the consumer after a drain.
+    The runtime makes all calls from one event loop. Several calls may run at once, but never two calls for the same
+    message. Each call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After
+    any exception but an error of ``lanes``, the caller repeats the call until it succeeds. A ``SourceError`` that is
+    not retryable, and any other error of ``lanes``, stop the consumer after a drain.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
@@ -52,8 +52,8 @@ class Attempts(Protocol):
     async def keep(self, message: Message, attempt: Attempt) -> None:
         """Store a failed attempt, which is durable when the call returns.
 
-        An entry with a higher fencing token or with more attempts stays unchanged. Such an entry is no error, because
-        the source decides about ownership.
+        An entry with a higher fencing token or with more attempts stays unchanged. An unchanged entry is no error,
+        because the source decides about ownership.
 
         Args:
             message: The message that has failed.
@@ -96,5 +96,5 @@ def given_up_before(message: Message) -> bool:
 
 
 def error_type(error: BaseException) -> str:
-    """Return the type name of an exception. For ``GivenUpBefore`` it is the type of the message's last failure."""
+    """Return the type name of an exception; for ``GivenUpBefore``, the type name of the message's last failure."""
     return error.error_type if isinstance(error, GivenUpBefore) else type(error).__qualname__

@@ -95,8 +95,8 @@ class Settings:
             a call.
         linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Only with ``batch``.
         timeout: Seconds that a handler may take, above 0. A handler that takes longer is cancelled, and its attempt
-            fails. A handler in a thread cannot be cancelled: it keeps its lane and its thread, and the log reports the
-            handler. ``None`` = no limit.
+            fails. A handler in a thread cannot be cancelled. Such a handler keeps its lane and its thread, and the
+            log reports the handler. ``None`` = no limit.
         sync_handlers: Executor of a plain handler. ``"threads"`` = threads, as many as ``concurrency``.
             ``"inline"`` = the event loop, which waits for the handler.
         retry: Attempts and backoff; see ``Retry``.

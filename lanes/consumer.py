@@ -53,9 +53,9 @@ class ConsumerOptions(TypedDict, total=False):
 class Consumer:
     """One source, one handler, and the lanes between them.
 
-    Either call ``run``, or use the consumer as an async context manager. In that case the consumer runs concurrently
-    with the block and drains at the end of the block. An error that stops the consumer cancels the block and is
-    raised at the end of the block.
+    Either call ``run``, or use the consumer as an async context manager. A context manager runs the consumer
+    concurrently with the block, and drains the consumer at the end of the block. An error that stops the consumer
+    cancels the block and is raised at the end of the block.
 
     An instance runs once, and a process may run several consumers. A consumer is not thread-safe: call every method but
     ``stop`` from a task of the event loop that runs the consumer.
@@ -67,10 +67,10 @@ class Consumer:
         settings: Bounds, order, retries and times. ``None`` = the defaults.
         dead_letters: Target for messages whose attempts are used up.
         attempts: Store by which the next owner of a partition continues the attempts of its messages.
-        history: Directory that records every event, row by row.
-        journal: Directory of Parquet files with the same rows, for SQL. Writing it delays no handler.
+        history: History in whose directory every event is recorded, row by row.
+        journal: Directory of Parquet files with the same rows, for SQL. Writing the files delays no handler.
         decode: Plain function that returns ``Message.data`` before the handler is called.
-        on_event: Called with each ``GroupEvent``.
+        on_event: Function that is called with each ``GroupEvent``.
         clock: Monotonic clock in seconds, for simulation.
 
     Raises:
@@ -169,8 +169,8 @@ class Consumer:
     def stop(self) -> None:
         """Drain: receive no more messages, let running handlers end, settle, release. Then ``run`` returns.
 
-        Does not block. Idempotent. Other threads and callbacks of the event loop, such as a signal handler, may call it
-        too. No handler starts after the next turn of the loop.
+        Does not block. Idempotent. Other threads and callbacks of the event loop, such as a signal handler, may call
+        this method too. No handler starts after the next turn of the loop.
         """
         self._stopping = True
         run = self._active_run  # read once: another thread may end the run meanwhile
@@ -254,8 +254,8 @@ class Consumer:
         - ``max_ahead`` is reached.
 
         Returns:
-            The reasons; none while the consumer makes progress. Before and after ``run``, only the error that ended
-            the run.
+            The reasons; none while the consumer makes progress. Before ``run`` there is no reason. After ``run``, the
+            only reason is the error that ended the run.
         """
         run = self._active_run
         if run is None:
@@ -275,7 +275,8 @@ class Consumer:
         """Take a snapshot of the consumer. Does not block; O(in flight).
 
         Returns:
-            Partitions, lanes and counters. Before ``run`` has opened the source, only the bounds of the settings.
+            Partitions, lanes and counters. Before ``run`` has opened the source, the status has only the bounds of
+            the settings.
 
         Raises:
             LanesError: The start has failed.
@@ -297,7 +298,8 @@ class Consumer:
     def pause(self) -> None:
         """Receive no more messages from the source. Messages in flight continue.
 
-        Does not block. Idempotent. May be called before ``run``. A pause outlives assignments, and a drain ignores it.
+        Does not block. Idempotent. May be called before ``run``. A pause outlives assignments. A drain ignores the
+        pause.
         """
         self._pause(paused=True)
 

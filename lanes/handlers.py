@@ -53,7 +53,7 @@ def handler_name(handler: object) -> str:
 
 
 def check_handler(handler: object, decode: object, settings: Settings) -> None:
-    """Raise ``ConfigError`` for a handler or a decoder that cannot work."""
+    """Raise ``ConfigError`` for an invalid handler or decoder."""
     wanted = "a list of messages" if settings.batch is not None else "one message"
     if isinstance(handler, type):
         # Each message would make an instance, and be acknowledged.

@@ -12,7 +12,7 @@ import anyio
 def entry_of_loop() -> Callable[[Callable[[], None]], object]:
     """Return a function that schedules calls on the running event loop, from any thread.
 
-    The function raises ``RuntimeError`` when the loop is closed.
+    The returned function raises ``RuntimeError`` when the loop is closed.
     """
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         return asyncio.get_running_loop().call_soon_threadsafe

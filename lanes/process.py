@@ -28,7 +28,7 @@ log = logging.getLogger("lanes")
 
 # Exit statuses of consumers and commands alike: each number has one meaning.
 EXIT_DRAINED: Final = 0
-"""Stopped in order: after the first signal, or at the end of a finite source."""
+"""Drained: after the first signal, or at the end of a finite source."""
 EXIT_FAILED: Final = 1
 """A setting cannot be kept, or the broker is gone."""
 EXIT_UNUSABLE: Final = 3
@@ -78,7 +78,7 @@ class SignalCounter:
 async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOptions]) -> None:
     """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
 
-    The same as ``Consumer(…).run()``, which lists the exceptions.
+    The call is the same as ``Consumer(…).run()``, whose docstring lists the exceptions.
 
     Args:
         source: Source of the messages.
@@ -90,7 +90,7 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
 
 
 async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
-    """Run a consumer under SIGINT and SIGTERM. Must be called on the main thread.
+    """Run a consumer under SIGINT and SIGTERM. Call it on the main thread.
 
     The first signal drains. The second signal cancels the handlers and stops at once. Further signals within one second
     of a signal count as the same signal, because a supervisor may signal the process and its group.
@@ -279,7 +279,7 @@ def main(
         source: Source of the messages.
         handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
-        backend: The event loop.
+        backend: Name of the event loop's library.
         **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
 
     Raises:

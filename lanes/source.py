@@ -49,7 +49,7 @@ class SourceTraits:
         name: Name of the source in logs and errors.
         system: Name of the broker's kind in OpenTelemetry, such as ``kafka``.
         settles: ``"individual"`` = one acknowledgement a message. ``"cumulative"`` = one committed position a
-            partition, which settles every message below it. Such a partition has a ``floor``.
+            partition, which settles every message below it. A partition with a committed position has a ``floor``.
         hands_over: Whether a commit also stores, for the next owner, which messages above the floor are completed.
         extend_interval: Seconds after which an unsettled message must be kept alive by ``extend``. ``None`` = the
             broker has no such timer.
@@ -95,8 +95,8 @@ class Assigned:
 class Delivered:
     """A run: consecutive messages of one partition, in the order of the source.
 
-    A message whose key cannot be read has no key, and its ``broken`` is the ``MessageError`` with the reason. Such a
-    message fails alone: its handler is not called, and the poison policy decides about the message. The runtime raises
+    A message whose key cannot be read has no key, and its ``broken`` is the ``MessageError`` with the reason. Only
+    this message fails. Its handler is not called, and the poison policy decides about the message. The runtime raises
     ``ContractError`` for any other exception in ``broken``.
 
     Attributes:
@@ -144,7 +144,7 @@ class Revoking:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The partition is no longer owned. Its messages are neither settled nor released any more.
+    """The partition is no longer owned. The runtime neither settles its messages nor releases the partition.
 
     Attributes:
         partition: The assignment that was lost.
@@ -242,7 +242,7 @@ class Source(Protocol):
         """Keep these unsettled messages alive at the broker. Idempotent; best effort while disconnected.
 
         Called only with ``extend_interval``. The source skips messages that the broker has already delivered to
-        another process. It raises no transient errors, because any exception stops the consumer after a drain.
+        another process. The source raises no transient errors, because any exception stops the consumer after a drain.
 
         Args:
             messages: The messages to keep alive.

@@ -161,12 +161,12 @@ class Claims:
 
 
 def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """Group the indices by topic."""
+    """Return the indices of the rows in groups, one group for each topic and incarnation."""
     return [list(group) for _, group in groupby(order, lambda index: (rows[index].topic, rows[index].incarnation))]
 
 
 def _rounds(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """Group the first messages of all rows, then the second messages. One statement may change a row only once."""
+    """Return rounds of indices, each with at most one message of a row. One statement may change a row only once."""
     rounds: list[list[int]] = []
     times: Counter[tuple[int, bytes]] = Counter()
     for index in order:

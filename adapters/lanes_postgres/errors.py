@@ -1,4 +1,4 @@
-"""Errors of ``lanes`` for the errors of the client: temporary faults, and faults that a person must correct."""
+"""Conversion of the client's errors to errors of ``lanes``: temporary faults, and faults that a person must correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables, which the numbered SQL files beside this module create and update."""
+"""The tables, which the numbered SQL files of this package create and update."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check_schema(connection: Connection[Any], *, schema: str = SCHEMA) -> None: 
 def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: str = SCHEMA) -> Awaitable[None] | None:
     """Raise ``ConfigError`` unless the tables exist and have the version of this ``lanes``. Changes nothing.
 
-    Call it at the start of a service whose database user may not ``migrate``.
+    Call this function at the start of a service whose database user has no right to call ``migrate``.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.

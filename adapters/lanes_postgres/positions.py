@@ -223,7 +223,8 @@ class Positions:
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
         """Delete the epochs of a topic, including the epochs of its attempts, but no position.
 
-        Call it after epochs have restarted. Effects still happen once, because the positions stay. Idempotent.
+        Call this method after the epochs of the topic have restarted. Effects still happen once, because the
+        positions stay. Idempotent.
 
         Args:
             connection: A connection in the user's transaction.

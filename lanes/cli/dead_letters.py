@@ -1,7 +1,7 @@
 """``lanes dead-letters …``: list, show, replay and drop dead letters.
 
-An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. ``kafka`` is called with topic,
-server, configuration file and settings; ``jetstream`` is called with server and subject.
+An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. The command calls the box ``kafka``
+with topic, server, configuration file and settings, and the box ``jetstream`` with server and subject.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ async def _each(
     *,
     as_json: bool,
 ) -> int:
-    """Call ``one`` with every dead letter that is not disposed of, print each result, and return the status."""
+    """Call ``one`` with every dead letter that is not disposed of, print each result, and return the exit status."""
     failed = 0
     for id_ in ids:
         # Find one dead letter at a time, so that a concurrent command is noticed.

@@ -21,7 +21,7 @@ from lanes.errors import ConfigError
 
 
 class _Unparsed(TyperCommand):
-    """A command that takes all words after its name as they are."""
+    """A command that passes all words after its name on unchanged."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.args = args
@@ -51,7 +51,7 @@ def register(group: typer.Typer, name: str, point: EntryPoint) -> None:
 def _help(point: EntryPoint) -> str:
     """Read the help text of an entry point from its source file.
 
-    An import would take seconds, and fail where the client of a broker is not installed. The text is the docstring of
+    An import would take seconds, and fail if the client of a broker is not installed. The text is the docstring of
     a command function, or the first argument of the call that makes a group.
     """
     package, *rest = point.module.split(".")

@@ -53,7 +53,7 @@ class Alarm:
         return f"<Alarm: {'woken' if self._event.is_set() else 'waiting'}, {len(self._looks)} looks due>"
 
     def arm(self) -> None:
-        """Prepare the next ``wait``: from now on a ``wake`` ends it, even if the ``wake`` happens first."""
+        """Prepare the next ``wait``. From now on, a ``wake`` ends the ``wait``, even if the ``wake`` happens first."""
         self._event = anyio.Event()
 
     def wake(self) -> None:
@@ -97,7 +97,7 @@ class LeaseKeeper:
         happened: Called with the number of the partition and each event of the machine.
         changed: Called after new events, and after the deadline has moved.
         clock: Clock of the deadlines.
-        nonce: Makes a value that was never used before.
+        nonce: Function that returns a value that was never used before.
         patience: Seconds to wait for the answer to a request for consumers. After this time the result is unknown.
         drain_within: Seconds within which a revoked partition should be drained.
         overdue: Called once with the number of a partition that is not drained in time. The keeper still owns the

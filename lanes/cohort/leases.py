@@ -100,7 +100,7 @@ class LeaseStore(Protocol):
         """
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """Read all keys with a prefix that have a value. The entries may be of different times.
+        """Read all keys that begin with a prefix and have a value. The entries may be of different times.
 
         Args:
             prefix: Beginning of the keys.

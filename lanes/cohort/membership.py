@@ -48,7 +48,8 @@ class CohortSettings:
     Attributes:
         lease: Seconds for which a partition is owned without a renewal, a whole number of 3 or more.
         weight: Weight of this member, 1 or more. Members share the partitions in proportion to their weights.
-        target: Number of members that share the partitions, 1 or more; None = all. The newest member's value counts.
+        target: Number of members that share the partitions, 1 or more; None = all. The value of the member that
+            joined last applies.
         drain_within: Seconds within which a moving partition should be drained, more than 0.
         overdue: Rule for a partition that is not drained in time. ``"keep"`` = log a warning, and let the next
             owner wait. ``"force"`` = cancel the running handlers, and hand the partition over.
@@ -92,7 +93,7 @@ class Happened(NamedTuple):
 class Membership:
     """A member of a cohort.
 
-    Call ``run`` once. All other methods belong to the same event loop, do not block, and may be called at any time.
+    Call ``run`` once. Call all other methods on the event loop of ``run``, at any time. They do not block.
 
     Args:
         store: Store of the leases.
@@ -101,11 +102,11 @@ class Membership:
         member: Name of this member.
         settings: Settings of this member; None = the defaults.
         start: First sequence of a cohort that is set up for the first time; None = every stored message.
-        changed: Called from the tasks of ``run`` when ``take`` has events, a deadline has moved, or the generation has
-            changed. Must not block.
+        changed: Function that the tasks of ``run`` call when ``take`` has events, a deadline has moved, or the
+            generation has changed. Must not block.
         clock: Clock of the deadlines.
         wall: Clock of the seconds since 1970, for the status only.
-        nonce: Makes a value that was never used before.
+        nonce: Function that returns a value that was never used before.
 
     Raises:
         ConfigError: The member name or a setting is not valid.
@@ -185,7 +186,7 @@ class Membership:
     async def run(self) -> None:
         """Join, own the partitions that the plan gives, and leave after ``stop``.
 
-        A cancellation acts like a crash: the leases run out.
+        After a cancellation, as after a crash, the leases expire.
 
         Raises:
             ConfigError: The cohort was set up with another configuration, or the member name is used twice.
@@ -266,15 +267,15 @@ class Membership:
         return self._roster.plan is not None and not self.planned
 
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
-        """Release a partition whose results do not count any more.
+        """Release a partition after no result of it counts.
 
         After ``stop``, the call may come before the event ``LeaseRevoked`` that the call answers.
 
         Args:
             partition: Number of the cohort partition.
             done: Whole ledger of the partition.
-            ended: Whether no handler of the partition runs. While a handler runs, the ledger is written and the lease
-                runs out; see ``LeaseMachine.drained``.
+            ended: Whether no handler of the partition runs. False = the machine writes the ledger and lets the
+                lease expire; see ``LeaseMachine.drained``.
         """
         self._keepers[partition].drained(done, ended=ended)
 
@@ -334,7 +335,7 @@ class Membership:
     # --- membership
 
     async def _attend(self) -> None:
-        """Keep the heartbeat and the plan until ``stop``, then leave."""
+        """Renew the heartbeat and update the plan until ``stop``, then leave."""
         roster = self._roster
         while not self._stopping:
             self._alarm.arm()

@@ -1,8 +1,9 @@
 """The cohort partitions that a member owns, as its source sees them. The module works with any lease store.
 
 ``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. The object turns the
-events of the membership into source events. It selects the durable to read, the settlements that may still be sent,
-the ledgers to store, and the partitions to give up. The source itself receives messages and sends acknowledgements.
+events of the membership into source events. The object selects the durable to read, the settlements that may still be
+sent, the ledgers to store, and the partitions to give up. The source itself receives messages and sends
+acknowledgements.
 """
 
 from __future__ import annotations
@@ -112,15 +113,16 @@ class OwnedPartitions(Generic[T]):
         name: Source name of the partitions, as in ``PartitionId``.
         reader: Reader of the partitions.
         incarnation: Incarnation of the partitions; "" = the source has none.
-        membership: Makes the membership.
-        make: Makes the object of one ownership.
-        follow: Lets the object read the durable that a ``LeaseOwned`` names, after an acquisition or a takeover. If the
-            source cannot continue, ``follow`` raises ``SourceError``, which becomes the ``failure``.
+        membership: Function that makes the membership.
+        make: Function that makes the object of one ownership.
+        follow: Function that lets the object read the durable that a ``LeaseOwned`` names, after an acquisition
+            or a takeover. If the source cannot continue, ``follow`` raises ``SourceError``, which becomes the
+            ``failure``.
         in_flight: Number of messages that can be in flight, which the source may raise. When a ledger has more
             finished messages above its floor, the member stores the ledger. A crash therefore repeats at most twice
             this number of messages. The member stores no such ledger of a work queue.
         clock: Clock of the deadlines.
-        wake: Called when the source should call ``step`` and ``next_events``; must not block.
+        wake: Function that is called when the source should call ``step`` and ``next_events``; must not block.
 
     Attributes:
         by_number: The owned partitions by number.
@@ -182,7 +184,7 @@ class OwnedPartitions(Generic[T]):
     def leased(self, partition: Partition) -> T | None:
         """Return the ownership of an assignment while its lease holds for certain.
 
-        Nothing may be sent to the server for any other partition.
+        The source must send nothing to the server for any other partition.
 
         Args:
             partition: The assignment.
@@ -270,7 +272,7 @@ class OwnedPartitions(Generic[T]):
     # --- while a source receives
 
     def step(self) -> None:
-        """Report to the membership what the consumer has received. The source calls it before ``next_events``.
+        """Report to the membership what the consumer has received. The source calls this method before ``next_events``.
 
         A partition whose loss the consumer has received may be acquired again. A partition whose lease was renewed
         after its deadline had passed for the consumer is lost for the membership too.
@@ -400,7 +402,7 @@ class OwnedPartitions(Generic[T]):
     def leave(self) -> bool:
         """Give up every partition without running handlers, after the member has stopped receiving.
 
-        Call it again after every new event, until the membership has ended.
+        Call this method again after every new event, until the membership has ended.
 
         Returns:
             False = a partition has messages that are neither settled nor released. A handler may still run, so the

@@ -74,14 +74,14 @@ class Interrupted(Failed):
 
 @dataclass(slots=True, eq=False)
 class Abandoned(Effect):
-    """This assignment does not handle the messages, because a handler of an earlier message was interrupted."""
+    """The engine abandoned the messages, because the handler of an earlier message was interrupted."""
 
     messages: list[Message]
 
 
 @dataclass(slots=True, eq=False)
 class Drained(Effect):
-    """No handler of the draining partition runs any more: settle its finished messages, then release the partition."""
+    """The last handler of the draining partition has ended: settle finished messages, then release the partition."""
 
     partition: Partition
 

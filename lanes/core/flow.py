@@ -1,8 +1,8 @@
 """The bounds of the messages and of the bytes in flight, each with a high-water and a low-water mark.
 
-*In flight* means delivered and not settled. The engine stops taking messages at a high-water mark, which is the
-bound. The engine takes messages again when messages and bytes are at or below their low-water marks. With two marks,
-the engine does not stop and start at every message.
+*In flight* means delivered and not settled. The engine stops intake at a high-water mark, which is the bound. Intake
+starts again when messages and bytes are at or below their low-water marks. With two marks, the engine does not stop
+and start at every message.
 
 The low-water mark of bytes is half the bound. The low-water mark of messages is halfway between ``concurrency`` and the
 bound, because with fewer than ``concurrency`` messages in flight some handlers would be idle.

@@ -1,6 +1,6 @@
 """A lane: the messages of one key, in order, with at most one of them running.
 
-A live lane is a *chain* without an object of its own. ``Partition.tails[key]`` is the last message of the lane,
+A live lane is a *chain* without a separate object. ``Partition.tails[key]`` is the last message of the lane,
 ``Message.next`` is the successor of a message, and the head is queued in the engine or runs. A lane has a
 ``StoppedLane`` only while its head is held for a retry, blocked or on its way to the dead letters.
 

@@ -195,7 +195,8 @@ class OffsetLedger:
 
     Args:
         floor: The first offset that the source reads.
-        completed: Runs of offsets above ``floor`` that a former owner finished. Their messages are finished on arrival.
+        completed: Runs of offsets above ``floor`` that a former owner finished. The messages of these runs are
+            finished on arrival.
 
     Attributes:
         highest: Highest offset admitted; ``floor`` - 1 before the first message.
@@ -379,7 +380,7 @@ class OffsetLedger:
         return self._open.count(1, self._first)
 
     def last_finished(self) -> int:
-        """Return the highest finished offset. It is below the floor if no message above the floor is finished."""
+        """Return the highest finished offset, which is below the floor if no message above the floor is finished."""
         index = self._open.rfind(0)
         return self._offsets[index] if index >= 0 else self._floor - 1
 

@@ -87,9 +87,9 @@ def encode(floor: int, completed: Sequence[tuple[int, int]], limit: int = LIMIT)
 
 
 def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | None:
-    """Decode a text of ``encode``. It raises no error for any text.
+    """Decode a text of ``encode``. The function raises no error for any text.
 
-    Its memory is bounded: 4,095 characters are at most 30,640 runs of two numbers each, about 6 MB in all.
+    The memory of the result is bounded: 4,095 characters are at most 30,640 runs of two numbers each, about 6 MB.
 
     Args:
         text: Metadata of a commit.

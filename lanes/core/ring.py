@@ -1,9 +1,9 @@
 """The slot, the partition and the lane of a key: three independent hashes.
 
-The slot is plain BLAKE3, so that other programs can compute it. Partition and lane are BLAKE3 in derive-key mode, each
-with a context string of its own (BLAKE3 specification, "Modes"). The hashes are independent, so the keys of one
-partition spread over all lanes. With one hash h for both, partition h mod 4 and lane h mod 4 would be equal, and every
-partition would use a single lane.
+The slot is plain BLAKE3, so that other programs can compute it. Partition and lane are BLAKE3 in derive-key mode,
+each with a different context string (BLAKE3 specification, "Modes"). The hashes are independent, so the keys of one
+partition spread over all lanes. With one hash h for both, partition h mod 4 and lane h mod 4 would be equal, and
+every partition would use a single lane.
 
 A hash is reduced to a count by multiply-shift (Lemire, "Fast Random Integer Generation in an Interval", 2019). With
 64 bits, two outcomes differ in probability by at most 2⁻⁶⁴.

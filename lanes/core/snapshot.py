@@ -1,7 +1,7 @@
 """Snapshots of an engine: its state as a value, and an engine made from that value. The explorer uses snapshots.
 
-A snapshot has exactly the state that decides the engine's next steps. It leaves out counters, peaks, performed effects
-and ledger entries below the floor. Engines of equal snapshots behave alike.
+A snapshot has exactly the state that decides the engine's next steps. A snapshot omits counters, peaks, performed
+effects and ledger entries below the floor. Engines of equal snapshots behave alike.
 
 A snapshot identifies a message by the number of its assignment and its position. Times are seconds of the engine's
 clock. A snapshot refers to the objects that the engine only passes on: the policy, readers, failures, and ``raw``,

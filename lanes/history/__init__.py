@@ -3,5 +3,5 @@
 Reading order: ``recorder`` (the rows of a history), ``writer`` (numbers and files), ``rules`` (settings in the first
 row), ``journal`` (the same rows as Parquet files), ``buffer``, ``columns``, ``parquet``.
 
-A worker starts a handler only after the ``started`` row of that handler is in the file.
+A worker starts a handler only after the ``started`` row of the handler's message is in the file.
 """

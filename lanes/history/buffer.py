@@ -1,7 +1,8 @@
 """The bounded buffer between the event loop, which makes rows, and the thread that writes them.
 
-The loop never waits. A row that does not fit is given up, and a ``dropped`` row takes its place. The ``dropped`` row
-has the number of the last missing row. Its ``count`` is the number of missing rows, the last missing row included.
+The loop never waits. The buffer gives up a row that does not fit, and puts a ``dropped`` row in its place. The
+``dropped`` row has the number of the last missing row. The field ``count`` of the ``dropped`` row is the number of
+missing rows, including the last one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _ROW: Final = re.compile(r'\{"n":(\d+),"event":"[^"]*"(,"member":"[^"]*","mono":
 class RowBuffer:
     """Rows as lines, added by one thread and taken by another thread.
 
-    The adding thread calls ``put``, or appends to ``rows`` and then calls ``added``. ``dropped`` counts the rows that
-    were given up.
+    The adding thread calls ``put``, or appends to ``rows`` and then calls ``added``. ``dropped`` is the number of
+    rows that were given up.
     """
 
     __slots__ = (
@@ -65,7 +66,7 @@ class RowBuffer:
         return f"<RowBuffer: {len(self.rows)} rows, {self._added - self._taken} bytes, {self.dropped} dropped>"
 
     def added(self, size: int, *, whole: bool = False) -> bool:
-        """Count appended rows of ``size`` bytes. Without room, give up the last row and return False.
+        """Count appended rows of ``size`` bytes. If the buffer is full, give up the last row and return False.
 
         With ``whole`` no row is given up, even when the buffer is full.
         """
@@ -86,7 +87,7 @@ class RowBuffer:
         return False
 
     def put(self, lines: Sequence[str], *, whole: bool = False) -> bool:
-        """Add all lines. Without room, add none and return False, unless ``whole``."""
+        """Add all lines. If the buffer is full and ``whole`` is False, add none and return False."""
         if whole or not self._full():
             self.rows.extend(lines)
             self._added += sum(map(len, lines))
@@ -98,7 +99,7 @@ class RowBuffer:
         return False
 
     def take(self) -> list[str]:
-        """Take the oldest rows. The result is empty when the buffer is empty."""
+        """Remove and return the oldest rows. The result is empty when the buffer is empty."""
         taken: list[str] = []
         size = 0
         with self._lock:
@@ -119,7 +120,7 @@ class RowBuffer:
         return len(self.rows) > self.limit or self._added - self._taken > self._bytes
 
     def _mark(self, last: str, count: int) -> None:
-        """Give up ``count`` rows up to ``last``. One ``dropped`` row stands for consecutive missing rows."""
+        """Give up ``count`` rows up to ``last``. One ``dropped`` row counts all consecutive missing rows."""
         rows = self.rows
         self.dropped += count
         if rows and rows[-1] is self._marker:

@@ -1,8 +1,8 @@
 """Conversion of history rows to Arrow tables, and of tables back to the same JSON lines, byte for byte.
 
-Each field that SQL queries need has its own column. The column ``detail`` has the text of a row with any other field,
-or with a value that its column cannot hold. The column ``slot`` is in no line, because the slot follows from the key's
-hash.
+Each field that SQL queries need has its own column. The column ``detail`` has the text of a row that has any other
+field, or a value that the field's column cannot hold. The JSON lines omit the column ``slot``, because the slot
+follows from the key's hash.
 
 Arrow parses the lines in C++ without the interpreter's lock, so the event loop continues meanwhile.
 """
@@ -88,10 +88,10 @@ class RowTables:
         return self._schema.with_metadata({VERSION: str(SCHEMA_VERSION).encode(), RUN: run.encode()})
 
     def table(self, lines: Sequence[str], run: str, *, checked: bool = False) -> Any:
-        """Make the ``pyarrow.Table`` of lines that end in newlines. Raises nothing, even for broken lines.
+        """Make the ``pyarrow.Table`` of lines that end in newlines. The call raises no error, even for broken lines.
 
-        With ``checked`` each row is converted back, and a line that comes out differently is stored in ``detail``.
-        Lines that ``lanes.history.recorder`` did not write need ``checked``.
+        With ``checked`` each row is converted back, and a line that differs from the original is stored in ``detail``.
+        Lines from other programs than ``lanes.history.recorder`` need ``checked``.
         """
         parts = [self._completed(part, at, run) for at, part in self._parts(lines)]
         table = self._pa.concat_tables(parts).combine_chunks() if parts else self._schema.empty_table()
@@ -130,7 +130,7 @@ class RowTables:
                 yield f"{{{''.join(fields)[1:]}}}\n"
 
     def _parts(self, lines: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
-        """Yield runs of lines with their parsed tables. A line that the parser cannot read comes alone, with None."""
+        """Yield runs of lines with their parsed tables; a line that the parser cannot read is a run with None."""
         if not lines:
             return
         try:
@@ -183,7 +183,7 @@ class RowTables:
         return self._compute.add(low, self._compute.multiply(high, self._pa.scalar(256, self._pa.int32())))
 
     def _with_detail(self, table: Any, kept: dict[int, str]) -> Any:
-        """Store lines in the column ``detail``, by row. A line that is no JSON object clears the event of its row."""
+        """Store lines in the column ``detail``, by row. If the line is no JSON object, the row has no event."""
         texts = table.column("detail").to_pylist()
         events = table.column("event").to_pylist()
         for at, line in kept.items():

@@ -1,8 +1,8 @@
 """The journal of a run: its history as Parquet files, for SQL and for Spark.
 
-The journal has the rows of ``lanes.history.recorder`` without their guarantee, because no handler and no settlement
-waits for a row. A thread writes whole files, so a killed process loses the rows of the last ``rotate_after`` seconds.
-The journal of a killed process has no ``end`` row, so a reader sees that rows are missing. Payloads and keys are never
+The journal has the same rows as ``lanes.history.recorder``, but no handler and no settlement waits until a row is
+written. A thread writes whole files, so a killed process loses the rows of the last ``rotate_after`` seconds. The
+journal of a killed process has no ``end`` row, so a reader sees that rows are missing. Payloads and keys are never
 written.
 """
 
@@ -37,20 +37,20 @@ BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
 
 
 class Journal:
-    """The journal of one run: Parquet files in ``directory``. Needs the extra ``journal``. Pass it to one consumer.
+    """The journal of one run, for one consumer: Parquet files in ``directory``. Needs the extra ``journal``.
 
     The names of the files contain the random id ``run``, so no two runs on any machines share a file name. An
     unfinished file has a hidden name that ends in ``.tmp``. Only a killed process leaves a hidden file.
 
-    After the consumer has started, no fault of the disk raises an error, and no handler waits for the disk. Rows that
-    cannot be written are dropped, and a ``dropped`` row in their place has their count.
+    After the consumer has started, no fault of the disk raises an error, and no handler waits for the disk. The
+    journal drops rows that cannot be written. A ``dropped`` row in their place has the number of dropped rows.
 
     Args:
         directory: Folder of the files; created when it does not exist.
         member: Name of this process in every row and file name, as in ``History``; None = the history's name, or
             ``m-`` and 8 random hex digits without a history.
-        rotate_after: Seconds after which a row is in a file, more than 0; None = files are closed by size only, and at
-            the end.
+        rotate_after: Maximum number of seconds until a row is in a complete file, more than 0; None = files are
+            closed by size only, and at the end of the run.
         rotate_bytes: Size at which a file is closed, in bytes, 1 or more.
 
     Raises:
@@ -109,7 +109,7 @@ class Journal:
         return 0 if self._writer is None else self._writer.files
 
     def join(self, timeout: float) -> bool:
-        """Wait until all rows of a run that has ended are in the files. Blocks.
+        """Wait until the files have all rows of an ended run. Blocks.
 
         Args:
             timeout: Maximum time to wait, in seconds.
@@ -151,7 +151,7 @@ def buffer_of(journal: Journal) -> RowBuffer:
 
 
 async def close_journal(journal: Journal, name: str, timeout: float) -> None:
-    """Join a journal without blocking the loop. Warn for the consumer ``name`` when the time is too short."""
+    """Wait for the end of a journal without blocking the loop. Log a warning for consumer ``name`` after a timeout."""
     if journal._writer is not None and not await anyio.to_thread.run_sync(journal.join, timeout):
         log.warning(
             "%s: the journal in %s was not written within %g s, so its last rows are missing; check its disk",
@@ -205,7 +205,7 @@ class _NoFile(SegmentFile):
 
 
 class _JournalRecorder(Recorder):
-    """A recorder whose rows go only into a journal. No handler waits for its ``flush``."""
+    """A recorder whose rows are written only to a journal. No handler waits for ``flush``."""
 
     group_commit = False
 
@@ -222,7 +222,7 @@ class _JournalRecorder(Recorder):
         return _NoFile(path, self._into)
 
     def flush(self) -> None:
-        """Let the buffer count the appended rows, and drop the rows that do not fit. Never raises or waits."""
+        """Report the appended rows to the buffer, which drops the rows that do not fit. Never raises or waits."""
         if self._file is None:
             self._rows.clear()
             self._size = self._kept = 0
@@ -243,7 +243,7 @@ class _JournalRecorder(Recorder):
 
 
 class _CopiedFile(SegmentFile):
-    """The file of a history, which copies every row into a journal, even rows that the file gives up."""
+    """The file of a history that also copies every row into a journal, even rows that the file gives up."""
 
     def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
         self.path = file.path

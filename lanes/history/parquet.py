@@ -3,8 +3,8 @@
 A file is written under a hidden name, closed, forced to the disk, and only then renamed. A file is closed when the file
 is large enough, or when its first row is old enough. If the process dies, a file under a hidden name is lost.
 
-A disk that is full, read-only or gone does not stop the consumer. The rows of a failed file are given up, and the next
-file begins with a ``dropped`` row that has their count.
+A disk that is full, read-only or gone does not stop the consumer. The writer gives up the rows of a failed file. The
+next file begins with a ``dropped`` row that has the number of these rows.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class JournalWriter:
             self._publish()
 
     def _open(self) -> None:
-        """Open a file. Its first rows are the ``begin`` row and a ``dropped`` row, if earlier files lack them."""
+        """Open a file. Its first rows are ``begin`` and ``dropped`` (for missing rows), if no earlier file has them."""
         self._number += 1
         path = self._directory / f"{self._name}-{self._number:06d}.parquet"
         file = ParquetFile(path, self._schema)

@@ -1,23 +1,23 @@
 """The history of a run: one row for every event of a message, written so that it survives ``kill -9``.
 
-One process writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. It ends with an ``end``
-row, unless the process crashed. ``memsource`` reads segments and checks the promises.
+One process writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. The segment ends with
+an ``end`` row, unless the process crashed. ``memsource`` reads segments and checks the promises.
 
-Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. They are ``mono``, seconds of the
-engine's clock, and ``wall``, seconds since the epoch, sampled once a millisecond. A row of a message adds
-``partition``, ``assignment`` (1, 2, 3 … of this process), ``position``, ``key`` (16 hex digits of blake3, null without
-a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead letters,
-events and status have too. Payloads and keys are never written.
+Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. The field ``mono`` has seconds
+of the engine's clock. The field ``wall`` has seconds since the epoch, sampled once a millisecond. A row of a message
+adds ``partition``, ``assignment`` (1, 2, 3 … of this process), ``position``, ``key`` (16 hex digits of blake3, null
+without a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead
+letters, events and status have too. Payloads and keys are never written.
 
-Rows are buffered. ``flush`` hands all of them to the kernel by one ``write(2)`` without an fsync. The rows survive the
-death of the process, but not the death of the machine. The runtime flushes before it calls the handlers of a time slice
-and before it sends a settlement. So a file always holds a prefix of the run, and a segment without an ``end`` row means
-a crash.
+Rows are buffered. ``flush`` hands all buffered rows to the kernel by one ``write(2)`` without an fsync. The rows
+survive the death of the process, but not the death of the machine. The runtime flushes before it calls the handlers
+of a time slice and before it sends a settlement. So a file always holds a prefix of the run, and a segment without an
+``end`` row means a crash.
 
 A full disk must not stop a consumer. Rows that cannot be written are given up and counted. The numbers of these
-rows are missing, and a ``dropped`` row has their count when writing works again. Until then ``incomplete``, the last
-field of the ``begin`` row, is 1. The field is overwritten in place, which needs no space on most file systems. A reader
-therefore sees that rows are missing, even when the process dies before it can write.
+rows are missing, and a ``dropped`` row has the number of missing rows when writing works again. Until then
+``incomplete``, the last field of the ``begin`` row, is 1. The field is overwritten in place, which needs no space on
+most file systems. A reader therefore sees that rows are missing, even when the process dies before it can write.
 
 One event loop owns a history, which is not thread-safe. After ``fork`` the child process must not use the history,
 because both processes would write rows with the same numbers.
@@ -43,7 +43,7 @@ ERROR_NAME_LIMIT: Final = 200
 
 
 class History:
-    """The history of one run: a file in ``directory``. Pass it to one consumer.
+    """The history of one run: a file in ``directory``. Pass the object to one consumer.
 
     The file is created when the consumer's source opens. From then on no fault of the disk raises an error: rows
     that cannot be written are given up and counted.
@@ -113,13 +113,13 @@ class Recorder(RowWriter):
         self._row("produced", f'{origin},"key":{self._hashes.get(key) or self._hash(key)}', now)
 
     def delivered(self, run: Sequence[Message], now: float) -> None:
-        """Record a received run, by one row for each message, new or redelivered."""
+        """Record a run of received messages, by one row for each message, new or redelivered."""
         stamp = self._stamp(now)
         for message in run:
             self._message("delivered", message, stamp, f',"size":{message.size}')
 
     def redelivered(self, message: Message, cause: str, now: float) -> None:
-        """Record that a message of the last delivered run was not new. Call it before the rows of the next run.
+        """Record that a message of the last delivered run was not new. Call this method before the next run.
 
         Args:
             message: The message.
@@ -133,7 +133,7 @@ class Recorder(RowWriter):
     def started(self, message: Message, now: float) -> int:
         """Record the start of a handler. The handler is called when ``written`` has reached the returned number.
 
-        Under a lease a ``leased`` row with the deadline comes first whenever the deadline has changed.
+        Under a lease, the call first writes a ``leased`` row with the deadline if the deadline has changed.
         """
         # This is ``_message`` inlined, because a handler waits for this row.
         if not self._step_from <= now < self._step_until:
@@ -172,7 +172,7 @@ class Recorder(RowWriter):
         self._message("blocked", message, self._stamp(now))
 
     def unblocked(self, key: bytes | None, count: int, now: float) -> None:
-        """Record that ``count`` blocked lanes of a key go on."""
+        """Record that ``count`` blocked lanes of a key continue."""
         self._row("unblocked", f',"key":{self._hashes.get(key) or self._hash(key)},"count":{count}', now)
 
     def dlq_sent(self, message: Message, now: float) -> None:
@@ -190,7 +190,7 @@ class Recorder(RowWriter):
     def acks(self, messages: Sequence[Message], now: float) -> None:
         """Record that finished messages are about to be settled. The caller flushes before it sends the settlement.
 
-        Under a lease a ``leased`` row may come first, as for ``started``.
+        Under a lease, the call may first write a ``leased`` row, like ``started``.
         """
         for partition in {message.partition: None for message in messages}:
             told = self._origins.get(partition)
@@ -207,7 +207,7 @@ class Recorder(RowWriter):
             self._message("abandoned", message, stamp)
 
     def extended(self, messages: Sequence[Message], now: float) -> None:
-        """Record, by one row for each partition, that the broker was told to keep messages that are still in work."""
+        """Record, by one row for each partition, that the source extended unsettled messages at the broker."""
         held: dict[Partition, list[int]] = {}
         for message in messages:
             held.setdefault(message.partition, []).append(message.position)
@@ -242,7 +242,7 @@ class Recorder(RowWriter):
         self._row("hastened", f'{self._owned(partition)},"timeout":{timeout:.6f}', now)
 
     def drained(self, partition: Partition, now: float) -> None:
-        """Record that no handler of the partition runs any more."""
+        """Record that the last handler of the partition has ended."""
         self._row("drained", self._owned(partition), now)
 
     def revoked(self, partition: Partition, now: float) -> None:
@@ -254,7 +254,7 @@ class Recorder(RowWriter):
         self._row("lost", f"{self._owned(partition)}{_deadline(partition)}", now)
 
     def commit_sent(self, partition: Partition, floor: int, completed: int, now: float) -> None:
-        """Record that ``floor`` and ``completed`` runs above the floor are about to be committed, after a flush."""
+        """Record that a commit of ``floor`` with ``completed`` runs above it is about to be sent, after a flush."""
         self._row("commit_sent", f'{self._owned(partition)},"floor":{floor},"completed":{completed}', now)
 
     def commit_ok(self, partition: Partition, floor: int, now: float) -> None:
@@ -273,7 +273,7 @@ class Recorder(RowWriter):
             self._message("ahead_reached", oldest, self._stamp(now))
 
     def ahead_left(self, partition: Partition, now: float) -> None:
-        """Record that the partition takes messages again."""
+        """Record that the partition receives messages again."""
         self._row("ahead_left", self._owned(partition), now)
 
     def paused(self, in_flight: int, size: int, now: float) -> None:

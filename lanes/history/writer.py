@@ -54,11 +54,11 @@ THREE_DIGITS: Final = [f"{min(number, 999):03d}" for number in range(1024)]
 
 
 class GivenUp(NamedTuple):
-    """The loss of one ``append``.
+    """The rows that one ``append`` gave up.
 
     Attributes:
         rows: Number of rows that were given up.
-        marker: Whether the marker before the rows was given up.
+        marker: Whether the ``dropped`` row before the rows was given up.
     """
 
     rows: int
@@ -94,7 +94,7 @@ class SegmentFile:
         return not self._torn
 
     def append(self, rows: Sequence[str], marker: str = "") -> GivenUp:
-        """Write the rest of a torn line, then ``marker``, then ``rows``, by one ``write(2)``."""
+        """Write the missing part of a torn line, then ``marker``, then ``rows``, by one ``write(2)``."""
         lines = [line for line in (self._torn, marker) if line]
         before_rows = len(lines)
         lines += rows
@@ -140,7 +140,7 @@ class SegmentFile:
             )
 
     def _tear(self, lines: list[str], count: int) -> int:
-        """Keep the rest of the line at byte ``count`` if its beginning is in the file; return the first lost line."""
+        """Store the missing part of a line that is torn at byte ``count``; return the index of the first lost line."""
         cut, end = 0, len(lines[0])
         while end <= count:
             cut += 1
@@ -269,7 +269,7 @@ class RowWriter:
         self.flush()
 
     def wrap(self, wrapper: Callable[[SegmentFile, str], SegmentFile]) -> None:
-        """Let ``open`` pass the file and its head through ``wrapper``, and use the result. Call it before ``open``."""
+        """Let ``open`` use the result of ``wrapper`` for the file and its head. Call this method before ``open``."""
         self._wrapper = wrapper
 
     def close(self, reason: str, now: float) -> None:
@@ -363,8 +363,8 @@ class RowWriter:
     def flush(self) -> None:
         """Hand every buffered row to the kernel by one ``write(2)``. Never raises.
 
-        Rows that cannot be written are given up. The next write begins with the rest of a torn line and a ``dropped``
-        row.
+        Rows that cannot be written are given up. The next write begins with the missing part of a torn line and a
+        ``dropped`` row.
         """
         rows, file = self._rows, self._file
         if file is None:
@@ -406,7 +406,7 @@ def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
 
 
 def member_name(member: str) -> str:
-    """Check and return the name of a process. Raises ``ConfigError`` when the name is not valid for rows and files."""
+    """Return the name of a process. Raises ``ConfigError`` for a name that is not valid for rows and files."""
     if not isinstance(member, str) or not MEMBER.fullmatch(member):
         raise ConfigError(
             f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "

@@ -72,9 +72,9 @@ def examine(
         engine: The engine of the consumer.
         now: Time of the engine's clock, in seconds.
         unhealthy_after: Seconds after which an unfinished message, a failing settlement or a request is too old.
-        stuck: Messages whose threads ignore their timeouts.
+        stuck: Messages whose handlers have run in threads for longer than ``Settings.timeout``.
         unknown: Partitions that wait for the store of attempts, with the time of each request, in seconds.
-        unsettled: Partitions whose settlements fail.
+        unsettled: Partitions whose settlements fail, with the failure of each.
 
     Returns:
         The health.
@@ -123,9 +123,9 @@ class FailingSettlements:
 
 
 class Unsettled:
-    """The ``partitions`` of the consumer ``name`` whose settlements fail.
+    """The ``partitions`` whose settlements fail, in the consumer called ``name``.
 
-    The first failure is logged as information. When the settlements fail for a second, a warning is logged every 30 s.
+    The object logs the first failure as information, and after a second of failures a warning every 30 s.
     """
 
     def __init__(self, name: str) -> None:
@@ -136,7 +136,7 @@ class Unsettled:
         return f"<Unsettled {len(self.partitions)} partitions>"
 
     def failed(self, partitions: Iterable[Partition], error: Exception, now: float) -> None:
-        """Record that a settlement of these partitions failed. The runtime tries again."""
+        """Record that a settlement of these partitions failed. The runtime repeats the settlement."""
         due: list[Partition] = []
         for partition in partitions:
             failing = self.partitions.setdefault(partition, FailingSettlements(now, now))
@@ -173,7 +173,7 @@ class Stall(NamedTuple):
     Attributes:
         partition: The partition.
         floor: Position below which every message is finished.
-        oldest: Message whose end lets the partition go on; None = the partition waits until the broker confirms
+        oldest: Unfinished message that stops the partition; None = the partition waits until the broker confirms
             ``floor``.
     """
 
@@ -183,14 +183,14 @@ class Stall(NamedTuple):
 
 
 class _Awaited(NamedTuple):
-    """The event that ends a stall: an answer of the ``broker``, or a finished message above ``confirmed``."""
+    """The event that ends a stall: a confirmation by the ``broker``, or a finished message above ``confirmed``."""
 
     confirmed: int
     broker: bool
 
 
 class Stalls:
-    """The partitions of one ``committer`` that ``max_ahead`` stops. A stall longer than a second is reported once.
+    """The partitions of one ``committer`` that ``max_ahead`` stops. The log reports a stall longer than a second once.
 
     With quick handlers, slow commits stop a partition many times a second. A short stall is therefore not reported.
     """
@@ -211,7 +211,7 @@ class Stalls:
     def moved(self, now: float) -> bool:
         """Record that a message finished, or that the broker confirmed a position. Cheap when no partition stalls.
 
-        Return whether ``next_at`` changed, because a stall now waits for another event.
+        Return whether ``next_at`` changed, because a stall now waits for a different event.
         """
         if not self._waits:
             return False
@@ -275,7 +275,7 @@ def report_stall(stall: Stall, name: str, max_ahead: int, now: float, error: str
 
 
 def report_blocked(name: str, effect: fx.Blocked) -> None:
-    """Log that a message blocks its lane, in a consumer called ``name``."""
+    """Log that a message of the consumer called ``name`` blocks its lane."""
     message, error = effect.message, effect.failure.error
     log.error(
         "%s: %s position %d, key %s, is blocked after %d attempt(s) with %s; its lane waits until unblock or park is "

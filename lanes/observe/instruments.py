@@ -118,7 +118,7 @@ GAUGES: Final = (
 
 
 class Reading:
-    """The values of one consumer. All gauges of one collection share a snapshot.
+    """The gauge values of one consumer. All gauges of one collection share a snapshot.
 
     ``status`` makes a snapshot. The thread that collects the metrics calls ``status``, not the consumer's thread.
     """

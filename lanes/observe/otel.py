@@ -1,11 +1,11 @@
-"""Spans and metrics through the OpenTelemetry API. Without an SDK in the process, nothing is sent.
+"""Spans and metrics through the OpenTelemetry API. Without an SDK in the process, no span and no metric is sent.
 
 Names follow the messaging conventions of OpenTelemetry; all other names begin with ``lanes.``. A handler call has one
 span, which is a child of the context in the message's headers. A batch has one span with a link to the context of
 each message.
 
 Names, labels and attributes contain no keys, payloads, headers, subjects or texts of exceptions. A subject may contain
-a key. A span contains the hash of the key, as a row of the history does. A metric contains no hash.
+a key. A span contains the hash of the key, like a row of the history. A metric contains no hash.
 
 An error of the SDK, an exporter or a propagator never reaches the handler. The first error is logged.
 """
@@ -107,7 +107,8 @@ class Telemetry:
     ) -> Telemetry | None:
         """Make the telemetry of a consumer; None = the process has no SDK.
 
-        Consumers with the same name share their series. An SDK that is configured after this call is not noticed.
+        Consumers with the same name share their series. The telemetry ignores an SDK that is configured after this
+        call.
 
         Args:
             name: Name of the consumer.
@@ -132,7 +133,7 @@ class Telemetry:
         return f"<Telemetry of {self._name}>"
 
     def close(self) -> None:
-        """Remove the consumer from the gauges and release it. Counters still work. Idempotent."""
+        """Remove the consumer, and the reference to it, from the gauges. Counters still work. Idempotent."""
         self._instruments.close(self._reading)
 
     # Counters
@@ -158,7 +159,7 @@ class Telemetry:
         self._add(self._instruments.zombies, 1, self.labels(message.partition))
 
     def redelivered(self, message: Message, cause: str) -> None:
-        """Count a position that came again; ``cause`` as in ``lanes.core.effects.Redelivered``."""
+        """Count a redelivered position; ``cause`` has the values of ``lanes.core.effects.Redelivered``."""
         self._add(self._instruments.redelivered, 1, {**self.labels(message.partition), "lanes.cause": cause})
 
     # Handlers
@@ -227,7 +228,7 @@ class Telemetry:
 
 
 class Handling:
-    """One call of the handler. Enter it around the call, then report the result by ``end``.
+    """One call of the handler. Enter the object around the call, then report the result by ``end``.
 
         with telemetry.handling(message) as handling:
             await handler(message)

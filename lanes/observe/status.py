@@ -35,7 +35,7 @@ class PartitionStatus:
     """The status of one partition.
 
     Attributes:
-        epoch: Fencing token that the handlers of the partition get.
+        epoch: Epoch that the handlers of the partition receive as fencing token.
         floor: Position below which every delivered message is finished.
         holes: Number of unfinished messages at or above the floor.
         confirmed: Position that the broker has confirmed; None = the source settles each message.

@@ -1,7 +1,7 @@
 """The tap on the engine's inputs and outputs, which feeds the history, OpenTelemetry and the user's events.
 
 The runtime reports each event once, to a ``Tap``. The workers report each call of a handler directly to ``history``
-and ``telemetry``, so a consumer without both pays nothing for a message.
+and ``telemetry``, so without history and telemetry a message costs no call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanes.observe.otel import Telemetry
 
 
 class Tap:
-    """The tap of one consumer. ``history`` and ``telemetry`` may be None. Nothing blocks or raises.
+    """The tap of one consumer. ``history`` or ``telemetry`` None = not configured. No method blocks or raises.
 
     ``on_event`` receives the events for the user and must not raise.
     """
@@ -75,12 +75,12 @@ class Tap:
             self.history.blocked(message, self._clock())
 
     def unblocked(self, key: bytes | None, count: int) -> None:
-        """Record that ``count`` blocked lanes of a key go on."""
+        """Record that ``count`` blocked lanes of a key continue."""
         if self.history is not None and count:
             self.history.unblocked(key, count, self._clock())
 
     def extended(self, messages: Sequence[Message]) -> None:
-        """Record that the broker was told to keep messages that are still in work."""
+        """Record that the source extended unsettled messages at the broker."""
         if self.history is not None:
             self.history.extended(messages, self._clock())
 
@@ -99,7 +99,7 @@ class Tap:
     # --- settling
 
     def settling(self, settlements: Sequence[Settlement], now: float) -> None:
-        """Record settlements that are about to be sent. Their rows reach the file before the settlements leave."""
+        """Record settlements that are about to be sent. The rows reach the file before the settlements are sent."""
         history = self.history
         if history is None:
             return
@@ -151,7 +151,7 @@ class Tap:
             self.history.hastened(partition, self._clock(), timeout)
 
     def drained(self, partition: Partition) -> None:
-        """Record that no handler of a partition runs any more."""
+        """Record that the last handler of a partition has ended."""
         if self.history is not None:
             self.history.drained(partition, self._clock())
 
@@ -183,7 +183,7 @@ class Tap:
             note(in_flight, size, self._clock())
 
     def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
-        """Record that ``max_ahead`` stops or frees a partition; ``oldest`` = its oldest unfinished message."""
+        """Record that ``max_ahead`` stops or frees a partition; ``oldest`` = the oldest unfinished message of it."""
         if self.history is None:
             return
         if reached:

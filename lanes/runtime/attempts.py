@@ -1,14 +1,14 @@
-"""The attempts of messages in a store. They are loaded before a partition starts, and stored while their lane waits.
+"""The attempts of messages in a store, loaded before a partition starts, and stored while a lane waits.
 
 Operation
--------------------
-A new partition is *loading* until the store has returned the attempts of its former owners. Messages that are delivered
-before the answer are put aside. They count against the bounds, and enter the engine in their order after the answer.
-Other partitions continue. A message with attempts continues with the next attempt. The runtime marks a message that a
-former owner gave up with ``broken``. Its lane reaches the message in order, the handler is not called, and the poison
-policy decides.
+---------
+A new partition is *loading* until the store has returned the attempts of its former owners. The runtime puts aside
+messages that arrive before the answer. These messages count against the bounds, and enter the engine in their order
+after the answer. Other partitions continue. A message with attempts continues with the next attempt. The runtime
+marks a message that a former owner gave up with ``broken``. When the lane reaches the message, no handler is called,
+and the poison policy decides.
 
-A failure is written while its lane waits. A hold lasts at least until the write has ended. A drain hands the
+A failure is written while its lane waits. The lane waits at least until the write has ended. A drain hands the
 partition over after the write, or when the drain's time has passed. A message therefore gets one extra attempt for
 each process that died while the message ran, and no extra attempt for a hand-over. Writes for one message follow each
 other. Entries of settled messages are dropped after the failures, many in one call, and no lane waits for these
@@ -158,7 +158,7 @@ class AttemptKeeper:
         self._context.start_soon(self._load, partition)
 
     def put_aside(self, event: SourceEvent) -> bool:
-        """Put an event aside if its partition is loading. Otherwise give its messages their stored attempts.
+        """Put an event aside if its partition is loading; if not, set the stored attempts of its messages.
 
         Args:
             event: An event of the source.

@@ -32,7 +32,7 @@ class _Begun(NamedTuple):
 
     Attributes:
         drain: The drain.
-        ended: Set when no handler runs any more, or the partition is lost.
+        ended: Event that is set when the last handler has ended, or the partition is lost.
         wait: Cancel scope of the wait for running handlers.
         cost: The messages that the drain costs.
     """
@@ -117,7 +117,7 @@ class Handover:
         return True
 
     def ended(self, partition: Partition) -> None:
-        """End the wait for the handlers of a partition, because no handler of it runs any more."""
+        """End the wait for the handlers of a partition, because the last handler has ended."""
         if partition in self._drains:
             self._drains[partition].ended.set()
 
@@ -211,7 +211,7 @@ class Handover:
         drain.tell("late", anyio.current_time())
 
     async def release(self, partition: Partition) -> bool:
-        """Release a partition to the source. Call it after the partition was fenced.
+        """Release a partition to the source. Call this method after the partition was fenced.
 
         The source gets ``RELEASE_WITHIN`` seconds, or the remaining time of the lease if that is longer.
 

@@ -186,7 +186,7 @@ class Run:
             self._failures.end(self.clock())
 
     def stop(self) -> None:
-        """Receive no more messages, and drain. Does not block. Idempotent. Other threads may call it."""
+        """Receive no more messages, and drain. Does not block. Idempotent. Other threads may call this method."""
         self._told_to_stop()
 
     def _stop(self) -> None:

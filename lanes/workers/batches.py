@@ -3,8 +3,8 @@
 A worker takes a batch when the batch can be full, or when its first message has waited for ``linger`` seconds.
 
 The history shows the messages of a lane one after the other. The first message of a lane has its ``started`` row before
-the call. The other messages get their rows when the call has ended, each after the end of its predecessor. A message
-whose outcome is ignored, because a predecessor failed, has no rows of this call.
+the call. The other messages of the lane get their rows when the call has ended, each after the end of its
+predecessor. A message whose outcome is ignored, because a predecessor failed, has no rows of this call.
 
 A plain handler runs in threads. A thread makes one call, and a task of the event loop waits for the end of the call. A
 call that has begun keeps its lanes and its thread until it ends, even after its partitions are given up.
@@ -307,8 +307,8 @@ class _BatchThreads:
     """The threads of one consumer, one for each concurrent call, started on demand.
 
     Args:
-        handle: Function that calls the handler with a batch and returns one outcome for each message. It runs in the
-            threads.
+        handle: Function that calls the handler with a batch and returns one outcome for each message. The
+            function runs in the threads.
         context: The run.
         timeout: Seconds after which a running call is reported once in the log. ``None`` = never.
         grace: Seconds that running calls get when the task group is cancelled.

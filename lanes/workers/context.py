@@ -19,7 +19,7 @@ class RunContext(Protocol):
 
     Attributes:
         engine: The engine.
-        clock: Monotonic clock in seconds. Threads may call it.
+        clock: Monotonic clock in seconds. Threads may call the clock.
         tap: The observers of the run.
         name: Name of the source in log lines.
     """

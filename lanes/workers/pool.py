@@ -1,7 +1,7 @@
 """A pool of threads for plain handlers: the event loop queues calls, and the threads return results.
 
-The first of several results wakes the loop, which then reads all results. A call therefore needs no task, event or lock
-of its own.
+The first of several results wakes the loop, which then reads all results. A call therefore needs no separate task,
+event or lock.
 
 A thread cannot be cancelled. Only ``get`` takes a call out of the queue, so a call belongs to one thread, or to the
 loop that takes the call back. A call that has begun keeps its thread until the call ends. Only the end of the whole run
@@ -99,7 +99,7 @@ class Pool(Generic[Call, Result]):
         self._call_on_loop = entry_of_loop()
 
     def wake(self) -> None:
-        """Make ``run`` call its ``turn``. Idempotent."""
+        """Make ``run`` call the function ``turn`` once more. Idempotent."""
         self._wake.set()
 
     def put(self, calls: Iterable[Call]) -> None:

@@ -1,4 +1,4 @@
-"""Workers for a plain handler: threads call it, and the event loop reads the results in batches.
+"""Workers for a plain handler. Threads call the handler, and the event loop reads the results in batches.
 
 A task of the loop takes all ready messages that may run, and queues them in the pool. Threads call the handler. The
 task reports all results and takes the next messages. Only the loop calls the engine.

@@ -1,9 +1,9 @@
 """The lease machine of one member: it acquires, keeps and releases one partition of a cohort.
 
 ``docs/model`` describes the protocol, and ``phases`` has the phases and their transitions. The driver calls ``next``,
-performs the returned action and passes its result to ``apply``, one action at a time. Inputs may come between and
-during actions. After each input the driver calls ``next`` again. After every call the driver acts on ``events``,
-empties the list, and passes ``deadline`` to the code that starts handlers.
+performs the returned action and passes its result to ``apply``, one action at a time. The driver may pass inputs
+between and during actions. After each input the driver calls ``next`` again. After every call the driver acts on
+``events``, empties the list, and passes ``deadline`` to the code that starts handlers.
 
 The module is long, because every phase of the machine reads and writes the same twenty fields.
 """
@@ -121,7 +121,7 @@ class LeaseMachine:
 
     @property
     def deadline(self) -> float:
-        """The time from which no handler may start. It is minus infinity unless the partition is owned or drains.
+        """The time from which no handler may start; minus infinity unless the partition is owned or drains.
 
         While the partition is owned, the deadline never falls. A deadline that has passed never rises.
         """
