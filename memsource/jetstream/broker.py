@@ -1,7 +1,7 @@
 """JetStream as data: a stream in partitions, one durable for each partition, and the cohort that shares the partitions.
 
-The server checks no ownership, so a former owner of a partition may still acknowledge a delivery. Sources order a
-takeover themselves; see ``memsource.jetstream.takeover``.
+The server checks no ownership, so a former owner of a partition may still acknowledge a delivery. Sources put the
+messages of a takeover in order; see ``memsource.jetstream.takeover``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Member(Protocol):
 
     Attributes:
         member: Name of the member, with ``#`` and a number.
-        clock: Clock of the broker, in seconds.
+        clock: Function that returns the broker's time in seconds.
     """
 
     member: str
@@ -33,7 +33,7 @@ class Member(Protocol):
 
     @property
     def announced(self) -> Mapping[tuple[int, int], Partition]:
-        """The assignments so far, by the number of the partition and the epoch."""
+        """The assignments so far, by partition number and epoch."""
 
     def sever(self) -> None:
         """End the process of the member. Idempotent."""
@@ -50,7 +50,8 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         topic: Name of the stream.
         settings: Settings of all durables; None = defaults.
         lease: Seconds that a member keeps its partitions without a renewal, more than 0.
-        revoke_timeout: Seconds to release a revoked partition, more than 0.
+        revoke_timeout: Seconds after which the cohort takes a revoked partition that its owner has not released, more
+            than 0.
 
     Attributes:
         topic: The messages.
@@ -128,7 +129,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """The taken assignments, each with its member; see ``memsource.personality.Personality.taken``."""
+        """Each assignment that the broker took from its member; see ``memsource.personality.Personality.taken``."""
         known = [(name, self._by_lease[name].announced.get((slot, epoch))) for name, slot, epoch in self.cohort.taken]
         return [(name.rpartition("#")[0], partition) for name, partition in known if partition is not None]
 
@@ -147,7 +148,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return self._consumers[partition]
 
     def introduce(self, source: Member) -> None:
-        """Add the source of a new process. From now on, the name of the member means this process."""
+        """Add the source of a new process. The name of the member then refers to this process."""
         self._sources[source.member.rpartition("#")[0]] = self._by_lease[source.member] = source
 
     # --- faults
@@ -160,13 +161,13 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
             self.cohort.crash(source.member, now)
 
     def freeze(self, member: str, until: float) -> None:
-        """Stop a member's process until a time. The process renews no lease and receives nothing."""
+        """Stop a member's process until ``until``. The process renews no lease and receives nothing meanwhile."""
         source = self._sources.get(member)
         if source is not None:
             self.cohort.freeze(source.member, source.clock(), until)
 
     def rebalance(self, now: float) -> bool:
-        """Plan again. Returns whether a partition was revoked."""
+        """Plan the owners again, and revoke at least one partition if possible. Returns whether one was revoked."""
         return self.cohort.rebalance(now)
 
     def lose(self, partition: int, now: float) -> bool:
@@ -174,7 +175,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return self.cohort.lose(partition, now)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Redeliver in turn the last acknowledged and the lowest unacknowledged message; False = no such message."""
+        """Redeliver alternately the last acknowledged and the lowest unacknowledged message; False = no message."""
         consumer = self.consumer(partition)
         lowest = next(iter(consumer.unacknowledged), None)
         candidates = [consumer.last_acked, lowest]
@@ -194,7 +195,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
     # --- time
 
     def advance(self, now: float) -> None:
-        """Act on every due timer of ``ack_wait``, leases, deadlines and takeovers."""
+        """Act on every ``ack_wait``, lease, deadline and takeover step that is due."""
         for consumer in self._consumers:
             consumer.advance(now)
         self.cohort.advance(now)
@@ -204,10 +205,10 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
             self._changed()
 
     def next_at(self) -> float:
-        """Return the time of the next timer; infinity = no timer."""
+        """Return the time of the next due action; infinity = no action is due."""
         timers = (consumer.next_at() for consumer in self._consumers)
         return min(self.cohort.next_at(), *timers, min(self._wakes, default=math.inf))
 
     def wake_at(self, at: float) -> None:
-        """Call the watchers at a time. Idempotent."""
+        """Call the watchers at the time ``at``. Idempotent."""
         self._wakes.add(at)

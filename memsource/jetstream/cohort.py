@@ -1,14 +1,16 @@
-"""An exclusive cohort as data: members with leases, the owners and epochs of slots, and moves of slots.
+"""An exclusive cohort as data: members with leases, and the owners, epochs and moves of slots.
 
-A slot here is a cohort partition. The cohort acts only when a method is called, and time is an argument. Its rules:
+In this module a slot is a cohort partition. The cohort acts only when a method is called, and time is an argument. Its
+rules:
 
 - A running member renews its lease after each third of the lease time. A crashed or frozen member keeps its slots until
-  its lease has expired. A frozen member learns of the loss when it wakes, and joins again.
+  its lease has expired. A frozen member receives the notice of the loss when its process runs again, and then joins
+  again.
 - Every assignment of a slot has an epoch above all earlier epochs of the slot.
-- The cohort revokes a slot that moves, and assigns the slot after its release. At the deadline the cohort takes the
-  slot.
+- The cohort revokes a slot that moves, and assigns the slot after its release. At the deadline of the revocation the
+  cohort takes the slot from its owner.
 - Only a running member can receive a slot. Without a running member the slot is free.
-- So a slot has two owners only between the loss of a lease and the moment when its member learns of the loss.
+- So two members work on a slot only between the loss of a lease and the notice of the loss to the former owner.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from memsource.memory.group import plan
 
 
 class SlotNotice(NamedTuple):
-    """A message to a member about a slot. ``timeout`` is the number of seconds from a revocation to its deadline."""
+    """A message to a member about a slot.
+
+    Attributes:
+        kind: Event of the slot.
+        slot: Number of the slot.
+        epoch: Epoch of the assignment.
+        timeout: Seconds from a revocation to its deadline; 0 for other events.
+    """
 
     kind: Literal["assigned", "revoking", "lost"]
     slot: int
@@ -33,7 +42,7 @@ class SlotNotice(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """The state of a member.
+    """The state of a member. Times are in seconds of the caller's clock.
 
     Attributes:
         joined: Time from which the member renews its lease; None = the lease has expired.
@@ -57,16 +66,18 @@ class _Member:
 class Cohort:
     """A cohort with some slots, numbered from 0.
 
-    No method blocks. Not thread-safe. ``now`` never goes back. Calls of unknown members change nothing.
+    No method blocks. Not thread-safe. ``now`` never goes back. A call with the name of an unknown member changes
+    nothing.
 
     Args:
         slots: Number of slots.
         lease: Seconds that a lease lasts without a renewal, more than 0.
-        revoke_timeout: Seconds to release a revoked slot, more than 0.
+        revoke_timeout: Seconds after which the cohort takes a revoked slot that its owner has not released, more than
+            0.
         changed: Function that the cohort calls whenever a member may have a notice.
 
     Attributes:
-        taken: Member, slot and epoch of each slot that was taken.
+        taken: Member, slot and epoch of each assignment that the cohort ended without a release, in order.
 
     Raises:
         ValueError: A time is not more than 0.
@@ -95,7 +106,7 @@ class Cohort:
     # --- members
 
     def join(self, member: str, now: float) -> None:
-        """Add a member. Raises ``ValueError`` for a known member."""
+        """Add a member. Raises ``ValueError`` if the member has already joined."""
         if member in self._members:
             raise ValueError(f"member {member!r} has joined already; call leave() or crash() first")
         self._members[member] = _Member(now)
@@ -109,7 +120,7 @@ class Cohort:
             self._replan(now)
 
     def crash(self, member: str, now: float) -> None:
-        """Stop a member for good, without a notice. Idempotent."""
+        """End the process of a member. Its slots become free when its lease expires. Idempotent."""
         state = self._members.get(member)
         if state is not None and not state.crashed:
             self._stop_renewing(state, now)
@@ -119,14 +130,14 @@ class Cohort:
                 del self._members[member]
 
     def freeze(self, member: str, now: float, until: float) -> None:
-        """Stop a member until a time."""
+        """Stop the process of a member until ``until``. The member renews no lease meanwhile."""
         state = self._members.get(member)
         if state is not None and not state.crashed and until > now:
             self._stop_renewing(state, now)
             state.frozen_until = max(until, state.frozen_until or until)
 
     def poll(self, member: str) -> list[SlotNotice]:
-        """Take the new notices of a member, in order. A frozen member has no notices."""
+        """Remove and return the unread notices of a member, in order; empty while the member is frozen."""
         state = self._members.get(member)
         if state is None or not state.runs:
             return []
@@ -134,7 +145,7 @@ class Cohort:
         return notices
 
     def release(self, member: str, slot: int, epoch: int, now: float) -> None:
-        """Release a slot that the member owns under this epoch. Idempotent.
+        """Release a slot if the member owns the slot under this epoch. Idempotent.
 
         An owner that releases a slot without a revocation is leaving. Another member gets the slot, or the slot stays
         free until a member joins.
@@ -149,7 +160,7 @@ class Cohort:
     # --- moves
 
     def rebalance(self, now: float) -> bool:
-        """Plan again, and move at least one slot. Returns whether a slot was revoked."""
+        """Plan again, and revoke at least one slot if possible. Returns whether a slot was revoked."""
         asked = len(self._asked)
         self._replan(now)
         owned = [slot for slot, owner in enumerate(self._owners) if owner is not None and slot not in self._asked]
@@ -160,7 +171,7 @@ class Cohort:
         return len(self._asked) > asked
 
     def revoke(self, slot: int, now: float) -> bool:
-        """Revoke a slot, for another member if possible. Idempotent. Returns whether the slot has an owner."""
+        """Revoke a slot, to move it to another member if possible. Idempotent. Returns False for a free slot."""
         owner = self._owners[slot]
         if owner is None:
             return False
@@ -172,7 +183,8 @@ class Cohort:
     def lose(self, slot: int, now: float) -> bool:
         """Take a slot from its owner without a revocation. Returns False for a free slot.
 
-        Another member gets the slot at once. Without another member, the owner gets the slot again at its next renewal.
+        Another running member gets the slot at once. Without such a member, the former owner gets the slot again at its
+        next renewal.
         """
         owner = self._owners[slot]
         if owner is None:
@@ -187,7 +199,7 @@ class Cohort:
     # --- time
 
     def next_at(self) -> float:
-        """Return the time when the next lease, freeze or deadline ends; infinity = no such time."""
+        """Return the time when the next lease, freeze or deadline ends; infinity = none of them is due."""
         due = [self._retake_at, *self._asked.values()]
         for state in self._members.values():
             due.append(state.lease_end)
@@ -196,7 +208,10 @@ class Cohort:
         return min(due)
 
     def advance(self, now: float) -> None:
-        """Act on all leases, freezes and deadlines that have ended, in order of time. Leases come first."""
+        """Act on all leases, freezes and deadlines that have ended, in order of time.
+
+        At one time, leases expire first.
+        """
         while (at := self.next_at()) <= now:
             for member, state in list(self._members.items()):
                 if state.lease_end <= at:
@@ -220,12 +235,12 @@ class Cohort:
 
     @property
     def moving(self) -> bool:
-        """Whether a slot is free or revoked, or a member has notices."""
+        """Whether a slot is free or revoked, or a member that has not crashed has unread notices."""
         unheard = any(state.notices for state in self._members.values() if not state.crashed)
         return bool(self._asked) or None in self._owners or unheard
 
     def owner(self, slot: int) -> str | None:
-        """Return the owner of a slot; None = free."""
+        """Return the owner of a slot; None = the slot is free."""
         return self._owners[slot]
 
     def epoch(self, slot: int) -> int:

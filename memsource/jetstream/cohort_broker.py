@@ -1,7 +1,7 @@
-"""A stream and the bucket of an exclusive cohort as data, for members that share the stream by the real protocol.
+"""A stream and the bucket of an exclusive cohort as data, for members that run the real lease protocol.
 
-``memsource.jetstream.broker`` decides in one place and at once. In this module the members agree over a lease store,
-with all faults of their links.
+``memsource.jetstream.broker`` instead decides all assignments in one object, without delay. Here a request of a member
+can be lost, lose its answer, or take effect late.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ M = TypeVar("M", bound=CohortMember)
 
 
 class CohortBroker(KeepsDeadLetters, Generic[M]):
-    """A stream with some partitions, numbered from 0, and a cohort on it. ``CohortPersonality`` adds the sources.
+    """A stream with partitions, numbered from 0, and its cohort. ``CohortPersonality`` adds the sources.
 
     Args:
         partitions: Number of partitions.
@@ -59,10 +59,10 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         retention: Retention of the stream.
         settings: Settings of all durables; None = defaults.
         cohort: Settings of the members; None = defaults.
-        drift: Excess speed of the members' clocks, in turn; 0.1 is a tenth.
-        latency: Seconds of each request of the members, in turn.
-        hints: Whether members receive hints of written keys.
-        markers: Whether an expiry takes a revision; see ``Bucket``.
+        drift: Excess speeds of the clocks of successive members; 0.1 is a clock that runs 10 % fast.
+        latency: Seconds that a request takes, for successive members.
+        hints: Whether members receive a hint after each write of a key.
+        markers: Whether the expiry of a key uses up a revision; see ``Bucket``.
         seed: Seed of the delays of expiries and of all nonces.
         in_flight: Number of finished messages above the floor after which a member writes its state.
         before: Function that decides the faults of requests; see ``Before``. None = no faults.
@@ -149,7 +149,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     # --- members
 
     def link(self, member: str, clock: Clock) -> Link:
-        """Make the link of a new member."""
+        """Return the link of a new member."""
 
         async def before(writes: bool) -> LinkFault | None:
             return None if self.before is None else await self.before(member, writes)
@@ -158,7 +158,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """The earlier assignments of partitions with a newer owner that were neither released nor known as lost.
+        """The earlier assignments of reassigned partitions that the members neither released nor reported as lost.
 
         See ``memsource.personality.Personality.taken``.
         """
@@ -174,7 +174,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         ]
 
     def crash(self, member: str, now: float) -> None:
-        """End a member's process. Its leases expire by themselves. Idempotent."""
+        """End a member's process. Its leases expire after the lease time. Idempotent."""
         for source in self.members:
             if source.member == member:
                 source.sever()
@@ -183,7 +183,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         """Do nothing, because the world stops the tasks of the member until ``until``."""
 
     def rebalance(self, now: float) -> bool:
-        """Request a drain of a member, or withdraw the earlier request. Returns False without a member."""
+        """Request a drain of a member, or withdraw the last request. Returns False if no member is alive."""
         if self._drained is None:
             living = sorted({source.member for source in self.members if source.alive})
             if not living:
@@ -202,7 +202,10 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return True
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Lose in turn the next delivery and the last acknowledgement of a partition. Returns False if impossible."""
+        """Lose the next delivery of a partition, or at every second call its last acknowledgement.
+
+        Returns False if the partition has no durable or no acknowledgement to lose.
+        """
         self._redelivered += 1
         names = self.stream.names(partition)
         if not names:
@@ -224,12 +227,12 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     # --- time
 
     def later(self, at: float, act: Callable[[float], object]) -> None:
-        """Schedule an action. Actions of one time run in the order of their calls."""
+        """Schedule an action. Actions for the same time run in the order in which they were scheduled."""
         self._asked += 1
         heappush(self._later, (at, self._asked, act))
 
     def advance(self, now: float) -> None:
-        """Act on every due timer of expiries, ``ack_wait`` and scheduled actions."""
+        """Run every due scheduled action, expiry of a key and expiry of an ``ack_wait``."""
         while self._later and self._later[0][0] <= now:
             _, _, act = heappop(self._later)
             act(now)
@@ -237,13 +240,13 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         self.stream.advance(now)
 
     def next_at(self) -> float:
-        """Return the time of the next timer; infinity = no timer."""
+        """Return the time of the next due action; infinity = no action is due."""
         return min(self.bucket.next_at(), self.stream.next_at(), self._later[0][0] if self._later else math.inf)
 
     # --- durables
 
     def loses_delivery(self, name: Durable) -> bool:
-        """Take one loss of a delivery from those that ``redeliver`` planned. Returns whether a delivery is lost."""
+        """Use up one of the losses that ``redeliver`` planned. Returns whether this delivery is lost."""
         left = self.lost_deliveries.get(name.partition, 0)
         if left:
             self.lost_deliveries[name.partition] = left - 1

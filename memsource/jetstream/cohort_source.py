@@ -1,8 +1,8 @@
 """A source over a ``CohortBroker``: one member of its cohort, with the real membership.
 
 ``CohortMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on asyncio
-and on trio. As in the adapter, ``lanes.cohort.owned`` decides about partitions, so a campaign in the simulator runs the
-shipped code. This module moves messages and acknowledgements.
+and on trio. As in the adapter, ``lanes.cohort.owned`` acquires and gives up partitions, so a campaign in the simulator
+runs the shipped code. This module only pulls and acknowledges messages.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from memsource.memory.topic import Record
 
 
 class Token(NamedTuple):
-    """A delivery with its durable, which alone accepts the acknowledgement."""
+    """A delivery, and the durable that delivered the message and alone accepts its acknowledgement."""
 
     durable: Durable
     delivery: Delivery
 
 
 class _PulledPartition(OwnedPartition):
-    """An owned partition. Without a ``durable`` the partition delivers nothing, because of a takeover or a drain."""
+    """An owned partition. During a takeover or a drain, ``durable`` is None and the partition delivers nothing."""
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
         super().__init__(number, partition, done)
@@ -49,7 +49,7 @@ class _PulledPartition(OwnedPartition):
 
 
 class _Drifting(Membership):
-    """A member whose clock runs at another ``pace``; 1.0 is right. ``deadline`` returns times of the true clock."""
+    """A member whose clock is ``pace`` times as fast as the broker's clock. ``deadline`` returns the broker's time."""
 
     pace = 1.0
 
@@ -58,10 +58,10 @@ class _Drifting(Membership):
 
 
 class Background:
-    """A separate task, on asyncio and on trio.
+    """A task in the background, on asyncio and on trio.
 
     Args:
-        run: Work of the task.
+        run: Async function that the task runs.
         changed: Function that the task calls at its end.
 
     Attributes:
@@ -107,11 +107,11 @@ class CohortMemberSource(ScriptedSource):
         member: Name of the member.
         clock: Clock of the broker, in seconds.
         number: Number that distinguishes members of one name.
-        drift: Excess speed of the member's own clock; 0.1 is a tenth.
+        drift: Excess speed of the member's clock; 0.1 is a clock that runs 10 % fast.
 
     Attributes:
-        announced: The assignments so far, by the number of the partition and the fencing token.
-        released: The assignments that were released or are known as lost.
+        announced: The assignments so far, by partition number and fencing token.
+        released: The assignments that the source has released or reported as lost.
         calls: The calls so far.
         link: The link to the server.
         membership: The membership of the member.
@@ -174,7 +174,7 @@ class CohortMemberSource(ScriptedSource):
         self._unwatch()
 
     def poke(self) -> None:
-        """Wake the source, to look for changes."""
+        """Wake the source, which then checks for changes."""
         self._changed()
 
     @property
@@ -249,7 +249,7 @@ class CohortMemberSource(ScriptedSource):
 
     def _alive(self) -> None:
         if self.link.severed:
-            raise SourceError(f"member {self.member} has crashed: make a new source")
+            raise SourceError(f"member {self.member} has crashed; make a new source")
 
     def _raise_failure(self) -> None:
         background = self._background
@@ -277,7 +277,7 @@ class CohortMemberSource(ScriptedSource):
         return events
 
     def _taken_in(self) -> None:
-        """Update the owned partitions. A partition that is no longer owned was released, or is known as lost."""
+        """Update the owned partitions. A partition that is no longer owned goes to ``released``."""
         for number, partition in list(self._owned.items()):
             if self._partitions.of(partition) is None:
                 self.released.add(self._forget(number))
@@ -294,7 +294,7 @@ class CohortMemberSource(ScriptedSource):
             self.broker.owned.append((owned.number, lease.token, self.member))
 
     async def _flush(self) -> None:
-        """Meet the faults of ``release``. All acknowledgements have arrived by now."""
+        """Apply the planned faults of ``release``."""
         async with self._meet_faults("release"):
             pass
 
@@ -306,7 +306,7 @@ class CohortMemberSource(ScriptedSource):
                 yield delivered(owned.partition, records)
 
     def _pull(self, owned: _PulledPartition, durable: Durable, messages: int, size: int) -> list[tuple[Record, Token]]:
-        """Pull the next messages of the durable, up to a missing delivery. Acknowledge finished messages again."""
+        """Pull the next messages of the durable, up to a missing delivery, and acknowledge finished messages again."""
         stream = self.broker.stream
         deliveries = stream.pull(durable, messages, size, self._clock())
         if deliveries is None:
@@ -342,7 +342,7 @@ class CohortMemberSource(ScriptedSource):
             self._partitions.lose(owned, f"its durable {token.durable} took no acknowledgement")
 
     def _ack(self, token: Token) -> bool:
-        """Acknowledge a message. Returns False if the durable is known to be deleted."""
+        """Acknowledge a message. Returns False if the durable was deleted and the link has no latency."""
         stream, position = self.broker.stream, token.delivery.record.position
         if self.link.latency:
             at = self._clock() + self.link.latency
@@ -361,10 +361,10 @@ def _token(message: Message) -> Token:
 
 
 class CohortPersonality(CohortBroker[CohortMemberSource]):
-    """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
+    """A ``CohortBroker`` that creates the sources of its members; see ``memsource.personality.Personality``."""
 
     def source(self, member: str, clock: Clock = monotonic) -> CohortMemberSource:
-        """Make the source of a new member. A former member of the name should have crashed or left."""
+        """Create the source of a new member. An earlier member of this name must have crashed or left."""
         number = len(self.members)
         made = CohortMemberSource(self, member, clock, number=number, drift=self._drifts[number % len(self._drifts)])
         made.link.latency = self._latencies[number % len(self._latencies)]

@@ -1,12 +1,12 @@
 """The durables of a cohort as data: one stream, with one pull consumer for each epoch of a cohort partition.
 
-``EpochStream`` acts only when a method is called, and time is an argument. Its rules are those of nats-server, as
-measured:
+``EpochStream`` acts only when a method is called, and time is an argument. Its rules are those of nats-server,
+confirmed by measurements:
 
 - Retention ``limits`` keeps all messages.
 - Retention ``workqueue`` deletes an acknowledged message. A partition has one durable at a time.
 - Retention ``interest`` keeps a message until all durables that existed at its arrival have acknowledged the message.
-  Without durables the stream deletes a message at its arrival.
+  If no durable exists, the stream deletes a message at its arrival.
 - A deleted durable answers no pull and no acknowledgement.
 - Each durable counts its own deliveries. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
 """
@@ -43,12 +43,12 @@ class Durable(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Made:
-    """A durable.
+    """A durable of a cohort partition.
 
     Attributes:
         nonce: Nonce of the creation.
         begin: First sequence that the durable delivers.
-        log: All messages that the durable delivers.
+        log: All messages of the durable, acknowledged or not.
         consumer: The pull consumer.
         lease: Lease time in seconds of the member that created the durable; 0 = unknown.
     """
@@ -68,7 +68,7 @@ class _Made:
 
 
 class EpochStream(Watched):
-    """A stream in cohort partitions, which share the sequences of the stream, from 1.
+    """A stream in cohort partitions. Sequences count the messages of all partitions, from 1.
 
     No method blocks. Not thread-safe. ``now`` never goes back.
 
@@ -83,7 +83,7 @@ class EpochStream(Watched):
         deleted: Time and name of each deleted durable, in order.
         stale: Number of pulls and acknowledgements for deleted durables.
         set_back: Seconds by which the server's clock was set back.
-        marked: Longest lease in seconds of a cohort that has used the stream; None = no cohort.
+        marked: Longest lease in seconds of the cohorts that have used the stream; None = no cohort has used the stream.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class EpochStream(Watched):
     # --- administrators
 
     def found(self, partition: int) -> list[EpochConsumer]:
-        """Describe the durables of a partition, rising."""
+        """Describe the durables of a partition, by rising epoch and sub-number."""
         return [
             EpochConsumer(name.partition, name.epoch, name.sub, made.nonce, made.floor, made.lease)
             for name, made in sorted(self._made.items())
@@ -147,7 +147,7 @@ class EpochStream(Watched):
         ]
 
     def server_ms(self, now: float) -> int:
-        """Return the time of the server's clock, in milliseconds."""
+        """Return the time of the server's clock, in milliseconds since 1970."""
         return EPOCH_MS + int((now - self.set_back) * 1000)
 
     def create(self, name: Durable, now: float, *, nonce: str, start: int | None, lease: int = 0) -> None:
@@ -241,11 +241,11 @@ class EpochStream(Watched):
     # --- time and watchers
 
     def next_at(self) -> float:
-        """Return the time when the next ``ack_wait`` is over; infinity = no such time."""
+        """Return the time when the next ``ack_wait`` expires; infinity = no ``ack_wait`` runs."""
         return min((made.consumer.next_at() for made in self._made.values()), default=math.inf)
 
     def advance(self, now: float) -> None:
-        """Act on every ``ack_wait`` that is over."""
+        """Queue every message whose ``ack_wait`` has expired for redelivery."""
         for made in self._made.values():
             made.consumer.advance(now)
 
@@ -255,7 +255,7 @@ class EpochStream(Watched):
         return [made for name, made in self._made.items() if name.partition == partition]
 
     def _settle(self, partition: int, sequence: int) -> None:
-        """Delete an acknowledged message, unless the retention keeps the message."""
+        """Delete an acknowledged message if the retention allows that."""
         if self.retention == "limits":
             return
         waited = any(sequence in made.consumer.unfinished for made in self._of(partition))

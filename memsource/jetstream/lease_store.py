@@ -1,11 +1,14 @@
 """A bucket of NATS' key-value store as data, and a ``lanes.cohort.leases.LeaseStore`` over the bucket.
 
-``Bucket`` acts only when a method is called, and time is an argument. Its rules are those of nats-server, as measured:
+``Bucket`` acts only when a method is called, and time is an argument. Its rules are those of nats-server, confirmed by
+measurements:
 
-- A revision is a sequence of the bucket, and rises with every write of any key.
-- A write expects the revision of its key, or the revision of another key, the fence. An expired key has no revision.
-- A time to live is in whole seconds. A key expires up to a quarter of a second late.
-- A lost bucket is created again, empty. A bucket can fall back to an earlier state, with an earlier sequence.
+- A revision is a sequence of the bucket. Each write of any key has the next revision.
+- A write succeeds only at the expected revision of its key, or of another key, the fence. An expired key has no
+  revision.
+- A time to live is in whole seconds. A key expires up to 0.25 s late.
+- After the loss of a bucket a member creates an empty bucket. A bucket can return to an earlier state with an earlier
+  sequence.
 """
 
 from __future__ import annotations
@@ -36,15 +39,15 @@ class _Stored:
 
 
 class Bucket:
-    """The keys of one bucket.
+    """One bucket: its keys, values and revisions.
 
     No method blocks. Not thread-safe. ``now`` never goes back.
 
     Args:
         first: Revision before the first write.
-        seed: Seed of the delays of expiries.
+        seed: Seed of the random delays of expiries.
         late: Maximum seconds by which a key outlives its time to live.
-        markers: Whether an expiry takes a revision, as in a bucket with limit markers.
+        markers: Whether the expiry of a key uses up a revision, as in a bucket with limit markers.
 
     Attributes:
         writes: Number of writes.
@@ -100,7 +103,7 @@ class Bucket:
         return self._revision
 
     def entries(self, prefix: str, now: float) -> dict[str, Entry]:
-        """Read the keys with a prefix and a value, sorted."""
+        """Read the entries that have a value and a key with this prefix, sorted by key."""
         self.advance(now)
         return {
             key: Entry(stored.value, stored.revision)
@@ -130,9 +133,11 @@ class Bucket:
             self._delete(key, now)
 
     def fall_back(self, seconds: float, now: float) -> None:
-        """Return to the state ``seconds`` ago, at most a minute. Later writes are lost, and their revisions repeat.
+        """Return to the state of ``seconds`` ago, at most 60.
 
-        Keys that have expired since that state live again for a moment.
+        Later writes are lost, and the bucket reuses their revisions.
+
+        A key that has expired since then has its value again until ``advance`` expires the key.
         """
         self.advance(now)
         while self._past and self._past[-1][0] > now - seconds:
@@ -191,7 +196,7 @@ class Bucket:
         del self._keys[key]
 
     def _note(self, key: str, now: float) -> None:
-        """Keep a replaced entry as long as the bucket may fall back to the entry."""
+        """Keep a replaced entry as long as ``fall_back`` may restore the entry."""
         while self._past and self._past[0][0] < now - _REMEMBERED:
             self._past.pop(0)
         self._past.append((now, self._revision, key, self._keys.get(key)))

@@ -29,10 +29,10 @@ class LinkFault:
     """The fault of one request.
 
     Attributes:
-        kind: ``"request lost"``: the request does not arrive. ``"reply lost"``: the server acts, but its
-            answer is lost.
-            ``"late"``: a write takes effect ``seconds`` later, maybe after the client's timeout, and a read is lost.
-        seconds: Delay of a late write.
+        kind: With ``"request lost"`` the request does not reach the server. With ``"reply lost"`` the server acts, but
+            its answer is lost. With ``"late"`` a write takes effect ``seconds`` later and a read is lost; both have no
+            answer.
+        seconds: Delay of a late write, in seconds.
     """
 
     kind: Literal["request lost", "reply lost", "late"]
@@ -44,12 +44,12 @@ class Link:
     """The link of one client.
 
     Attributes:
-        clock: Clock of the server, in seconds.
-        later: Schedules an action of the server.
+        clock: Function that returns the server's time in seconds.
+        later: Function that schedules an action of the server.
         timeout: Seconds that the client waits for an answer.
-        before: Async function that is awaited before and after each request. Its argument tells whether the request
-            writes. Its first result is the fault of the request. None = no faults.
-        latency: Seconds of each request.
+        before: Async function that the link awaits before and after each request, with True for a request that writes.
+            Its result before the request is the fault of the request. None = no faults.
+        latency: Seconds that each request takes.
         cut: Whether all requests are lost.
         faults: Faults of the next requests, in order. These faults replace the faults of ``before``.
         reads: Number of reading requests.
@@ -83,7 +83,10 @@ class Link:
         return await self._call(act, writes=False)
 
     async def write(self, act: Callable[[float], T]) -> T:
-        """Make a request that writes. After ``UnknownResult``, the server has written, will write, or never writes."""
+        """Make a request that writes.
+
+        After ``UnknownResult``, the write may have taken effect, or may take effect later.
+        """
         self.writes += 1
         return await self._call(act, writes=True)
 
@@ -113,10 +116,10 @@ class Link:
 
     def _alive(self) -> None:
         if self.severed:
-            raise SourceError("the process has crashed: make a new one")
+            raise SourceError("the process of the client has crashed; make a new client")
 
 
 def _unheard(act: Callable[[float], object], now: float) -> None:
-    """Act on a request whose answer is lost. A refusal is lost too."""
+    """Act on a request whose answer is lost, even if the answer is a refusal."""
     with suppress(Conflict, ConsumerExists):
         act(now)

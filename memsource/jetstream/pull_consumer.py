@@ -1,15 +1,16 @@
 """A durable pull consumer of JetStream as data: its deliveries, its redeliveries, and their order.
 
-The consumer acts only when a method is called, and time is an argument. Its rules are those of nats-server, as
-measured:
+The consumer acts only when a method is called, and time is an argument. Its rules are those of nats-server, confirmed
+by measurements:
 
-- Redeliveries wait in a queue that comes strictly before new messages. Each run of the one timer sorts the expired
-  messages by sequence and appends them to the queue. A nak appends its message at once.
-- An unacknowledged message of a dead process waits for its ``ack_wait``. Until then new messages overtake the message.
+- The server delivers the queue of redeliveries strictly before new messages. Each run of the consumer's timer sorts the
+  expired messages by sequence and appends them to the queue. A nak appends its message at once.
+- An unacknowledged message of a dead process is redelivered after its ``ack_wait``. The server delivers new messages
+  meanwhile.
 - An acknowledgement of any delivery counts while the message is unacknowledged, and removes the message from the queue.
-  In-progress restarts the ``ack_wait``, and leaves the message in the queue.
+  An in-progress restarts the ``ack_wait``, and leaves the message in the queue.
 - ``max_ack_pending`` stops new messages only. The server drops a message silently after ``max_deliver`` deliveries.
-- The server writes its state every 0.1 s. ``kill`` makes the server forget later changes, even confirmed changes.
+- The server writes its state to disk every 0.1 s. ``kill`` discards unwritten changes, even confirmed changes.
 
 Rules and names follow ``server/consumer.go`` of nats-server 2.10 to 2.15 (checkPending, processNak, getNextMsg).
 """
@@ -51,7 +52,8 @@ class ConsumerSettings:
 
     Attributes:
         ack_wait: Seconds until an unacknowledged message is due again, more than 0.
-        backoff: Seconds of each wait in turn, in place of ``ack_wait``. The last value counts for all further waits.
+        backoff: Seconds of the first, second and further waits, instead of ``ack_wait``. The last value applies to all
+            later waits.
         max_deliver: Maximum number of deliveries of a message, 1 or more; None = no bound.
         max_ack_pending: Number of unacknowledged messages that stops new messages, 1 or more; None = no bound.
     """
@@ -74,7 +76,12 @@ class ConsumerSettings:
 
 
 class _Pending(NamedTuple):
-    """An unacknowledged message. ``token`` is the number of its first delivery, and ``stamp`` the start of its wait."""
+    """An unacknowledged message.
+
+    Attributes:
+        token: Number of its first delivery.
+        stamp: Time in seconds at which its wait began.
+    """
 
     token: int
     stamp: float
@@ -93,13 +100,13 @@ class _Change(NamedTuple):
 
 
 class PullConsumer:
-    """One durable on one log.
+    """One durable consumer of one log.
 
     No method blocks. Not thread-safe. ``now`` never goes back. A method about one message takes the sequence of the
     message, and does nothing unless the message is unacknowledged.
 
     Args:
-        log: Messages of the durable.
+        log: Messages that the durable delivers.
         settings: Settings of the durable.
         changed: Function that the durable calls whenever it may have a message to deliver.
     """
@@ -125,7 +132,10 @@ class PullConsumer:
     # --- deliveries and answers
 
     def pull(self, messages: int, size: int, now: float) -> list[Delivery]:
-        """Deliver at most ``messages`` of the next messages. The message that reaches ``size`` bytes is the last."""
+        """Deliver at most ``messages`` of the next messages.
+
+        The message that reaches ``size`` bytes is the last message.
+        """
         bound = self.settings.max_ack_pending
         deliveries: list[Delivery] = []
         while len(deliveries) < messages and size > 0:
@@ -184,7 +194,10 @@ class PullConsumer:
             self._changed()
 
     def lose_ack(self, sequence: int, now: float) -> bool:
-        """Queue a message as after a lost acknowledgement or at the end of its wait. Returns False if impossible."""
+        """Queue a message as if its acknowledgement was lost or its wait was over.
+
+        Returns False if the message cannot return.
+        """
         if sequence in self._queue or sequence in self._dropped or not self._was_delivered(sequence):
             return False
         if sequence not in self._pending:
@@ -196,7 +209,7 @@ class PullConsumer:
     # --- administration and crashes
 
     def reset(self, now: float) -> None:
-        """Start again after the ack floor, as CONSUMER.RESET does. Acknowledged messages above the floor return too."""
+        """Deliver again after the ack floor, as CONSUMER.RESET does, even acknowledged messages above the floor."""
         floor = min(self._pending, default=None)
         for sequence in [*self._pending, *(each for each in self._dropped if floor is not None and each > floor)]:
             self._set(sequence, None, 0, now)
@@ -226,7 +239,7 @@ class PullConsumer:
         self._changed()
 
     def kill(self, now: float) -> None:
-        """Kill and restart the server, which returns to its state 0.1 s ago and loses the queue."""
+        """Kill and restart the server, which returns to its state of 0.1 s ago and loses the queue of redeliveries."""
         while self._unwritten and self._unwritten[-1].time > now - _WRITTEN:
             change = self._unwritten.pop()
             self._put(change.sequence, change.pending, change.repeats)
@@ -252,7 +265,7 @@ class PullConsumer:
         return self._timer
 
     def advance(self, now: float) -> None:
-        """Run the timer as often as it was due."""
+        """Run the timer once for each time at which it was due."""
         while self._timer <= now:
             self._expire(self._timer)
 
@@ -285,7 +298,7 @@ class PullConsumer:
 
     @property
     def dropped(self) -> list[int]:
-        """Sequences delivered ``max_deliver`` times and never acknowledged, rising."""
+        """Sequences that were delivered ``max_deliver`` times and never acknowledged, rising."""
         return sorted(self._dropped)
 
     @property
@@ -300,7 +313,7 @@ class PullConsumer:
 
     @property
     def last_acked(self) -> int | None:
-        """The sequence whose acknowledgement came last and still counts; None = no such sequence."""
+        """The sequence that was acknowledged last and is still acknowledged; None = no known sequence."""
         known = (s for s in reversed(self._acks) if s not in self._pending and self._was_delivered(s))
         return next(known, None)
 
@@ -314,7 +327,7 @@ class PullConsumer:
         self._dropped.add(sequence)
 
     def _set(self, sequence: int, pending: _Pending | None, repeats: int, now: float) -> None:
-        """Change the state of a message. Keep the state before the change until the change is on disk."""
+        """Change the state of a message. Keep its earlier state until the change is on disk."""
         while self._unwritten and self._unwritten[0].time <= now - _WRITTEN:
             self._unwritten.popleft()
         before, times, dropped = self._pending.get(sequence), self._repeats.get(sequence, 0), sequence in self._dropped

@@ -1,8 +1,8 @@
 """A source over a ``JetStreamBroker``: one member of its cohort.
 
 ``JetStreamMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on
-asyncio and on trio. The source never sleeps by itself, because changes of the broker wake it. The owner of the broker
-calls ``advance``.
+asyncio and on trio. The source has no timer, because changes of the broker wake it. A test or simulation calls
+``advance`` of the broker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACKS_KEPT: Final = 10_000
 
 @dataclass(eq=False, slots=True)
 class _Slot:
-    """The state of an announced partition. A partition without a ``takeover`` delivers no further message."""
+    """The state of an assigned partition. Without a ``takeover`` the partition delivers no further message."""
 
     epoch: int
     takeover: Takeover | None
@@ -41,10 +41,10 @@ class JetStreamMemberSource(ScriptedSource):
     Args:
         broker: The broker.
         member: Name of the member, with ``#`` and a number.
-        clock: Clock of the broker, in seconds.
+        clock: Function that returns the broker's time in seconds.
 
     Attributes:
-        announced: The assignments so far, by the number of the partition and the epoch.
+        announced: The assignments so far, by partition number and epoch.
         calls: The calls so far.
     """
 
@@ -125,7 +125,7 @@ class JetStreamMemberSource(ScriptedSource):
 
     def _alive(self) -> None:
         if self._severed:
-            raise SourceError(f"member {self.member} of {self.broker.topic.name} has crashed: make a new source")
+            raise SourceError(f"member {self.member} of {self.broker.topic.name} has crashed; make a new source")
 
     def _next(self, room: Room) -> list[SourceEvent]:
         self._alive()
@@ -160,7 +160,7 @@ class JetStreamMemberSource(ScriptedSource):
         return events
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:
-        """Yield the messages of the takeover. After the takeover, yield messages of the consumer."""
+        """Yield the collected messages of the takeover, and after the takeover the next messages of the consumer."""
         takeover = self._takeover_of(number)
         run: list[Delivery] = []
         if takeover.done and not takeover.taken:
@@ -213,8 +213,8 @@ class JetStreamMemberSource(ScriptedSource):
 
 
 class JetStreamPersonality(JetStreamBroker):
-    """A broker that makes the sources of its members; see ``memsource.personality.Personality``."""
+    """A ``JetStreamBroker`` that creates the sources of its members; see ``memsource.personality.Personality``."""
 
     def source(self, member: str, clock: Clock = monotonic) -> JetStreamMemberSource:
-        """Make the source of a new member. A former member of the name should have crashed or left."""
+        """Create the source of a new member. An earlier member of this name must have crashed or left."""
         return JetStreamMemberSource(self, f"{member}#{len(self._by_lease) + 1}", clock)

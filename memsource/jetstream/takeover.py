@@ -1,8 +1,8 @@
-"""The takeover of one partition: its unacknowledged messages come first, by sequence, and new messages follow.
+"""The takeover of one partition: delivers its unacknowledged messages by sequence, and then new messages.
 
-The server would deliver new messages before older messages that have not expired yet. As the adapter does, the owner
-shrinks ``ack_wait`` for a moment, so that all unacknowledged messages expire. The owner collects all these messages
-before it delivers the first.
+Without a takeover, the server would deliver new messages before older messages that have not expired yet. Like the
+adapter, the owner shrinks ``ack_wait`` for a moment, so that all unacknowledged messages expire. The owner collects all
+expired messages before it delivers the first of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Takeover:
         wake_at: Function that schedules the next ``step`` at a time.
 
     Attributes:
-        done: Whether all messages are collected.
+        done: Whether the takeover has collected all unacknowledged messages.
         taken: The collected messages that were not delivered yet.
     """
 
@@ -43,7 +43,7 @@ class Takeover:
         self._until: float | None = None
 
     def step(self, now: float) -> bool:
-        """Continue as far as time allows. Returns whether the takeover is done."""
+        """Run all steps that are due. Returns whether the takeover is done."""
         while not self.done:
             if self._until is not None and now < self._until:
                 return False
