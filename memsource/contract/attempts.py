@@ -43,7 +43,7 @@ async def check_a_new_owner_finds_what_was_kept(make: MakeAttempts) -> None:
 
 
 async def check_every_call_may_be_repeated(make: MakeAttempts) -> None:
-    """A repeated call changes nothing, as after a lost answer."""
+    """A call that is repeated after a lost answer changes nothing."""
     store = make()
     for _ in range(2):
         await store.keep(_message(_partition(), 5), _FIRST)
@@ -94,7 +94,10 @@ async def check_many_are_dropped_at_once(make: MakeAttempts) -> None:
 
 
 async def check_calls_run_beside_each_other(make: MakeAttempts) -> None:
-    """Concurrent calls for different messages are independent. A cancelled call may or may not take effect."""
+    """Concurrent calls for different messages are independent.
+
+    A cancelled call takes effect completely or not at all.
+    """
     store = make()
     async with anyio.create_task_group() as tasks:
         for position in range(30):
@@ -110,7 +113,7 @@ async def check_calls_run_beside_each_other(make: MakeAttempts) -> None:
 
 
 async def check_any_error_has_a_name(make: MakeAttempts) -> None:
-    """A store accepts any error type. It may change or cut an error type that it cannot write, but not refuse it."""
+    """A store accepts any error type. The store may change or truncate an error type that it cannot write."""
     store = make()
     for position, name in enumerate(("é", "a\0b", "\ud800", "x" * 5_000)):
         await store.keep(_message(_partition(), position), Attempt(1, "held", name))

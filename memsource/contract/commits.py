@@ -26,7 +26,7 @@ async def check_assigns_with_a_floor(harness: Harness) -> None:
 
 
 async def check_starts_at_the_committed_floor(harness: Harness) -> None:
-    """The next owner begins at the committed position, and gets no message below that position."""
+    """The next owner begins at the committed position, and receives no message below that position."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(20)
@@ -42,7 +42,7 @@ async def check_starts_at_the_committed_floor(harness: Harness) -> None:
 
 
 async def check_completed_is_handed_over(harness: Harness) -> None:
-    """The next owner gets the committed floor and the positions completed above the floor, unchanged."""
+    """The next owner receives the committed floor and the positions completed above the floor, unchanged."""
     await harness.publish(numbered(30))
     async with opened(harness) as session:
         messages = await session.take(30)
@@ -60,7 +60,10 @@ async def check_completed_is_handed_over(harness: Harness) -> None:
 
 
 async def check_the_latest_commit_counts(harness: Harness) -> None:
-    """Commits of a partition take effect in their order. Each commit replaces the former commit as a whole."""
+    """Commits of a partition take effect in the order of the calls.
+
+    Each commit replaces the former commit as a whole.
+    """
     await harness.publish(numbered(12))
     async with opened(harness) as session:
         messages = await session.take(12)
@@ -104,7 +107,7 @@ async def check_release_commits_all(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_revoking(harness: Harness) -> None:
-    """After ``Revoking``, undelivered messages go to the next owner. Messages settled meanwhile do not come again."""
+    """After ``Revoking``, the next owner receives the undelivered messages, but no message that is settled later."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(5)
@@ -123,7 +126,7 @@ async def check_nothing_more_after_revoking(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_loss(harness: Harness) -> None:
-    """After ``Lost``, the lost assignment delivers no more messages."""
+    """After ``Lost``, the source delivers no more messages of the lost assignment."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         await session.take(5)

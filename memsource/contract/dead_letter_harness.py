@@ -60,12 +60,12 @@ class Published(NamedTuple):
 class DeadLetterHarness(Protocol):
     """An empty target for dead letters, and an empty origin of messages. Each check gets its own harness.
 
-    A check closes every writer and every box that it asks for.
+    A check closes every writer and every box that the harness returned.
     """
 
     @property
     def can(self) -> Collection[DeadLetterAbility]:
-        """The abilities of the backend. Checks of other abilities do not run."""
+        """The abilities of the backend. A check that needs any other ability does not run."""
 
     @property
     def origin(self) -> Origin:
@@ -73,10 +73,10 @@ class DeadLetterHarness(Protocol):
 
     @property
     def limit(self) -> int:
-        """Bytes that the broker accepts in one message, 4,000 or more. Needed with ``limit`` only."""
+        """Maximum bytes of one message at the broker, 4,000 or more. Needed only with the ability ``limit``."""
 
     def dead_letters(self) -> DeadLetters:
-        """Return a writer to the target, not open."""
+        """Return an unopened writer to the target."""
 
     async def stored(self) -> Sequence[DeadLetter]:
         """Return all dead letters of the target as the backend reads them, with every copy."""
@@ -84,10 +84,10 @@ class DeadLetterHarness(Protocol):
     # --- with "box"
 
     def box(self) -> DeadLetterBox:
-        """Return a box over the target, not open."""
+        """Return an unopened box over the target."""
 
     async def copy(self, dead_letter: DeadLetter) -> None:
-        """Write one more copy of a dead letter, past any deduplication of the broker.
+        """Write one more copy of a dead letter, which the broker must not drop as a duplicate.
 
         Args:
             dead_letter: The dead letter to write again.
@@ -107,7 +107,7 @@ class DeadLetterHarness(Protocol):
         """Return all messages at the origin."""
 
     def acted_on(self, name: str) -> bool:
-        """Tell whether the broker interprets a header. ``publish`` leaves such a header out.
+        """Tell whether the broker interprets a header, which ``publish`` therefore leaves out.
 
         Args:
             name: Name of the header.
@@ -133,7 +133,7 @@ class DeadLetterHarness(Protocol):
     # --- with "outage"
 
     def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a context in which the broker is down. At its end the broker is back with all its data."""
+        """Return a context in which the broker is down. After the context the broker is up again with all its data."""
 
     async def hang_up(self, dead_letters: DeadLetters) -> None:
         """Close the client of a writer for good, as after a broker closed its connection.

@@ -1,4 +1,4 @@
-"""The contract suite of ``lanes.source.DeadLetters`` and of the ``DeadLetterBox`` that reads them.
+"""The contract suite of ``lanes.source.DeadLetters`` and of the ``DeadLetterBox`` over the same target.
 
 The author of a backend writes a ``DeadLetterHarness`` and runs every check of ``dead_letter_checks(harness.can)``,
 each with its own harness, under any test runner. A failed check raises ``ContractBroken``. A backend writes and reads
@@ -78,7 +78,7 @@ def _check(*needs: DeadLetterAbility) -> Callable[[DeadLetterCheck], DeadLetterC
 
 @_check()
 async def check_a_dead_letter_is_stored_whole(harness: DeadLetterHarness) -> None:
-    """When ``put`` returns, the dead letter is stored with all its fields, also without key, value or time."""
+    """When ``put`` returns, the target has the dead letter with all its fields, even without key, value or time."""
     sent = [
         dead_letter_from(harness, 1),
         dead_letter_from(harness, 2, key=None, value=b"", tombstone=True),
@@ -97,7 +97,7 @@ async def check_a_dead_letter_is_stored_whole(harness: DeadLetterHarness) -> Non
 
 @_check()
 async def check_a_dead_letter_put_again_is_one(harness: DeadLetterHarness) -> None:
-    """A dead letter that is put again after a lost answer stays one dead letter with one id."""
+    """If ``put`` is repeated after a lost answer, the target has one dead letter with one id."""
     one = dead_letter_from(harness, 1)
     async with opened(harness.dead_letters()) as writer:
         await writer.put(one)
@@ -111,7 +111,7 @@ async def check_a_dead_letter_put_again_is_one(harness: DeadLetterHarness) -> No
 
 @_check()
 async def check_any_header_name_comes_back(harness: DeadLetterHarness) -> None:
-    """Every header name comes back, also a name that the broker interprets or that no client can send."""
+    """A dead letter keeps every header name, even a name that the broker interprets or that no client can send."""
     one = dead_letter_from(harness, 1, headers=tuple((name, b"%d" % number) for number, name in enumerate(NAMES)))
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
@@ -124,7 +124,7 @@ async def check_any_header_name_comes_back(harness: DeadLetterHarness) -> None:
 
 @_check("headers")
 async def check_headers_come_back_as_they_were(harness: DeadLetterHarness) -> None:
-    """Headers keep their order, repeated names, any bytes, and missing values."""
+    """A dead letter keeps the order of its headers, repeated names, any bytes, and missing values."""
     headers = (("a", b"1"), ("b", b""), ("a", b"\0\xff\r\n"), ("a", b""), ("c", b" "))
     one = dead_letter_from(harness, 1, headers=headers, null_headers=(3,))
     async with opened(harness.dead_letters()) as writer:
@@ -134,7 +134,7 @@ async def check_headers_come_back_as_they_were(harness: DeadLetterHarness) -> No
 
 @_check("limit")
 async def check_an_oversized_dead_letter_is_cut(harness: DeadLetterHarness) -> None:
-    """A dead letter above the limit loses its headers, then the end of its value. Other dead letters stay whole."""
+    """A dead letter above the limit loses its headers, then the end of its value. A smaller dead letter stays whole."""
     # These bytes do not compress, so their size is the size on the wire.
     noise = b"".join(dead_letter_id("noise", "", 0, number).encode() for number in range(harness.limit // 16))
     large = dead_letter_from(harness, 1, value=noise[: 2 * harness.limit])
@@ -208,7 +208,7 @@ async def check_an_outage_is_retryable(harness: DeadLetterHarness) -> None:
 
 @_check("box")
 async def check_dead_letters_are_listed_and_found(harness: DeadLetterHarness) -> None:
-    """A box lists ids in the order of writing, and finds whole dead letters, also new ones, but no unknown id."""
+    """A box lists ids in the order of writing, and finds complete dead letters, even new ones, but no unknown id."""
     sent = [dead_letter_from(harness, number, key=b"same") for number in range(6)]
     async with opened(harness.dead_letters()) as writer, opened(harness.box()) as box:
         expect(not await box.ids(), f"ids() lists {await box.ids()} for an empty target")
@@ -233,7 +233,7 @@ async def check_dead_letters_are_listed_and_found(harness: DeadLetterHarness) ->
 async def check_a_disposed_dead_letter_is_gone(harness: DeadLetterHarness) -> None:
     """No box lists a disposed dead letter, and a second disposal changes nothing.
 
-    A box with ``remembers`` reports the disposition. Any other box does not find the dead letter.
+    A box with ``remembers`` reports the disposition. A box without ``remembers`` does not find the dead letter.
     """
     first, second, third = [dead_letter_from(harness, number) for number in range(3)]
     async with opened(harness.dead_letters()) as writer:
@@ -256,7 +256,7 @@ async def check_a_disposed_dead_letter_is_gone(harness: DeadLetterHarness) -> No
 
 @_check("box")
 async def check_any_copy_is_the_dead_letter(harness: DeadLetterHarness) -> None:
-    """Copies are listed as one dead letter, found while a copy is left, and disposed of together."""
+    """A box lists copies as one dead letter, finds the dead letter while a copy is left, and disposes of all copies."""
     one, other = dead_letter_from(harness, 1), dead_letter_from(harness, 2)
     async with opened(harness.dead_letters()) as writer:
         await put(writer, one)
@@ -279,7 +279,7 @@ async def check_any_copy_is_the_dead_letter(harness: DeadLetterHarness) -> None:
 
 @_check("box")
 async def check_other_messages_are_counted(harness: DeadLetterHarness) -> None:
-    """A message of the target that is no dead letter is counted and left unchanged, and hinders no call."""
+    """A box counts a message of the target that is no dead letter, leaves it unchanged, and raises no error for it."""
     one = dead_letter_from(harness, 1)
     await harness.stranger()
     async with opened(harness.dead_letters()) as writer:
@@ -310,7 +310,7 @@ async def check_a_dead_letter_is_published_to_its_origin(harness: DeadLetterHarn
 
 @_check("box")
 async def check_an_unsendable_header_is_refused(harness: DeadLetterHarness) -> None:
-    """``publish`` sends every header or refuses the dead letter. It leaves out only headers of the broker itself."""
+    """``publish`` sends every header except those of the broker, or refuses the dead letter."""
     sent = [dead_letter_from(harness, number, headers=((name, b"x"),)) for number, name in enumerate(NAMES)]
     wanted: set[str] = set()
     async with opened(harness.dead_letters()) as writer:
@@ -353,7 +353,7 @@ async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
 
 @_check("place")
 async def check_a_missing_place_is_refused(harness: DeadLetterHarness) -> None:
-    """``open`` raises ``ConfigError`` for a missing target. ``aclose`` may follow."""
+    """``open`` raises ``ConfigError`` for a missing target. A check may then call ``aclose``."""
     for each in harness.nowhere():
         try:
             await each.open()
@@ -361,7 +361,7 @@ async def check_a_missing_place_is_refused(harness: DeadLetterHarness) -> None:
             await each.aclose()
         else:
             await each.aclose()
-            raise ContractBroken(f"open() of {each!r} accepted a missing target: raise ConfigError")
+            raise ContractBroken(f"open() of {each!r} accepted a missing target; it must raise ConfigError")
 
 
 @_check()

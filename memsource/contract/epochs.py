@@ -49,7 +49,7 @@ class EpochHarness(Protocol):
         """
 
     async def pull(self, durable: Durable, count: int) -> list[int] | None:
-        """Pull messages without acknowledging them.
+        """Pull messages, and acknowledge none of them.
 
         Args:
             durable: The durable.
@@ -85,7 +85,7 @@ EpochCheck = Callable[[EpochHarness], Awaitable[None]]
 
 
 def _start(harness: EpochHarness, sequence: int) -> int | None:
-    """Return the ``start`` of a durable: None on a work queue, which delivers every remaining message."""
+    """Return the argument ``start`` of a new durable; None on a work queue, whose durables have no start."""
     return None if harness.retention == "workqueue" else sequence
 
 
@@ -119,7 +119,10 @@ async def check_nothing_is_found_at_first(harness: EpochHarness) -> None:
 
 
 async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
-    """Every client sees the mark, also after the deletion of the last durable. The mark hinders no durable."""
+    """Every client sees the mark, even after the deletion of the last durable.
+
+    The mark prevents no creation of a durable.
+    """
     one, other = harness.consumers(), harness.consumers()
     expect(await one.marked() is None, "marked() reports a mark that was never made")
     first, second = Durable(1, 1, 0), Durable(1, 2, 0)
@@ -141,7 +144,7 @@ async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
 
 
 async def check_a_mark_tells_the_longest_lease(harness: EpochHarness) -> None:
-    """The mark holds the longest lease of its writers, for which a member waits after the loss of a bucket."""
+    """The mark holds the longest lease time of its writers. A member waits that long after the loss of a bucket."""
     for lease, longest in ((5, 5), (7, 7), (3, 7)):
         consumers = harness.consumers(lease=lease)
         await _mark(consumers)
@@ -157,7 +160,7 @@ async def _mark(consumers: EpochConsumers) -> None:
 
 
 async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> None:
-    """Every client finds each durable with its nonce by partition, and lists all durables by one request."""
+    """Every client finds the durables of a partition with their nonces, and lists all durables by one request."""
     one, other = harness.consumers(), harness.consumers()
     made = [Durable(0, 7, 0), Durable(2, 1_700_000_000_123, 0), Durable(3, 1, 12)]
     for name in made:
@@ -171,7 +174,7 @@ async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> 
 
 
 async def check_each_tells_the_lease_of_who_made_it(harness: EpochHarness) -> None:
-    """Each durable reports the lease of its creator, for members that find it after the loss of a bucket."""
+    """Each durable reports the lease time of its creator to members that find it after the loss of a bucket."""
     one, other = harness.consumers(lease=7), harness.consumers(lease=3)
     await one.create(0, 1, 0, nonce="a", start=_start(harness, 1))
     await other.create(1, 1, 0, nonce="b", start=_start(harness, 1))
@@ -192,7 +195,10 @@ async def check_they_rise_by_epoch_and_sub_number(harness: EpochHarness) -> None
 
 
 async def check_they_are_made_strictly(harness: EpochHarness) -> None:
-    """A second durable of the same name is refused with the nonce of the first. Its creator may be refused too."""
+    """The stream refuses a second durable of the same name, and reports the nonce of the first durable.
+
+    The stream may also refuse a second creation by the same creator.
+    """
     one, other = harness.consumers(), harness.consumers()
     name = Durable(1, 5, 0)
     await one.create(*name, nonce="mine", start=_start(harness, 3))
@@ -206,7 +212,7 @@ async def check_they_are_made_strictly(harness: EpochHarness) -> None:
 
 
 async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarness) -> None:
-    """A work queue refuses a second durable, without a nonce, until the first durable is deleted."""
+    """A work queue refuses a second durable of a partition, and reports no nonce, until the first is deleted."""
     consumers = harness.consumers()
     old, new = Durable(1, 5, 0), Durable(1, 6, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))
@@ -220,7 +226,7 @@ async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarne
 
 
 async def check_it_delivers_what_it_begins_with(harness: EpochHarness) -> None:
-    """A durable delivers only its partition, from its first sequence on, with messages that come later."""
+    """A durable delivers all messages of its partition from its first sequence on, and no other message."""
     consumers = harness.consumers()
     first = Durable(0, 1, 0)
     await consumers.create(*first, nonce="n", start=_start(harness, 1))
@@ -241,7 +247,7 @@ async def check_it_delivers_what_it_begins_with(harness: EpochHarness) -> None:
 
 
 async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None:
-    """All messages up to the floor are acknowledged. The first floor is just below the first sequence."""
+    """All messages up to the floor are acknowledged. The floor of a new durable is 1 below its first sequence."""
     consumers = harness.consumers()
     name = Durable(3, 4, 0)
     await consumers.create(*name, nonce="n", start=_start(harness, 1))
@@ -254,7 +260,7 @@ async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None
 
 
 async def check_what_is_deleted_is_gone(harness: EpochHarness) -> None:
-    """A deletion removes one durable. A repeated deletion, or of an unknown durable, changes nothing."""
+    """A deletion removes one durable. The deletion of a deleted or unknown durable changes nothing."""
     consumers = harness.consumers()
     for partition in (0, 1):
         await consumers.create(partition, 3, 0, nonce="n", start=_start(harness, 1))
@@ -303,7 +309,7 @@ async def check_the_next_one_gets_what_is_not_acknowledged(harness: EpochHarness
 
 
 async def check_a_lost_request_is_unknown(harness: EpochHarness) -> None:
-    """A call whose request is lost raises ``UnknownResult``, has no effect, and is not sent later."""
+    """A call whose request is lost raises ``UnknownResult``, has no effect, and does not take effect later."""
     consumers = harness.consumers()
     harness.fail(consumers, "request")
     await expect_unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))
@@ -315,7 +321,7 @@ async def check_a_lost_request_is_unknown(harness: EpochHarness) -> None:
 
 
 async def check_a_lost_reply_is_unknown(harness: EpochHarness) -> None:
-    """A call whose answer is lost raises ``UnknownResult``, but has its effect. The nonce names the creator."""
+    """A call whose answer is lost raises ``UnknownResult``, but takes effect. The nonce identifies the creator."""
     consumers = harness.consumers()
     harness.fail(consumers, "reply")
     await expect_unknown(consumers.create(0, 1, 0, nonce="n", start=_start(harness, 1)))

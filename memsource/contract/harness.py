@@ -57,11 +57,11 @@ class Harness(Protocol):
 
     @property
     def can(self) -> Collection[Ability]:
-        """The abilities of broker, source and harness. Checks that need other abilities do not run."""
+        """The abilities of broker, source and harness. A check that needs any other ability does not run."""
 
     @property
     def patience(self) -> float:
-        """Seconds without an event after which no more events come. Many checks wait for this time."""
+        """Seconds without an event after which a check expects no further event. Many checks wait for this time."""
 
     async def publish(self, samples: Sequence[Sample]) -> None:
         """Publish messages in this order.
@@ -71,16 +71,17 @@ class Harness(Protocol):
         """
 
     def source(self) -> Source:
-        """Return a new source, not open. It continues where the former source stopped, which is closed by then.
+        """Return a new, unopened source, which continues where the former source stopped.
 
-        The former source was closed without a ``release``, as after a crash. If the broker holds its messages back
-        for some time, let that time pass in this call, or keep it well below 20 s.
+        The check has closed the former source without a ``release``, as after a crash. If the broker holds back the
+        messages of a crashed source, the call must wait for that time, unless the time is well below 20 s.
         """
 
     async def unsettled(self) -> int:
         """Return the number of messages that the broker has delivered and that are not settled.
 
-        A check repeats the call for up to 20 s until the number is right. After a ``release`` a check calls once.
+        A check repeats the call for up to 20 s until the number is right. After a ``release`` a check calls the method
+        once.
         """
 
     @property
@@ -109,11 +110,14 @@ class Harness(Protocol):
         """
 
     async def finish(self) -> None:
-        """Let the newest source end after all published messages. Needed only for the ability ``finish``."""
+        """Make the newest source finite: ``Exhausted`` follows all published messages.
+
+        Needed only with the ability ``finish``.
+        """
 
 
 class Committing:
-    """The expected progress of a partition under a source that commits. Each answer scans all positions."""
+    """The expected progress of a partition of a source that commits. Each query scans all positions."""
 
     def __init__(self, floor: int, completed: Sequence[tuple[int, int]]) -> None:
         self.highest = floor - 1
@@ -122,7 +126,7 @@ class Committing:
         self._finished: set[int] = set()
 
     def deliver(self, position: int) -> None:
-        """Note the delivery of a message."""
+        """Record the delivery of a message."""
         self.highest = position
         (self._finished if self.has_completed(position) else self._unfinished).add(position)
 
@@ -131,16 +135,16 @@ class Committing:
         return any(start <= position < end for start, end in self._completed)
 
     def settle(self, position: int) -> None:
-        """Note that a message is finished. Idempotent."""
+        """Record that a message is finished. Idempotent."""
         self._unfinished.discard(position)
         self._finished.add(position)
 
     def progress(self, position: int) -> None:
-        """Note that no more messages come below ``position``."""
+        """Record that the source delivers no more messages below ``position``."""
         self.highest = position - 1
 
     def floor(self) -> int:
-        """Return the next position to read. All positions below it are finished or absent."""
+        """Return the next position to read. All lower positions are finished or absent."""
         return min(self._unfinished, default=self.highest + 1)
 
     def completed(self) -> list[tuple[int, int]]:
@@ -157,7 +161,7 @@ class Committing:
 
 
 class Session:
-    """An open source and its partitions. The session checks each event when it comes.
+    """An open source and its partitions. The session checks each event that the source delivers.
 
     For a source that commits, the session keeps the state that an engine would keep.
 
@@ -185,11 +189,11 @@ class Session:
         self._harness = harness
 
     async def receive(self, room: Room, *, otherwise: str = "") -> Sequence[SourceEvent]:
-        """Return the next events. Cancel-safe if the source is.
+        """Return the next events. Cancel-safe if ``Source.receive`` is cancel-safe.
 
         Args:
-            room: Room for the call.
-            otherwise: Text that is added to the error if no event comes.
+            room: Argument of ``Source.receive``.
+            otherwise: Text that the error for a missing event ends with.
 
         Returns:
             The next events in order, without ``Generation``.
@@ -245,7 +249,7 @@ class Session:
         ledger.progress(event.position)
 
     async def take(self, count: int, *, size: int = BYTES, otherwise: str = "") -> list[Message]:
-        """Take the next ``count`` messages that no former owner completed, with room for ``count`` messages."""
+        """Receive the next ``count`` messages that no former owner completed, with room for ``count`` messages."""
         messages: list[Message] = []
         while len(messages) < count:
             messages += self._unfinished(await self.receive(Room(count - len(messages), size), otherwise=otherwise))
@@ -284,12 +288,15 @@ class Session:
         )
 
     def to_settle(self, messages: Sequence[Message], chosen: Sequence[int]) -> list[Message]:
-        """Return the ``chosen`` messages, or as many first messages for a source that keeps nothing above a gap."""
+        """Return the ``chosen`` messages; for a source that keeps nothing above a gap, as many first messages."""
         keeps = self.traits.settles == "individual" or self.traits.hands_over
         return [messages[number] for number in (chosen if keeps else range(len(chosen)))]
 
     def commit_of(self, partition: Partition) -> Settlement:
-        """Return the settlement of a partition to commit now. The caller sends it."""
+        """Return the settlement of a partition for its present floor.
+
+        The caller passes the settlement to the source.
+        """
         ledger = self.ledgers[partition]
         settlement = Settlement(partition, [], ledger.floor(), ledger.completed())
         self.committed[partition.id] = settlement
@@ -304,7 +311,7 @@ class Session:
         return ledger is not None and ledger.has_completed(message.position)
 
     async def expect_unsettled(self, count: int) -> None:
-        """Wait for a number of unsettled messages, because a settlement may reach the broker a little later."""
+        """Wait until the broker has ``count`` unsettled messages, because settlements may reach the broker late."""
         unsettled = -1
         with anyio.move_on_after(TIMEOUT):
             while (unsettled := await self._harness.unsettled()) != count:
@@ -350,7 +357,10 @@ def checks_of(names: Mapping[str, Any]) -> tuple[Any, ...]:
 def checks_within(
     table: Iterable[tuple[AnyCheck, Collection[str]]], can: Collection[str], known: Collection[str]
 ) -> list[AnyCheck]:
-    """Return the checks of a table whose needed abilities are all in ``can``. Refuse a name that is not ``known``."""
+    """Return the checks of a table whose needed abilities are all in ``can``.
+
+    Raise ``ValueError`` for a name that is not in ``known``.
+    """
     for each in can:
         if each not in known:
             raise ValueError(f"{each!r} in can={can!r} is no ability: must be one of {', '.join(map(repr, known))}")
@@ -358,6 +368,9 @@ def checks_within(
 
 
 def expect(condition: bool, otherwise: str) -> None:
-    """Raise ``ContractBroken`` unless the condition holds. ``python -O`` would leave an ``assert`` out."""
+    """Raise ``ContractBroken`` unless the condition holds.
+
+    Unlike ``assert``, the function also works with ``python -O``.
+    """
     if not condition:
         raise ContractBroken(otherwise)

@@ -49,7 +49,7 @@ LeaseCheck = Callable[[LeaseHarness], Awaitable[None]]
 
 
 async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tuple[str, int] | None = None) -> None:
-    """Try a write that must be refused and must change nothing."""
+    """Try a write that the bucket must refuse, and check that the bucket is unchanged."""
     before = await store.read(key)
     try:
         came = await store.write(key, b"refused", revision=revision, fence=fence)
@@ -79,7 +79,7 @@ async def check_a_write_is_read_by_every_client(harness: LeaseHarness) -> None:
 
 
 async def check_revision_0_creates_once(harness: LeaseHarness) -> None:
-    """A second write with the revision 0 is refused."""
+    """The bucket refuses a second write of a key with the revision 0."""
     one, other = harness.store(), harness.store()
     await one.write("plan", b"1", revision=0)
     await _refused(other, "plan", 0)
@@ -87,7 +87,7 @@ async def check_revision_0_creates_once(harness: LeaseHarness) -> None:
 
 
 async def check_a_write_expects_its_revision(harness: LeaseHarness) -> None:
-    """A write with another revision is refused. Revisions rise over all keys."""
+    """The bucket refuses a write with a wrong revision. Revisions rise over all keys."""
     store = harness.store()
     await _refused(store, "a", 3)
     first = await store.write("a", b"1", revision=0)
@@ -99,7 +99,7 @@ async def check_a_write_expects_its_revision(harness: LeaseHarness) -> None:
 
 
 async def check_of_many_at_once_one_wins(harness: LeaseHarness) -> None:
-    """One of several clients that write on the same revision succeeds, and its value stays."""
+    """If several clients write a key with the same revision, one write succeeds, and its value remains."""
     won: list[bytes] = []
 
     async def race(store: LeaseStore, value: bytes, revision: int) -> None:
@@ -119,7 +119,7 @@ async def check_of_many_at_once_one_wins(harness: LeaseHarness) -> None:
 
 
 async def check_a_fence_is_the_revision_of_another_key(harness: LeaseHarness) -> None:
-    """A write with a fence succeeds only while the other key has that revision."""
+    """A write with ``fence=(key, revision)`` succeeds only while ``key`` has that revision."""
     store, rival = harness.store(), harness.store()
     lease = await store.write("l.1", b"mine", revision=0, ttl=5.0)
     await store.write("s.1", b"state", revision=None, fence=("l.1", lease))
@@ -130,9 +130,10 @@ async def check_a_fence_is_the_revision_of_another_key(harness: LeaseHarness) ->
 
 
 async def check_a_key_expires(harness: LeaseHarness) -> None:
-    """A key expires soon after its time to live, not before. After that a write with the key as fence is refused.
+    """A key expires soon after its time to live, not before.
 
-    The key can be created again, on the revision that ``read`` returns.
+    The bucket then refuses a write with the key as fence. A client can create the key again, with the revision that
+    ``read`` returns.
     """
     store = harness.store()
     lease = await store.write("l.3", b"mine", revision=0, ttl=2.0)
@@ -163,7 +164,7 @@ async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) ->
 
 
 async def check_entries_are_those_with_the_prefix(harness: LeaseHarness) -> None:
-    """``entries`` returns values and revisions as ``read`` does. The prefix "m." excludes "mx."; it is no wildcard."""
+    """``entries`` returns values and revisions as ``read`` does. The prefix "m." does not match "mx."."""
     store = harness.store()
     for key in ("m.a", "m.b-2", "mx.a", "l.1", "m.long_name-with_everything-1"):
         await store.write(key, key.encode(), revision=0)
@@ -175,7 +176,7 @@ async def check_entries_are_those_with_the_prefix(harness: LeaseHarness) -> None
 
 
 async def check_a_lost_request_is_unknown(harness: LeaseHarness) -> None:
-    """A write whose request is lost raises ``UnknownResult``, and is not sent later."""
+    """A write whose request is lost raises ``UnknownResult``, and does not take effect later."""
     store = harness.store()
     revision = await store.write("plan", b"1", revision=0)
     harness.fail(store, "request")

@@ -63,7 +63,7 @@ def checks(can: Collection[Ability]) -> list[Check]:
         The checks whose needed abilities are all in ``can``.
 
     Raises:
-        ValueError: A name in ``can`` is not an ability. A misspelt ability would leave its checks out.
+        ValueError: A name in ``can`` is not an ability. Otherwise the checks of a misspelt ability would not run.
     """
     return checks_within(_CHECKS, can, get_args(Ability))
 
@@ -91,7 +91,7 @@ def _check(*needs: Ability) -> Callable[[Check], Check]:
 
 @_check()
 async def check_assigns_before_it_delivers(harness: Harness) -> None:
-    """``Assigned`` with a new ``Partition`` comes before the first message of a partition."""
+    """The source delivers ``Assigned`` with a new ``Partition`` before the first message of a partition."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         first = (await session.receive(Room(0, 0)))[0]
@@ -105,7 +105,10 @@ async def check_assigns_before_it_delivers(harness: Harness) -> None:
 
 @_check()
 async def check_delivers_everything_in_order(harness: Harness) -> None:
-    """Every message comes once. Positions of a partition rise, and messages of a key keep their order."""
+    """The source delivers every message exactly once.
+
+    Positions of a partition rise, and messages of a key keep their order.
+    """
     samples = numbered(200)
     await harness.publish(samples)
     async with opened(harness) as session:
@@ -120,7 +123,7 @@ async def check_delivers_everything_in_order(harness: Harness) -> None:
 
 @_check()
 async def check_goes_on_with_what_is_published_later(harness: Harness) -> None:
-    """A waiting ``receive`` returns messages that are published meanwhile."""
+    """A waiting ``receive`` returns messages that are published during the wait."""
     samples = numbered(4)
     async with opened(harness) as session:
         for sample in samples:
@@ -132,7 +135,7 @@ async def check_goes_on_with_what_is_published_later(harness: Harness) -> None:
 
 @_check()
 async def check_messages_can_be_read(harness: Harness) -> None:
-    """Key, value and headers are those of the published message. The message has a subject and a size."""
+    """A delivered message has the key, value and headers of the published message, and a subject and a size."""
     sample = Sample(b"customer-42", b"\x00\xffpayload", (("trace", b"a"), ("kind", b"order")))
     empty = Sample(b"customer-43", b"")
     await harness.publish([sample, empty])
@@ -189,7 +192,7 @@ async def check_room_is_respected(harness: Harness) -> None:
 
 @_check()
 async def check_no_room_no_messages(harness: Harness) -> None:
-    """Without room no message is delivered. With room the waiting messages are delivered."""
+    """Without room the source delivers no message. With room the source delivers the waiting messages."""
     await harness.publish(numbered(2))
     async with opened(harness) as session:
         await session.expect_nothing(Room(0, 0))
@@ -200,7 +203,7 @@ async def check_no_room_no_messages(harness: Harness) -> None:
 
 @_check()
 async def check_paused_partitions_are_left_out(harness: Harness) -> None:
-    """A paused partition delivers no message, even from a prefetch. All its messages come after the pause."""
+    """The source delivers no message of a paused partition, even from a prefetch, and loses no message."""
     samples = numbered(20)
     await harness.publish(samples)
     async with opened(harness) as session:
@@ -224,7 +227,7 @@ async def check_paused_partitions_are_left_out(harness: Harness) -> None:
 
 @_check()
 async def check_large_message_comes_alone(harness: Harness) -> None:
-    """A message larger than the room for bytes is delivered alone, and does not block its partition."""
+    """The source delivers a message larger than the room for bytes alone, and then its successors."""
     await harness.publish([Sample(b"large", b"x" * 4096) for _ in range(3)])
     async with opened(harness) as session:
         for _ in range(3):
@@ -233,7 +236,7 @@ async def check_large_message_comes_alone(harness: Harness) -> None:
 
 @_check()
 async def check_receive_is_cancel_safe(harness: Harness) -> None:
-    """A cancelled ``receive`` loses no message: its messages come with the next call."""
+    """A cancelled ``receive`` loses no message: the next call returns its messages."""
     samples = numbered(120)
     messages: list[Message] = []
     async with opened(harness) as session:
@@ -263,7 +266,7 @@ async def check_receive_is_cancel_safe(harness: Harness) -> None:
 
 @_check()
 async def check_start_is_cancel_safe(harness: Harness) -> None:
-    """A source works after a cancellation of an early ``receive``."""
+    """A source works after a cancellation of its first calls of ``receive``."""
     for moment in range(30):
         (sample,) = numbered(1)
         async with opened(harness) as session:
@@ -311,7 +314,7 @@ async def check_settle_is_idempotent(harness: Harness) -> None:
 
 @_check()
 async def check_unsettled_comes_back(harness: Harness) -> None:
-    """The next owner gets the unsettled messages in order and before new messages, and no settled message."""
+    """The next owner receives the unsettled messages in order and before new messages, and no settled message."""
     samples = numbered(12)
     await harness.publish(samples[:8])
     async with opened(harness) as session:
@@ -348,7 +351,7 @@ async def check_release_flushes(harness: Harness) -> None:
 
 @_check()
 async def check_release_twice_at_once_is_one(harness: Harness) -> None:
-    """Two concurrent calls of ``release`` both return, as when a stop meets a revocation."""
+    """Two concurrent calls of ``release`` both return, for example during a stop and a revocation."""
     await harness.publish(numbered(4))
     async with opened(harness) as session:
         await session.settle(await session.take(4))
@@ -366,7 +369,7 @@ async def check_release_twice_at_once_is_one(harness: Harness) -> None:
 
 @_check("ack wait")
 async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
-    """An unsettled message is redelivered after ``ack_wait``, at its position, with a new token."""
+    """The broker redelivers an unsettled message after ``ack_wait``, at its position, with a new token."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         first = await session.take(3)
@@ -384,7 +387,7 @@ async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
 
 @_check("ack wait")
 async def check_extend_keeps_messages(harness: Harness) -> None:
-    """A message that is extended every ``extend_interval`` seconds is not redelivered. A repeated call is harmless."""
+    """The broker does not redeliver a message that is extended every ``extend_interval`` seconds, or twice at once."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         messages = await session.take(3)
@@ -405,7 +408,7 @@ async def check_extend_keeps_messages(harness: Harness) -> None:
 
 @_check("revoke")
 async def check_revoke_is_told_without_room(harness: Harness) -> None:
-    """``Revoking`` comes also without room. After ``Revoking`` comes no message of the partition."""
+    """The source delivers ``Revoking`` even without room, and afterwards no message of the partition."""
     async with opened(harness) as session:
         for partition in await session.assigned():
             await harness.revoke(partition)
@@ -423,7 +426,7 @@ async def check_revoke_is_told_without_room(harness: Harness) -> None:
 
 @_check("lose")
 async def check_loss_is_told_without_room(harness: Harness) -> None:
-    """``Lost`` comes also without room. After ``Lost`` comes no message of the partition."""
+    """The source delivers ``Lost`` even without room, and afterwards no message of the partition."""
     async with opened(harness) as session:
         for partition in await session.assigned():
             await harness.lose(partition)
@@ -458,7 +461,7 @@ for commit_check, abilities in COMMIT_CHECKS:
 
 @_check()
 async def check_aclose_is_idempotent(harness: Harness) -> None:
-    """``aclose`` may be called repeatedly, also before any ``receive``."""
+    """The engine may call ``aclose`` repeatedly, even before any ``receive``."""
     async with opened(harness) as session:
         await session.source.aclose()
         await session.source.aclose()
@@ -466,5 +469,5 @@ async def check_aclose_is_idempotent(harness: Harness) -> None:
 
 @_check()
 async def check_aclose_without_open(harness: Harness) -> None:
-    """``aclose`` may be called on a source whose ``open`` failed or was never called."""
+    """``aclose`` works on a source whose ``open`` failed or was never called."""
     await harness.source().aclose()

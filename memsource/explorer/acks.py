@@ -1,7 +1,8 @@
 """One engine over a broker with individual acknowledgements, in every order of events.
 
-The broker delivers in order. It may redeliver an unacknowledged message at any time, under a new token, and accepts
-only the newest token. When the partition is lost and assigned again, unacknowledged messages come before new ones.
+The broker delivers in order. The broker may redeliver an unacknowledged message at any time, under a new token, and
+accepts only the newest token. After a loss and a new assignment, the broker delivers unacknowledged messages before new
+messages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from memsource.explorer.search import Broken
 
 
 class Sent(NamedTuple):
-    """An unanswered acknowledgement. ``again`` tells whether its message was settled before."""
+    """An unanswered acknowledgement. ``again`` tells whether an earlier acknowledgement had settled its message."""
 
     message: MessageId
     token: int
@@ -32,7 +33,7 @@ class Sent(NamedTuple):
 
 
 class AckState(NamedTuple):
-    """A state: the engine, and the broker's side of one partition.
+    """A state: the state of the engine, and the state of one partition at the broker.
 
     Attributes:
         engine: State of the engine.
@@ -60,7 +61,7 @@ class AckState(NamedTuple):
 
 
 class AckWorld:
-    """One member over individual acknowledgements, in every order of events.
+    """One member whose source has individual acknowledgements, in every order of events.
 
     Args:
         scope: The scope, with one member. ``faults`` counts losses of the partition, ``unknown`` lost acknowledgements.
@@ -209,7 +210,10 @@ class AckWorld:
         return self._after(state._replace(sent=tuple(sent)), engine)
 
     def _answered(self, state: AckState, *, arrived: bool, known: bool) -> AckState:
-        """Answer the acknowledgements. The broker gets them if ``arrived``, and the engine the answer if ``known``."""
+        """Answer the sent acknowledgements.
+
+        They reach the broker if ``arrived``, and the answer reaches the engine if ``known``.
+        """
         engine = restore(state.engine)
         newest = {one.message.position for one in state.sent if one.token == state.tokens[one.message.position]}
         acked = newest - set(state.first)
@@ -250,7 +254,7 @@ def _running(engine: Engine) -> list[Message]:
 
 
 def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
-    """Make the settlement of sent acknowledgements: messages in flight, and messages that are settled again."""
+    """Return the settlement of sent acknowledgements: messages in flight, and messages that are settled again."""
     partition = _owned(engine)
     if any(one.message.assignment != partition.assignment for one in sent):
         # The assignment of the acknowledgements is lost.

@@ -1,6 +1,6 @@
 """The invariants of every order of events, each a function that raises ``Broken``.
 
-The numbers are those of the table in ``docs/design/explorer.md``.
+The number of an invariant is its number in the table of ``docs/design/explorer.md``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def broken(invariant: Callable[..., None], text: str) -> Never:
 
 
 def one_handler_a_key(running: Collection[tuple[object, ...]]) -> None:
-    """1: at most one handler of a key runs at any time. Entries of ``running`` are equal for the same key."""
+    """1: at most one handler of a key runs at any time.
+
+    Two entries of ``running`` are equal if they have the same key.
+    """
     if len(set(running)) < len(running):
         broken(one_handler_a_key, f"two handlers of one key run at once: {sorted(map(str, running))}")
 
@@ -84,7 +87,7 @@ def commit_names_what_is_assigned(commit: Commit, *, owned: bool) -> None:
 
 
 def given_up_is_forgotten(engine: Engine) -> None:
-    """12: no collection from which the engine commits, settles or starts has a released or lost partition."""
+    """12: the engine's collections for commits, settlements and starts have no released or lost partition."""
     kept = {*engine.committer.partitions, *engine.committer.ahead, *engine.dirty}
     kept |= {message.partition for message in [*engine.stopped.by_head, *engine.chains.ready]}
     if strays := kept - set(engine.partitions.values()):
@@ -202,7 +205,7 @@ def replay_from_the_committed(message: Message) -> None:
 
 
 def zombie_changes_nothing(before: EngineState, after: EngineState) -> None:
-    """40, 53: a handler that ends after its fence changes no ledger, commit or settlement."""
+    """40, 53: a handler that ends after the fence of its assignment changes no ledger, commit or settlement."""
     changed = [new for old, new in zip(_ledgers(before), _ledgers(after), strict=True) if old != new]
     if changed:
         broken(zombie_changes_nothing, f"the end of a fenced handler changed {changed}")

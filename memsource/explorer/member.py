@@ -1,7 +1,7 @@
 """One member of a group: its state, and the next state after an event.
 
-The state has the engine, and the facts that the shell around the engine stores. The shell stands for all of ``lanes``
-around the engine. The shell performs the steps that the real drains request, without waiting.
+The state has the engine, and the facts of its shell. The *shell* is a model of the code of ``lanes`` around the engine.
+The shell performs the steps of a drain without waiting.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Published: TypeAlias = dict[int, dict[int, str]]
 
 
 class Event(NamedTuple):
-    """An event of a member. A field that the event does not need has its default.
+    """An event of a member. A field that the event does not use has its default.
 
     Attributes:
         word: Name of the event.
@@ -83,7 +83,7 @@ class Event(NamedTuple):
         assignment: Number of the assignment.
         position: Position of the message.
         run: Position and key of each fetched message.
-        notices: Kind, partition and committed set of each assignment, revocation or loss.
+        notices: Kind, partition number and committed set of each assignment, revocation or loss.
     """
 
     word: str
@@ -95,7 +95,7 @@ class Event(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An effect of a member on other members, by name. A field that the effect does not need has its default."""
+    """An effect of a member on other members, by name. A field that the effect does not use has its default."""
 
     word: str
     number: int = 0
@@ -104,7 +104,7 @@ class Output(NamedTuple):
 
 
 class OnWay(NamedTuple):
-    """An unanswered commit. ``made`` tells whether the broker has stored the commit."""
+    """An unanswered commit. ``made`` is True after the broker has stored the commit."""
 
     commit: Commit
     made: bool = False
@@ -120,7 +120,7 @@ class Assignment(NamedTuple):
         done: Positions that the assignment has handled.
         started: Last started position of each key.
         sent: Last commit; None before the first commit.
-        on_way: Unanswered commit; None without an unanswered commit.
+        on_way: Unanswered commit; None = all commits were answered.
         drain: Phase of the drain.
         over: Whether the assignment was lost or released.
     """
@@ -145,7 +145,7 @@ class Member(NamedTuple):
 
 
 def events(scope: Scope, member: Member) -> list[Event]:
-    """Return the possible events of a member that need no other member."""
+    """Return the possible events of a member that depend on no other member."""
     engine, known = restore(member.engine), dict(member.assignments)
     found: list[Event] = []
     if engine.ready and engine.running_handlers < engine.concurrency:
@@ -182,7 +182,7 @@ def events(scope: Scope, member: Member) -> list[Event]:
 
 
 class _Actor:
-    """A member during an event. ``outputs`` are effects on other members, and ``notes`` are the rare branches taken."""
+    """A member during an event. ``outputs`` has the effects on other members, and ``notes`` has the rare branches."""
 
     def __init__(self, scope: Scope, topic: Published, member: Member) -> None:
         self._scope = scope
@@ -444,9 +444,9 @@ class _Actor:
             self._note("abandoned by a drain")
 
     def _excuse(self) -> None:
-        """Record that a drain does not wait for waiting heads and failed handlers.
+        """Record that a drain waits neither for a head before its next attempt nor for a failed handler.
 
-        Without a completed set, messages above such a head may repeat.
+        Without a completed set, messages above such a head may run again.
         """
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
@@ -457,7 +457,7 @@ class _Actor:
         return PartitionDrain(self.engine, partition, _LIMITS, close_prefix=self._scope.close_prefix, phase=shell.drain)
 
     def _tell(self, assignment: int, event: str) -> None:
-        """Report an event to a drain, and perform its next step."""
+        """Report an event to a drain, and perform the next step of the drain."""
         drain = self._restored(assignment)
         partition, number = drain.partition, drain.partition.id.number
         drain.tell(event, 0.0)
@@ -475,14 +475,14 @@ class _Actor:
             check(self._scope, invariants.other_partitions_untouched, self._before, self._now(), {number})
 
     def _settled(self) -> None:
-        """Continue each drain whose messages are all settled."""
+        """Continue each drain that has no unsettled message."""
         for assignment, shell in list(self._known.items()):
             if shell.drain == SETTLING and not shell.over and not self._restored(assignment).left:
                 self._tell(assignment, "settled")
                 self._tell(assignment, "kept")
 
     def _settles_late(self, assignment: int) -> None:
-        """Let the settlement of finished messages time out, and cancel the unanswered commit."""
+        """End the wait of a drain for the settlement of finished messages, and cancel the unanswered commit."""
         self._tell(assignment, "late")
         if self._known[assignment].on_way is not None:
             self._unanswered(assignment)

@@ -24,13 +24,14 @@ class Scope:
         moves: Number of joins and orderly stops of members, in total.
         faults: Losses, expired sessions, crashes, missed deadlines and refused releases, in total.
         failures: Number of failing calls of handlers.
-        unknown: Number of commits that are answered late or never.
+        unknown: Number of commits whose answer is late or missing.
         settles: Whether finished messages may enter the ledger without a commit.
         rotate: Whether all partitions go to the last member that joined. False = the members share the partitions
             evenly.
         cooperative: Whether rebalances are cooperative.
         hands_over: Whether commits contain the completed set above the floor.
-        close_prefix: Whether a drain runs messages that would repeat without a completed set.
+        close_prefix: Whether a drain starts unfinished messages below finished messages, so that the finished messages
+            do not run again.
         concurrency: Maximum number of running handlers of a member.
         max_in_flight: Maximum number of messages in flight, as in ``Settings``.
         max_ahead: Maximum number of messages above the confirmed floor, as in ``Settings``.
@@ -79,7 +80,7 @@ class Scope:
         """Return the events and branches of ``expected`` that an exploration has not reached, sorted.
 
         Args:
-            reached: Names of the events and branches reached, as in ``Exploration.reached``.
+            reached: Names of the reached events and branches, as in ``Exploration.reached``.
 
         Returns:
             Names of the missing events and branches. An exploration with missing events has not covered its scope.
@@ -107,7 +108,7 @@ class Scope:
 
 
 def check(scope: Scope, invariant: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Check an invariant with these arguments if the scope has it. Raises ``Broken``."""
+    """Check an invariant with these arguments if the scope includes the invariant. Raises ``Broken``."""
     if scope.invariants is None or invariant in scope.invariants:
         invariant(*args, **kwargs)
 

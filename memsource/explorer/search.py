@@ -10,7 +10,10 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Broken(Exception):
-    """The error for a broken invariant. ``step`` is the last event if the path lacks that event."""
+    """The error for a broken invariant.
+
+    ``step`` is the event that broke the invariant; None = the last event of the path.
+    """
 
     def __init__(self, invariant: str, text: str, step: str | None = None) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -20,7 +23,7 @@ class Broken(Exception):
 
 
 class World(Protocol[S]):
-    """The states to explore, as values, and the possible events of each state."""
+    """A model to explore: its first state, and the possible events of each state. A state is a value."""
 
     def start(self) -> S:
         """Return the first state."""
@@ -33,7 +36,7 @@ class World(Protocol[S]):
 
     @property
     def reached(self) -> Counter[str]:
-        """Number of times that each kind of event and each rare branch was reached."""
+        """Counts of each kind of event and of each rare branch in the search."""
 
 
 class Violation(NamedTuple):
@@ -60,10 +63,10 @@ class Exploration(NamedTuple):
     Attributes:
         states: Number of visited states.
         steps: Number of events between the visited states.
-        depth: Number of events from the first state to the farthest state.
-        reached: Number of times that each kind of event and each rare branch was reached.
+        depth: Number of events on the shortest path from the first state to the farthest state.
+        reached: Counts of each kind of event and of each rare branch in the search.
         violation: The first violation; None = no invariant was broken.
-        complete: Whether all states were visited.
+        complete: Whether the search visited all states.
     """
 
     states: int
@@ -85,10 +88,10 @@ def search(world: World[S], *, max_states: int | None = None) -> Exploration:
 
     Args:
         world: The world to explore.
-        max_states: Stop after this number of states; None = never.
+        max_states: Maximum number of visited states; None = no maximum.
 
     Returns:
-        The figures of the search, with the first violation.
+        The counts of the search, and its first violation.
     """
     first = world.start()
     known = {first: 0}

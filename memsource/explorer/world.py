@@ -1,11 +1,12 @@
 """A group of members, each with its own engine, in every order of events.
 
 A state is a few numbers: the state of the group, the state of each member, and the handled messages. The states of the
-group and of one member are numbered, and each event in one of them is computed once.
+group and of each member are numbered, and the explorer computes each event in a numbered state once.
 
-Two kinds of orders are left out, because they show nothing new. A member that has lost a partition hears of the loss at
-once. The member could have acted before the loss, and its messages may still arrive after the loss. While a member owns
-nothing and hears nothing, its fenced handlers end last, because no other member sees them.
+The explorer leaves out two kinds of orders, because they show nothing new. First, a member that has lost a partition is
+told of the loss at once. The member could have acted before the loss, and its messages may still arrive after the loss.
+Second, while a member owns no partition and has no notice, its fenced handlers end last, because their ends affect no
+other member.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _Call = tuple[int, str, tuple[object, ...]]
 
 
 class Groups:
-    """The states of a group, by number. Each call in one state is computed once.
+    """The states of a group, by number. The class computes each call in a state once.
 
     ``topic`` has the published messages: partition -> position -> key. The member ``first`` is in the group from the
     start.
@@ -68,7 +69,7 @@ class Groups:
         return found
 
     def fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
-        """Return the state after a fetch of exactly ``count`` messages, and the messages; None = no such fetch."""
+        """Return the state after a fetch of ``count`` messages, and the messages; None = too few messages."""
         fetch = state, name, number, count
         if fetch not in self._fetches:
             self._fetches[fetch] = self._fetch(*fetch)
@@ -93,7 +94,7 @@ class Groups:
         return name in self._members[state]
 
     def hears(self, state: int, name: str) -> Event | None:
-        """Return the news that a member would hear now; None = no news."""
+        """Return the event with the present notices of a member; None = no notice."""
         notices = self._members[state][name]
         told = tuple((kind, number, self.committed(state, number)) for kind, number in notices)
         return Event("hears", notices=told) if told else None
@@ -116,7 +117,7 @@ class Groups:
 
 
 def _rotate(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
-    """Assign everything to the last member that joined."""
+    """Assign all partitions to the last member that joined."""
     return [members[-1] if members else None] * len(owners)
 
 
@@ -138,7 +139,7 @@ class _Done(NamedTuple):
 
 
 class Members:
-    """The states of a member, by number. Each event in one state is computed once.
+    """The states of a member, by number. The class computes each event in a state once.
 
     ``fresh`` is the number of the state of a newly started member.
     """
@@ -212,8 +213,8 @@ class State(NamedTuple):
         faults: Number of faults so far.
         failures: Number of failures of handlers so far.
         unknown: Number of late or missing answers to commits so far.
-        split: Whether a message that a member sent before a loss may arrive after the loss.
-        excused: Whether a drain had to leave an unfinished message below a finished message.
+        split: Whether a commit that a member sent before a loss may arrive after the loss.
+        excused: Whether a drain did not wait for a head or a failed handler, so that messages may run again.
         crashed: Index of the member that has crashed and has not started again; -1 = no member.
     """
 
@@ -230,7 +231,7 @@ class State(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A possible event and the next state. ``moving`` tells whether the event happens if no other event does."""
+    """A possible event and the next state. ``moving`` is False for an event that may never happen."""
 
     event: Event
     state: State
@@ -259,7 +260,7 @@ class GroupWorld:
         return f"<GroupWorld {len(self._names)} members, {len(self._members)} states of one>"
 
     def start(self) -> State:
-        """Return the first state: one member is in the group and has heard nothing."""
+        """Return the first state: one member is in the group and has received no notice."""
         return State(self._groups.first, (self._members.fresh,) + (_DOWN,) * (len(self._names) - 1))
 
     def steps(self, state: State) -> Iterator[tuple[Callable[[], str], State]]:
@@ -327,7 +328,7 @@ class GroupWorld:
             yield from self._struck(_faulty(state), index, name)
 
     def _late(self, state: State, index: int) -> Iterator[_Step]:
-        """Yield the ends of fenced handlers for which no member waits."""
+        """Yield the ends of fenced handlers, for which no member waits."""
         if state.members[index] != _DOWN:
             for event in self._members.view(state.members[index]).events:
                 if event.word in HANDLER:
@@ -369,7 +370,7 @@ class GroupWorld:
         return state
 
     def _heard(self, state: State, index: int) -> State:
-        """Let a member hear the news of the coordinator."""
+        """Deliver the notices of the coordinator to a member."""
         name = self._names[index]
         event = self._groups.hears(state.group, name)
         assert event is not None, "there is something to hear"
@@ -434,7 +435,7 @@ class GroupWorld:
         self._sound.add(state.members)
 
     def _stands_still(self, state: State) -> None:
-        """Check the state at rest: each owned partition must be handled and committed."""
+        """Check a state without further events: each message of an owned partition must be handled and committed."""
         for number, owner in enumerate(self._groups.owners(state.group)):
             if owner is None:
                 continue  # The group has no member, or the next rebalance assigns the partition.

@@ -1,7 +1,7 @@
 """Conversion between journals (Parquet files) and the JSON lines that ``memsource.history.reader`` reads.
 
-The files of one run are read in the order of their rows, from any folder and under any name. A copy of a file is
-read once.
+The functions read the files of one run in the order of their rows, from any folder and under any name. Of several
+copies of a file they read one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CONVERTED_ROWS: Final = 8_192
 
 
 class JournalError(LanesError):
-    """A file is not a journal, has another schema, or cannot be read or written. The text names file and remedy."""
+    """A file is not a journal, has an unsupported schema, or cannot be read or written."""
 
 
 class Line(NamedTuple):
-    """A row of a journal as a line of a history, with its file and number."""
+    """A row of a journal as a line of a history, with the name of its file and its number in the file."""
 
     file: str
     number: int
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalFile:
-    """One file of a run. ``first`` is the number of its first row; None = unknown."""
+    """One file of a run. ``first`` is the number of its first row in the run; None = unknown."""
 
     path: Path
     run: str
@@ -60,7 +60,7 @@ def open_journals(paths: Iterable[Path]) -> list[list[JournalFile]]:
 
 
 def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
-    """Read the rows of one run as lines. Blocks, and holds a part of a file in memory. Raises ``JournalError``."""
+    """Yield the rows of one run as lines. Blocks, and holds a part of one file in memory. Raises ``JournalError``."""
     tables = _tables()
     for file in files:
         number = 0
@@ -74,11 +74,12 @@ def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
 def convert(paths: Iterable[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> list[Path]:
     """Convert histories of JSON lines to Parquet files in ``directory``, and return the new files.
 
-    Each new file has the rows and the gaps of its history. A repeated conversion writes the same file. Creates the
-    directory. Blocks. Raises ``JournalError`` if a file cannot be read or written, or pyarrow is missing.
+    Each new file has the rows and the gaps of its history. A second conversion of a history writes the same file.
+    Creates a missing directory. Blocks. Raises ``JournalError`` if a file cannot be read or written, or pyarrow is
+    missing.
     """
     if isinstance(paths, str):
-        raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
+        raise TypeError(f"paths={paths!r} is one str; pass several paths: [{paths!r}]")
     tables = _tables()
     made = []
     for path in map(Path, paths):
@@ -128,8 +129,8 @@ class _Opened:
             )
         if int(version) < SCHEMA_VERSION:
             raise JournalError(
-                f"{self._path}: its schema is {int(version)}, of an earlier lanes, and cannot be read; judge the file "
-                "with the version of lanes that wrote the file, or leave out the file"
+                f"{self._path}: its schema {int(version)} is too old for this version of lanes; check the file "
+                "with the version of lanes that wrote the file, or omit the file"
             )
         for field in self._wanted:
             at = self.schema.get_field_index(field.name)
@@ -162,7 +163,7 @@ def _looked_at(path: Path) -> JournalFile:
 
 
 def _guarded(path: Path, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items. Errors of the file become ``JournalError``."""
+    """Yield the items, and turn errors of the file into ``JournalError``."""
     arrow = import_module("pyarrow")
     try:
         yield from items
@@ -212,7 +213,7 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
 
 
 def _whole_lines(stream: BinaryIO) -> Iterator[str]:
-    """Yield the lines without a torn last line. Split a line at which two files were joined."""
+    """Yield the lines without an incomplete last line. Split a line at which two files were joined."""
     for data in stream:
         line = data.decode("utf-8", "surrogateescape")
         if line.isspace():

@@ -1,10 +1,10 @@
-"""The reader of histories: from files of JSON lines, written by ``lanes.history.recorder``, to segments of rows.
+"""The reader of histories: reads JSON lines of ``lanes.history.recorder``, and returns segments of rows.
 
 The reader also reads journals, because ``memsource.history.journal`` turns the rows of a journal into lines.
 
-The reader reports every fault. Lines that are no rows, and missing row numbers, become a *gap*. A gap is a row with the
-event ``gap`` in place of the missing rows. ``Segment.gaps`` has file and line of each gap. A last line that a crash
-tore is no gap, because a file holds a prefix of the events.
+The reader reports each unreadable line and each missing row number as a *gap*. A gap is a row with the event ``gap`` in
+place of the missing rows. ``Segment.gaps`` has file and line of each gap. An incomplete last line after a crash is no
+gap, because a file holds a prefix of the events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BEGIN: Final = b'{"n":1,"event":"begin"'
 
 
 class HistoryError(LanesError):
-    """A file has no history, or a history of another format. The text names the file and the remedy."""
+    """A file cannot be read, has no history, or has a history of an unsupported format."""
 
 
 class Gap(NamedTuple):
@@ -55,7 +55,7 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Segment:
-    """The rows of one run of one process, in order. A segment equals only itself.
+    """The rows of one run of one process, in order. Two different segments are never equal.
 
     Attributes:
         file: Name of the file.
@@ -64,14 +64,14 @@ class Segment:
         boot: Id of the boot of the machine; empty = unknown.
         version: Version of lanes.
         source: Name of the source.
-        concurrency: As in the settings; None = the ``begin`` row is missing.
-        max_in_flight: As in the settings; None = the ``begin`` row is missing.
-        max_in_flight_bytes: As in the settings; None = the ``begin`` row is missing.
-        rules: The rules of the run; empty if the ``begin`` row is missing.
-        reason: The reason of the end; None = the process crashed.
+        concurrency: Value in the settings of the run; None = the ``begin`` row is missing.
+        max_in_flight: Value in the settings of the run; None = the ``begin`` row is missing.
+        max_in_flight_bytes: Value in the settings of the run; None = the ``begin`` row is missing.
+        rules: Settings and traits of the run, for the checkers; empty if the ``begin`` row is missing.
+        reason: Reason for the end of the run; None = the ``end`` row is missing, because the process crashed.
         mono_first: Monotonic time of the first row, in seconds.
-        wall_first: Earliest wall time, in seconds since the epoch.
-        wall_last: Latest wall time, in seconds since the epoch.
+        wall_first: Earliest wall time, in seconds since 1970.
+        wall_last: Latest wall time, in seconds since 1970.
         rows: The rows, at least one, with a row ``gap`` wherever rows are missing.
         gaps: The gaps, in order.
     """
@@ -111,8 +111,8 @@ class Segment:
 def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
     """Read the segments of histories (``*.jsonl``) and journals (``*.parquet``).
 
-    Blocks while it reads, and holds all rows in memory. A copy of a segment is read once. For a run with a history and
-    a journal, the file with fewer gaps counts. Journals need pyarrow.
+    Blocks during the read, and holds all rows in memory. Ignores further copies of a segment. If a run has a history
+    and a journal, the segment with fewer gaps counts. Journals need pyarrow.
 
     Args:
         paths: Files, and directories with such files.
@@ -122,10 +122,10 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
 
     Raises:
         HistoryError: A path cannot be read, no file has a row, or a format is unknown.
-        TypeError: ``paths`` is one str.
+        TypeError: ``paths`` is one str instead of several paths.
     """
     if isinstance(paths, str):
-        raise TypeError(f"paths={paths!r} must be several paths: pass [{paths!r}]")
+        raise TypeError(f"paths={paths!r} is one str; pass several paths: [{paths!r}]")
     segments: list[Segment] = []
     files = _files(paths)
     journals = [file for file in files if file.suffix == JOURNAL_SUFFIX]
@@ -153,7 +153,7 @@ def read_bytes(data: bytes, file: str = "history") -> list[Segment]:
 
     Args:
         data: The content of a file. Any bytes raise no other error than ``HistoryError``.
-        file: Name of the file in gaps.
+        file: Name that the gaps show as their file.
 
     Returns:
         The segments, in order.
@@ -205,7 +205,7 @@ def _journals(files: list[Path]) -> list[Segment]:
 
 
 def _once(segments: list[Segment]) -> list[Segment]:
-    """Remove copies: one segment in two files must not count as two processes."""
+    """Remove copies of a segment, because a segment in two files must not count as two processes."""
     runs: dict[tuple[str, int, str, float], list[Segment]] = {}
     for segment in segments:
         runs.setdefault((segment.member, segment.pid, segment.boot, segment.mono_first), []).append(segment)
@@ -236,7 +236,7 @@ def _segments(file: str, stream: BinaryIO) -> list[Segment]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield lines with their newlines. A line that is too long is cut and has no newline."""
+    """Yield lines with their newlines. A line that is too long is truncated and has no newline."""
     for line in iter(partial(stream.readline, LINE_LIMIT), b""):
         yield line
         rest = line
@@ -245,7 +245,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 class _Reader:
-    """A reader that makes segments of the lines of ``file``. The file may change between two lines."""
+    """A reader that turns lines into segments. The caller may set ``file`` to the next file between two lines."""
 
     def __init__(self, file: str) -> None:
         self.segments: list[Segment] = []
@@ -261,7 +261,7 @@ class _Reader:
         self._number = 0  # number of the last line
 
     def line(self, number: int, line: bytes) -> None:
-        """Take the next line. Raises ``HistoryError`` only for a ``begin`` row of another format."""
+        """Read the next line. Raises ``HistoryError`` only for a ``begin`` row of an unsupported format."""
         self._number = number
         try:
             text = line.decode()
@@ -278,7 +278,7 @@ class _Reader:
             self._no_row(number)
 
     def end(self) -> None:
-        """Take the end of the file."""
+        """Finish the last segment at the end of the file."""
         if self._torn and not self._torn_with_newline:
             self._forgive_torn()
         self._close()
@@ -294,7 +294,7 @@ class _Reader:
             self.line(number, line[begin:])
 
     def _forgive_torn(self) -> None:
-        """Drop the torn last line of a segment, because the process died while it wrote that line."""
+        """Ignore the incomplete last line of a segment, because the process died during the write."""
         self._bad, self._bad_count, self._torn = None, 0, False
 
     def _no_row(self, number: int) -> None:
@@ -304,7 +304,7 @@ class _Reader:
             self._bad = Gap(self.file, number, "no row")
 
     def _usual(self, line: str) -> bool:
-        """Take a line of the usual form that directly follows the last row."""
+        """Read a line of the usual form that directly follows the last row. Returns False for any other line."""
         segment = self._segment
         if segment is None or segment.reason is not None or self._bad is not None:
             return False
@@ -325,7 +325,10 @@ class _Reader:
             segment.wall_first = wall
 
     def _row(self, number: int, fields: Fields) -> None:
-        """Take one row. Raises one of several errors for an invalid row, before it changes anything."""
+        """Add one row.
+
+        Raises ``ValueError``, ``TypeError`` or ``LookupError`` for an invalid row, before any change.
+        """
         n, event = whole_number(fields["n"]), fields["event"]
         mono, wall = self._parser.times(fields)
         if type(event) is not str:
@@ -368,8 +371,8 @@ class _Reader:
             )
         if version < FORMAT:
             raise HistoryError(
-                f"{self.file}: its format is {version}, of an earlier lanes, and cannot be read; judge the file with "
-                "the version of lanes that wrote the file, or leave out the file"
+                f"{self.file}: its format {version} is too old for this version of lanes; check the file with the "
+                "version of lanes that wrote the file, or omit the file"
             )
         parser = self._parser
         segment = Segment(

@@ -1,7 +1,7 @@
-"""One row of a history, and the parser that makes a row of a JSON object.
+"""One row of a history, and the parser that turns a JSON object into a row.
 
-A history may come from anywhere, so the parser checks every field. It ignores unknown events and extra fields: a later
-version may write them without changing the format.
+The parser checks every field, because a file may have any content. The parser ignores unknown events and extra fields,
+which a later version of ``lanes`` may write in the same format.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ _RULES: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Row(NamedTuple):
-    """One row. A field that the event lacks has its default value.
+    """One row of a history. A field that its event does not have is at its default.
 
     Attributes:
         n: Number of the row in its segment, from 1.
         event: Name of the event.
         mono: Monotonic time, in seconds.
-        partition: Name of the partition, as ``"STREAM/0"``.
+        partition: Name of the partition, such as ``"STREAM/0"``.
         assignment: Number of the assignment within the process, from 1.
         position: Position of the message.
         key: Digest of the key; None = no key.
         attempt: Number of the attempt.
         text: Cause, result, reason or incarnation of the event; ``"asked"`` for a retry that the handler asked for.
-        number: Size, delay or count of the event, or an epoch. For a drain its timeout, -1 if unknown; for a lease its
-            deadline, 0 without one.
-        floor: Next position to read, of a commit or of an assignment whose source commits.
+        number: Size, delay or count of the event, or an epoch. A drain has its timeout in seconds, or -1 if unknown. A
+            lease has its deadline, or 0 without a deadline.
+        floor: Next position to read, in a commit or in an assignment of a source that commits.
         bytes: Bytes in flight.
         runs: First and last positions of the runs of an ``extended`` row.
     """
@@ -100,14 +100,14 @@ class Row(NamedTuple):
 
 
 class RowParser:
-    """The parser of rows. Equal texts of all rows share one object."""
+    """The parser of rows. Rows with equal texts share one str object."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._keys: dict[str, str] = {}
 
     def usual(self, line: str, n: int, member: str) -> tuple[Row, float] | None:
-        """Return the row and ``wall`` of a line of the usual form, with this number and member.
+        """Return the row and ``wall`` of a line of the usual form with the number ``n`` and this member.
 
         Returns None for a line of another form. ``parse`` reads every form, and takes several times as long.
         """
@@ -134,7 +134,7 @@ class RowParser:
         )
 
     def parse(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
-        """Return the row of these fields; None = the event is unknown.
+        """Return the row with these fields; None = the event is unknown.
 
         Raises ``ValueError`` or ``LookupError`` for fields that do not fit the event.
         """

@@ -1,10 +1,10 @@
 """All rows of a history in one order, and the limits of that order across segments.
 
-Rows of one segment keep their order in the file. ``mono`` orders segments of one boot of one machine. ``wall`` orders
-segments of different or unknown boots, if the segments do not overlap.
+Rows of one segment keep their order in the file. The field ``mono`` orders segments of one boot of one machine. The
+field ``wall`` orders segments of different or unknown boots, if the segments do not overlap.
 
-So a partition in overlapping segments of different boots is *incomparable* across segments. A partition of a recreated
-topic or stream is incomparable too, because its positions started again.
+A partition in overlapping segments of different boots is *incomparable*: the order of its rows across segments is
+unknown. A partition of a recreated topic or stream is incomparable too, because its positions started again.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _FENCED = frozenset({"ended", "dlq_confirmed"})
 
 
 class Timeline:
-    """An order over segments. Iteration yields (event, segment, row).
+    """The rows of several segments in one order. Iteration yields (event, segment, row).
 
-    The event is the event of the row, with these exceptions:
+    The first item is the event of the row, with these exceptions:
 
-    - An end after its assignment was fenced is a ``zombie``.
-    - ``over`` follows the last row of a segment, and has that row.
+    - ``zombie`` replaces the end of a handler or of a dead letter after the fence of its assignment.
+    - ``over`` follows the last row of a segment, with the last row as its row.
     - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. The row of
       ``passed`` is the row of the delivery, with number and time of the commit.
     - A ``gap`` comes at the earliest time of its missing rows.
 
     Args:
         segments: The segments, in any order.
-        taken: Assignments that the broker has taken away, as (member, partition, number). A process that
-            died or froze before the news of the loss has no row of the loss.
+        taken: Assignments that the broker has taken away, as (member, partition, number). The segment of such an
+            assignment may have no ``lost`` row, because the process crashed or froze before the event.
 
     Attributes:
         segments: The segments.
-        taken: Assignments that the broker has taken away.
-        deadlines: Last deadline of each assignment under a lease, as ``mono``.
+        taken: Assignments that the broker has taken away, as (member, partition, number).
+        deadlines: Last deadline of each assignment under a lease, in seconds of ``mono``.
         committing: Assignments of sources that commit one position for each partition.
         incomparable: Partitions that cannot be compared across segments, with the reason.
-        recreated: The incomparable partitions whose positions mean several messages.
+        recreated: The incomparable partitions in which one position stands for several messages.
     """
 
     def __init__(self, segments: Sequence[Segment], *, taken: Collection[tuple[str, str, int]] = ()) -> None:
@@ -143,7 +143,7 @@ def _same_boot(one: Segment, other: Segment) -> bool:
 
 
 def _shifts(segments: Sequence[Segment]) -> dict[Segment, float]:
-    """Return the offset that makes the ``mono`` of a segment comparable; 0 = all segments have one boot."""
+    """Return for each segment the seconds that make its ``mono`` comparable; 0 = all segments have one boot."""
     boots: dict[object, float] = {}
     shifts = {}
     for segment in sorted(segments, key=lambda segment: segment.wall_first):

@@ -13,12 +13,12 @@ from lanes.core.types import Message, Partition, PartitionId
 class MemoryAttempts:
     """A store of attempts; see ``lanes.Attempts``. Consumers that share an instance share the attempts.
 
-    Writes are fenced by the fencing token of the partition, if it has one.
+    The store refuses writes with a lower fencing token than that of the stored attempt.
 
     Args:
-        call: Function that simulates the network, as ``World.io`` does; None = no network. The store awaits ``call``
-            before it reads or writes, with the name of the operation and ``seconds``. If ``call`` raises, the store
-            changes nothing.
+        call: Async function that simulates the network, such as ``World.io``; None = no network. The store awaits
+            ``call`` with the name of the operation and ``seconds`` before each read or write. If ``call`` raises, the
+            store changes nothing.
         seconds: Seconds that each operation takes.
     """
 
@@ -48,7 +48,7 @@ class MemoryAttempts:
         return {position: attempt for position, (attempt, _) in self._of(partition).items()}
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Store the attempt of a message. A later attempt, or the attempt of a newer owner, is never replaced.
+        """Store the attempt of a message, unless the stored attempt is later or belongs to a newer owner.
 
         Args:
             message: The message.

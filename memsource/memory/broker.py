@@ -1,11 +1,11 @@
 """A broker with individual acknowledgements, as a data structure of partitions, deliveries and acknowledgements.
 
 The broker acts only when a method is called, and time is an argument. The same broker therefore serves a test on a
-real event loop and a simulation. The broker keeps the strictest rules that a client may meet:
+real event loop and a simulation. The broker follows the strictest rules of real brokers:
 
 - Positions of a partition rise and may have gaps.
-- Every delivery has its own token. Only the token of the newest delivery acknowledges a message. Any other token is
-  ignored and counted in ``stale``, so the message comes again.
+- Every delivery has its own token. Only the token of the newest delivery acknowledges a message. The broker counts any
+  other token in ``stale``, and redelivers the message.
 - A message that is not acknowledged within ``ack_wait`` seconds is due again: ``expire(now)`` requeues it.
 - Requeued messages are delivered before new messages, in the order in which they were requeued.
 """
@@ -38,14 +38,14 @@ class Delivery:
 
 
 class KeepsDeadLetters:
-    """A broker that keeps dead letters by their id, in order."""
+    """Base of a broker that stores dead letters by their id, in the order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()
         self._dead_letters: dict[str, DeadLetter] = {}
 
     def write_dead_letter(self, dead_letter: DeadLetter) -> None:
-        """Keep a dead letter, unless the broker has a dead letter with the same id.
+        """Store a dead letter, unless the broker already has a dead letter with the same id.
 
         Args:
             dead_letter: The dead letter.
@@ -75,7 +75,7 @@ class _Log:
 class MemoryBroker(WatchedTopic, KeepsDeadLetters):
     """A topic with individual acknowledgements.
 
-    No method blocks. Not thread-safe. The broker keeps every message, so it serves tests, not hours of traffic.
+    No method blocks. Not thread-safe. The broker keeps every message, so its memory grows with each published message.
 
     Args:
         partitions: Number of partitions, 1 or more. Partitions are numbered from 0.
@@ -124,7 +124,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             now: The time, in seconds.
 
         Returns:
-            The deliveries in order; empty if no message waits or may be delivered.
+            The deliveries in order; empty if no message waits or ``max_unacked`` is reached.
         """
         log = self._log(partition)
         deliveries: list[Delivery] = []
@@ -150,7 +150,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
         """Acknowledge a delivery. Idempotent.
 
         Args:
-            token: Token of the delivery. An outdated token is ignored and counted.
+            token: Token of the delivery. The broker ignores and counts an outdated token.
 
         Raises:
             KeyError: The token was never issued.
@@ -183,9 +183,9 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             self._logs[record.partition].unacked[record.position] = later
 
     def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
-        """Requeue delivered messages in this order, as if their ``ack_wait`` was over.
+        """Requeue delivered messages in the order of ``positions``, as if their ``ack_wait`` was over.
 
-        An acknowledged message is requeued too, as after a lost acknowledgement.
+        The broker requeues an acknowledged message too, as after a lost acknowledgement.
 
         Args:
             positions: Positions of the messages.
@@ -197,7 +197,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
         log = self._log(partition)
         for position in positions:
             if not log.counts[position]:
-                raise ValueError(f"position {position} of partition {partition} was never delivered: deliver it first")
+                raise ValueError(f"position {position} of partition {partition} was never delivered; deliver it first")
             log.acked.discard(position)
             # All tokens issued so far become outdated.
             log.unacked.pop(position, None)
@@ -237,7 +237,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
     # --- questions
 
     def unacked(self, partition: int = 0) -> list[int]:
-        """Return the delivered and unacknowledged positions, with the positions that wait for redelivery.
+        """Return the delivered and unacknowledged positions, which include positions that wait for redelivery.
 
         Args:
             partition: Number of the partition.

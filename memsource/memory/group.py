@@ -1,20 +1,20 @@
 """A consumer group as a data structure: a topic, its committed positions, the owners of partitions, and rebalances.
 
 The group acts only when a method is called, and has no clock. The same group therefore serves a test on a real event
-loop, a simulation, and an explorer that tries every order of events. The group keeps the rules of Kafka, also the
-inconvenient rules:
+loop, a simulation, and an explorer that tries every order of events. The group follows the rules of Kafka, including
+those that surprise clients:
 
-- **Two views.** The coordinator has the present owner of a partition. A member has the owners of its last ``poll``.
-  Until its next ``poll`` a member continues to fetch and to commit, even if another member owns the partition by
-  then.
-- **A commit is barely checked.** Only the member must be known. The member need not own the partition, and the
-  position may fall or not exist. The last commit wins.
-- A committed position is the *next position to read*. A commit also holds the positions completed above it.
-- **Rebalance.** The coordinator revokes partitions. Their owners drain, commit and ``release`` them. The coordinator
-  then assigns the released partitions.
+- **Two views.** The coordinator knows the present owner of a partition. A member knows its own partitions as of its
+  last ``poll``. Until its next ``poll`` a member may fetch and commit, even if another member has become the owner.
+- **Commits are barely checked.** The group accepts each commit of a known member. The member need not own the
+  partition, and the position may be lower than before or not exist. The last commit wins.
+- A committed position is the *next position to read*. A commit also holds the completed positions above the committed
+  position.
+- **Rebalance.** The coordinator revokes partitions. The owners drain, commit and ``release`` the revoked partitions.
+  The coordinator then assigns the released partitions.
 - In an eager rebalance, all members release all partitions before any assignment. In a cooperative rebalance, a
   member releases only partitions that move, and each partition is assigned as soon as it is free.
-- A member reads from the position that is committed at the moment when the member polls its assignment.
+- A member starts to read a partition at the position that is committed when its ``poll`` returns the assignment.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Notice(NamedTuple):
 
 
 class _MemberPartition(NamedTuple):
-    """A partition in the view of a member: the next position to read, and whether the partition is revoked."""
+    """A partition as its member knows it: the next position to read, and whether the partition is revoked."""
 
     position: int
     revoking: bool = False
 
 
 class GroupState(NamedTuple):
-    """The whole state of a group. Groups in equal states behave alike. Hashable."""
+    """The whole state of a group. Two groups with equal states behave alike. Hashable."""
 
     topic: TopicState
     committed: tuple[Committed, ...]
@@ -68,7 +68,7 @@ class GroupState(NamedTuple):
 
 
 class UnknownMember(LookupError):
-    """The member never joined the group, or the group has removed it; Kafka's UNKNOWN_MEMBER_ID."""
+    """The member never joined the group, or the group has removed the member; Kafka's UNKNOWN_MEMBER_ID."""
 
 
 class _Member:
@@ -89,10 +89,10 @@ class Group(WatchedTopic):
         partitions: Number of partitions, 1 or more. Partitions are numbered from 0.
         name: Name of the topic.
         cooperative: Whether rebalances are cooperative; see the module docstring. The default is eager.
-        assignor: Pure function that decides the owners; None = ``plan``.
+        assignor: Pure function that returns the new owners of all partitions; None = ``plan``.
 
     Attributes:
-        generation: Number of assignments so far. ``snapshot`` does not include it.
+        generation: Number of assignments so far, which ``snapshot`` leaves out.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Group(WatchedTopic):
             self.crash(member)
 
     def crash(self, member: str) -> None:
-        """Remove a member whose session has expired. Its later calls fail.
+        """Remove a member whose session has expired. Later calls of the member raise ``UnknownMember``.
 
         Args:
             member: Name of the member.
@@ -167,7 +167,7 @@ class Group(WatchedTopic):
         self._changed()
 
     def pending(self, member: str) -> tuple[Notice, ...]:
-        """Return the notices of the next ``poll`` of a member, without taking them.
+        """Return the notices that the next ``poll`` of a member will return.
 
         Args:
             member: Name of the member.
@@ -178,7 +178,7 @@ class Group(WatchedTopic):
         return tuple(self._member(member).notices)
 
     def poll(self, member: str) -> list[Notice]:
-        """Take the decisions of the coordinator about a member since its last poll.
+        """Return the decisions of the coordinator about a member since its last poll, and apply them to the member.
 
         Args:
             member: Name of the member.
@@ -198,7 +198,7 @@ class Group(WatchedTopic):
         return notices
 
     def partitions_of(self, member: str) -> list[int]:
-        """Return the partitions that a member believes to own, with the revoked partitions.
+        """Return the partitions of a member as of its last ``poll``, which include revoked partitions.
 
         Args:
             member: Name of the member.
@@ -221,7 +221,7 @@ class Group(WatchedTopic):
             The records in order; empty if no record is left or a bound is 0.
 
         Raises:
-            KeyError: The member does not believe to own the partition.
+            KeyError: The member did not own the partition at its last ``poll``.
         """
         log = self.topic.log(partition)
         owned = self._member(member).partitions
@@ -248,12 +248,12 @@ class Group(WatchedTopic):
             The position, 0 or more.
 
         Raises:
-            KeyError: The member does not believe to own the partition.
+            KeyError: The member did not own the partition at its last ``poll``.
         """
         return self._member(member).partitions[partition].position
 
     def commit(self, member: str, partition: int, offset: int, completed: Iterable[tuple[int, int]] = ()) -> None:
-        """Commit a position, even without owning the partition, and even below an earlier commit.
+        """Commit a position, even if the member does not own the partition or an earlier commit is higher.
 
         Args:
             member: Name of the member.
@@ -293,7 +293,7 @@ class Group(WatchedTopic):
     # --- the coordinator
 
     def rebalance(self) -> None:
-        """Revoke the partitions that move, and assign the free partitions. During a rebalance, plan again."""
+        """Revoke the partitions that move, and assign the free partitions. A call during a rebalance plans again."""
         target = self._plan()
         for number, owner in enumerate(self._owners):
             if owner is not None and not (self.cooperative and owner == target[number]):
@@ -311,7 +311,7 @@ class Group(WatchedTopic):
         """
         owner = self.owner(partition)
         if owner is None:
-            raise ValueError(f"partition {partition} of {self.name} has no owner: revoke only owned partitions")
+            raise ValueError(f"partition {partition} of {self.name} has no owner; revoke only owned partitions")
         self._ask(partition, owner)
         self._assign()
 
@@ -324,8 +324,8 @@ class Group(WatchedTopic):
         Args:
             member: Name of the owner.
             partition: Number of the partition.
-            give: Whether another member gets the partition. Otherwise, or without another member, the partition is
-                free until the next rebalance.
+            give: Whether another member gets the partition. False leaves the partition free until the next rebalance,
+                and so does a group without another member.
 
         Raises:
             ValueError: The member is not the owner.
@@ -333,7 +333,7 @@ class Group(WatchedTopic):
         state = self._member(member)
         if self.owner(partition) != member:
             raise ValueError(
-                f"partition {partition} of {self.name} is owned by {self._owners[partition]!r}, not by {member!r}: "
+                f"partition {partition} of {self.name} is owned by {self._owners[partition]!r}, not by {member!r}; "
                 "pass the name of its owner"
             )
         rebalancing = bool(self._asked)
@@ -354,7 +354,7 @@ class Group(WatchedTopic):
             partition: Number of the partition.
 
         Returns:
-            The name of the member, or None if the partition is free.
+            The name of the owner; None = the partition is free.
         """
         self.topic.log(partition)
         return self._owners[partition]
@@ -383,7 +383,7 @@ class Group(WatchedTopic):
 
     @property
     def unfinished(self) -> int:
-        """The number of messages that are neither below a committed position nor completed above it."""
+        """The number of messages that no commit of their partition reports as finished."""
         return sum(
             position >= offset and not any(start <= position < end for start, end in completed)
             for log, (offset, completed) in zip(self.topic.logs, self._committed, strict=True)
@@ -409,7 +409,7 @@ class Group(WatchedTopic):
         )
 
     def restore(self, state: GroupState) -> None:
-        """Return to a former state.
+        """Return to an earlier state.
 
         Args:
             state: A result of ``snapshot``, from a group with the same number of partitions.
@@ -426,7 +426,7 @@ class Group(WatchedTopic):
     def _member(self, member: str) -> _Member:
         state = self._members.get(member)
         if state is None:
-            raise UnknownMember(f"member {member!r} is not in group {self.name}: call join() first")
+            raise UnknownMember(f"member {member!r} is not in group {self.name}; call join() first")
         return state
 
     def _plan(self) -> list[str | None]:
@@ -459,7 +459,7 @@ class Group(WatchedTopic):
 
 
 def plan(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
-    """Plan even shares with the fewest moves, as the default ``Assignor``. Pure and deterministic."""
+    """Plan even shares with the fewest moves; the default ``Assignor``. Pure and deterministic."""
     if not members:
         return [None] * len(owners)
     share, rest = divmod(len(owners), len(members))

@@ -1,7 +1,7 @@
 """A source of one member of a ``Group``, on a real event loop.
 
 ``GroupSource`` keeps the contract of ``lanes.source`` for a source that commits one position a partition, on asyncio
-and on trio. Several sources share the partitions of one group. A test calls the steps that Kafka takes by itself:
+and on trio. Several sources share the partitions of one group. A test triggers the events that a real broker causes:
 ``rebalance``, ``lose`` and ``crash`` of the group, ``fail`` and ``block`` of the source.
 """
 
@@ -18,7 +18,7 @@ from memsource.memory.topic import Record
 
 
 class GroupSource(CommittingSource):
-    """The source of a member of a group. ``open`` joins the group, and ``aclose`` leaves it.
+    """The source of a member of a group. ``open`` joins the group, and ``aclose`` leaves the group.
 
     As in Kafka, a commit of a partition that the member no longer owns succeeds. After the group has removed the
     member, commits fail. The next ``receive`` then reports all partitions as lost and joins the group again.
@@ -29,7 +29,8 @@ class GroupSource(CommittingSource):
         group: The group.
         member: Name of the member.
         batch: Maximum number of messages of one partition in a delivery, 1 or more.
-        revoke_timeout: Seconds for a drain that ``Revoking`` names. The group itself waits until a test calls ``lose``.
+        revoke_timeout: Seconds that ``Revoking`` grants for a drain. The group takes no partition until a test calls
+            ``lose``.
         hands_over: Whether commits include the positions completed above the floor.
 
     Attributes:
@@ -70,7 +71,7 @@ class GroupSource(CommittingSource):
 
         Raises:
             ContractError: A settlement has no floor.
-            SourceError: The member is not in the group.
+            SourceError: The group has removed the member.
         """
         async with self._meet(Call("settle", commits=tuple(settlements))):
             for settlement in settlements:

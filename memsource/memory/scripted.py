@@ -1,6 +1,6 @@
-"""The base classes of the sources and dead letters in memory, whose calls a test can script.
+"""The base classes of the sources and dead-letter writers in memory. A test can script their calls.
 
-A source in memory waits until its broker has changed, and lets its partitions take turns.
+A source in memory waits until its broker changes, and serves its partitions in turn.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Call(NamedTuple):
 
 
 class Scripted:
-    """An object whose calls a test scripts. ``calls`` lists the calls so far. The public methods below do not block."""
+    """An object whose calls a test scripts. ``calls`` lists the calls so far. Its own public methods do not block."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -73,7 +73,7 @@ class Scripted:
 
     @asynccontextmanager
     async def _meet_faults(self, call: CallName) -> AsyncIterator[None]:
-        """Suspend once, as a call to a broker may, then wait or raise as scripted, before or after the ``with`` block.
+        """Suspend once, like a call to a broker. Then wait or raise as scripted, before or after the ``with`` block.
 
         The context manager does not suspend after the block has begun.
         """
@@ -95,7 +95,7 @@ class Scripted:
             call: Name of the method.
             error: The error to raise.
             times: Number of calls that raise ``error``.
-            done: Whether a call raises after it took effect. Otherwise the call has no effect.
+            done: Whether a call raises after its effect; False = the call has no effect.
         """
         self._failures.setdefault(call, deque()).extend([(error, done)] * times)
         self._changed()
@@ -110,7 +110,7 @@ class Scripted:
         self._changed()
 
     def unblock(self, call: CallName) -> None:
-        """Let the held calls of a method go on. Idempotent.
+        """Let the held calls of a method continue. Idempotent.
 
         Args:
             call: Name of the method.
@@ -162,7 +162,7 @@ class ScriptedSource(Scripted):
 
     @abstractmethod
     def _take(self, number: int, messages: int, size: int) -> Iterable[Delivered | Progressed]:
-        """Take the next events of a partition, within ``messages`` and ``size`` bytes."""
+        """Return the next events of a partition, with at most ``messages`` messages. Stop at ``size`` bytes."""
 
     @abstractmethod
     def _at_the_end(self) -> bool:
@@ -170,7 +170,7 @@ class ScriptedSource(Scripted):
 
     @abstractmethod
     def _next(self, room: Room) -> Sequence[SourceEvent]:
-        """Take the next events of ownership, or if there are none the events of ``_dealt``. Must not suspend."""
+        """Return the next events of ownership; if no such event waits, the events of ``_dealt``. Must not suspend."""
 
     # --- for all sources
 
@@ -178,7 +178,7 @@ class ScriptedSource(Scripted):
         """Wait for events; see ``lanes.source.Source.receive``.
 
         Args:
-            room: Room for messages.
+            room: Maximum number and bytes of messages, and the paused partitions.
 
         Returns:
             The next events in order, at least one.
@@ -217,7 +217,10 @@ class ScriptedSource(Scripted):
             self._turns.remove(number)
 
     def _forget(self, number: int) -> Partition:
-        """Stop owning a partition. Raises ``KeyError`` for a partition that the source does not own."""
+        """Remove a partition from the owned partitions.
+
+        Raises ``KeyError`` if the source does not own the partition.
+        """
         self._silence(number)
         return self._owned.pop(number)
 
@@ -258,7 +261,7 @@ class CommittingSource(ScriptedSource):
         """Raise ``SourceError`` if the process of the source has crashed."""
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Do nothing: the broker has no ``ack_wait``; see ``lanes.source.Source.extend``.
+        """Do nothing, because the broker has no ``ack_wait``; see ``lanes.source.Source.extend``.
 
         Args:
             messages: The messages, which need no extension.
@@ -298,5 +301,7 @@ def floor_of(settlement: Settlement) -> int:
     """Return the floor of a settlement. Raises ``ContractError`` for a settlement without a floor."""
     if settlement.floor is None:
         number = settlement.partition.id.number
-        raise ContractError(f"a settlement of partition {number} has no floor: a source that commits needs one")
+        raise ContractError(
+            f"a settlement of partition {number} has no floor; set floor=…, because the source commits it"
+        )
     return settlement.floor

@@ -1,7 +1,7 @@
 """A source over a ``MemoryBroker``, and a writer of dead letters, for tests of a handler without a server.
 
-``MemorySource`` keeps the contract of ``lanes.source`` on asyncio and on trio. A test calls the steps that a real
-broker takes by itself: it assigns, revokes and takes partitions, redelivers, fails and hangs.
+``MemorySource`` keeps the contract of ``lanes.source`` on asyncio and on trio. A test triggers the events that a real
+broker causes: ``assign``, ``revoke``, ``lose``, ``redeliver``, ``fail`` and ``block``.
 
     async def test_every_order_is_booked() -> None:
         broker = MemoryBroker(partitions=2)
@@ -55,8 +55,9 @@ class MemorySource(ScriptedSource):
         batch: Maximum number of messages of one partition in a delivery, 1 or more.
         extend_interval: Seconds between extensions, as in ``SourceTraits``; None = a third of the broker's
             ``ack_wait``.
-        plans: Whether the test reports plans of the group by ``plan``; see ``SourceTraits``.
-        clock: Clock for the deadlines of deliveries, in seconds. Only ``broker.expire(now)`` acts on these deadlines.
+        plans: Whether the test calls ``plan`` to report plans of the group; see ``SourceTraits``.
+        clock: Function that returns the time in seconds, for the deadlines of deliveries. Only ``broker.expire(now)``
+            acts on these deadlines.
 
     Attributes:
         calls: The calls of the source so far.
@@ -88,7 +89,7 @@ class MemorySource(ScriptedSource):
     # --- what a test does in place of a server
 
     def assign(self, partition: int, *, deadline: float = NEVER, fencing_token: int | None = None) -> None:
-        """Assign a partition. Its unacknowledged messages are delivered first.
+        """Assign a partition. The source delivers its unacknowledged messages first.
 
         Args:
             partition: Number of the partition.
@@ -96,10 +97,10 @@ class MemorySource(ScriptedSource):
             fencing_token: Fencing token, as in ``lanes.Partition``; None = no token.
 
         Raises:
-            ValueError: The source owns the partition. A revoked partition is owned until its release.
+            ValueError: The source owns the partition already. A revoked partition stays owned until its release.
         """
         if partition in self._owned:
-            raise ValueError(f"partition {partition} is owned: wait for its release, or call lose() first")
+            raise ValueError(f"partition {partition} is owned already; wait for its release, or call lose() first")
         self.broker.requeue(partition)
         identity = PartitionId(self.broker.name, partition)
         owned = Partition(identity, READER, deadline=deadline, fencing_token=fencing_token)
@@ -133,7 +134,7 @@ class MemorySource(ScriptedSource):
 
         Args:
             partition: Number of the partition.
-            timeout: Seconds within which the runtime should release the partition.
+            timeout: Seconds that the event ``Revoking`` grants for the release.
 
         Raises:
             KeyError: The source does not own the partition.
@@ -263,7 +264,7 @@ class MemoryDeadLetters(Scripted):
             pass
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter. A repeated call changes nothing; see ``lanes.source.DeadLetters.put``.
+        """Write a dead letter. A second call with the same id changes nothing; see ``lanes.source.DeadLetters.put``.
 
         Args:
             dead_letter: The dead letter.

@@ -14,7 +14,7 @@ from memsource.memory.watchers import Watched
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Record:
-    """A published message. ``size`` is the number of bytes of its value, key and headers."""
+    """A published message. ``size`` is the number of bytes of value, key and headers."""
 
     partition: int
     position: int
@@ -55,7 +55,7 @@ class TopicState(NamedTuple):
 
     Attributes:
         keyless: Partition of the next message without a key.
-        logs: End and records of each partition.
+        logs: Position of the next record, and the records, of each partition.
     """
 
     keyless: int
@@ -90,7 +90,10 @@ class Log:
         self.records = {position: self.records[position] for position in self.positions}
 
     def read(self, position: int, messages: int, size: int) -> list[Record]:
-        """Read at most ``messages`` records from ``position`` on. The record that reaches ``size`` bytes ends it."""
+        """Read at most ``messages`` records from ``position`` on.
+
+        The record that reaches ``size`` bytes is the last.
+        """
         found: list[Record] = []
         at = bisect_left(self.positions, position)
         while at < len(self.positions) and len(found) < messages and size > 0:
@@ -196,8 +199,8 @@ class WatchedTopic(Watched):
             key: The key; None = a message without a key.
             headers: The headers, in order.
             subject: The subject; None = the name of the topic.
-            partition: Number of the partition; None = the hash of the key decides, and messages without a key take
-                turns.
+            partition: Number of the partition. None selects by the hash of the key, and for messages without a key one
+                partition after the other.
 
         Returns:
             The message, with its partition and position.
@@ -213,7 +216,7 @@ class WatchedTopic(Watched):
         return record
 
     def _appended(self, record: Record) -> None:
-        """Take note of a new message, before the watchers are called."""
+        """Record a new message. Called before the watchers."""
 
     def skip(self, count: int, *, partition: int = 0) -> None:
         """Leave a gap of positions, as compaction and transaction markers do.

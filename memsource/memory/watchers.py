@@ -1,4 +1,4 @@
-"""Callbacks that are called after a change of an object."""
+"""Callbacks that an object calls after each change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ P = ParamSpec("P")
 
 
 class Watchers(Generic[P]):
-    """Functions that are called in the order of ``add``. A called function may add or remove functions."""
+    """A list of functions; ``call`` calls them in the order of ``add``.
+
+    A called function may add or remove functions.
+    """
 
     def __init__(self) -> None:
         self._watchers: list[Callable[P, None]] = []
@@ -18,7 +21,7 @@ class Watchers(Generic[P]):
         return f"<Watchers: {len(self._watchers)}>"
 
     def add(self, watcher: Callable[P, None]) -> None:
-        """Call a function from now on. Idempotent."""
+        """Add a function to the called functions. Idempotent."""
         if watcher not in self._watchers:
             self._watchers.append(watcher)
 
@@ -41,7 +44,7 @@ class Watched:
         self._watchers: Watchers[[]] = Watchers()
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call a watcher from now on. Idempotent.
+        """Call a watcher after each change from now on. Idempotent.
 
         Args:
             watcher: The function, which must not block.

@@ -255,7 +255,7 @@ def test_an_earlier_format_is_refused(number: int) -> None:
     """Rows of an earlier format have other fields, which would be ignored or taken for damage."""
     earlier = segment(delivered(1))
     earlier[0]["format"] = number
-    with pytest.raises(HistoryError, match=rf"its format is {number}, of an earlier lanes, and cannot be"):
+    with pytest.raises(HistoryError, match=rf"its format {number} is too old for this version of lanes"):
         parsed(segment(delivered(1)) + earlier)
 
 
