@@ -1,8 +1,8 @@
-"""Locks on checkpoints, and the reading of their files.
+"""Locks on checkpoints, and functions that read the files of a checkpoint.
 
-Two replays on one checkpoint would run the same batch at once, and Spark finds the conflict only after both batches
-have ended. On a file system of this machine, a lock of the operating system refuses the second replay. The lock ends
-with its process. An object store has no locks.
+Two replays on one checkpoint would run the same batch concurrently, and Spark detects the conflict only at the end of
+the batch. On a local file system, a lock of the operating system refuses the second replay. The lock ends with the
+process that holds it. An object store has no locks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> Checkpo
     """Lock the checkpoint for this process. Does not block.
 
     Args:
-        spark: Session whose file systems are used.
+        spark: Spark session, whose settings select the file systems.
         topic: Topic name, for error texts.
         checkpoint: Folder of the checkpoint.
 
@@ -89,7 +89,7 @@ def _locked(topic: str, folder: Path) -> CheckpointLock | None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
     except OSError as error:
-        # Spark cannot write to this folder either.
+        # Spark cannot write to the folder either.
         lock.release()
         raise _unwritable(folder, error) from error
     return lock
@@ -185,8 +185,8 @@ def local_folder(spark: SparkSession, path: str) -> Path | None:
 def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
     """Return the file system that Spark's driver uses for this path, and the full path on that file system.
 
-    The text of a file system is its scheme, followed by ``://`` and its name if the file system has a name. An unknown
-    file system is None.
+    The file system is a text: its scheme, followed by ``://`` and its name if it has a name. None = an unknown file
+    system.
     """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -204,9 +204,9 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
 
 @contextmanager
 def without_takeover(spark: SparkSession) -> Iterator[None]:
-    """Make a query of the block fail if another query of this application uses the checkpoint.
+    """Within the block, a query fails to start if another query of this application uses the checkpoint.
 
-    By default Spark stops the earlier query instead, as if that query had reached its end.
+    By default Spark would stop the earlier query, as if the earlier query had reached its end.
     """
     before = spark.conf.get(_TAKEOVER, None)
     spark.conf.set(_TAKEOVER, "false")

@@ -1,4 +1,4 @@
-"""Conversion of Spark's errors to errors of ``lanes``, and of errors of ``lanes`` to text in Spark's errors."""
+"""Conversion between errors of ``lanes`` and Spark's errors, which contain errors of workers only as text."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def crossing() -> Iterator[None]:
 
 @contextmanager
 def mapped_errors(topic: str) -> Iterator[None]:
-    """Convert an error of Spark in the block to the task's own error, or to a ``SourceError`` with ``topic``."""
+    """Convert an error of Spark that the block raises to the task's error, or to a ``SourceError`` with ``topic``."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -92,8 +92,8 @@ def mapped_errors(topic: str) -> Iterator[None]:
 def as_ours(topic: str, name: str, text: str) -> LanesError:
     """Return the error of ``lanes`` for an exception of Spark, whose text contains the error of a worker.
 
-    The result has the text of the worker's error in one line, and its ``retryable``. The worker's traceback is only in
-    Spark's text.
+    The result has the text of the worker's error in one line, and the ``retryable`` of the worker's error. Only
+    Spark's text contains the worker's traceback.
 
     Args:
         topic: Topic name, for an error that ``lanes`` did not raise.
@@ -113,7 +113,7 @@ def as_ours(topic: str, name: str, text: str) -> LanesError:
     if ours:
         kind, said = ours[-1]
         return _ERRORS.get(kind, SourceError)(said)
-    # The innermost exception tells the cause; a line of py4j tells only that an exception was raised.
+    # The innermost exception states the cause; a line of py4j only states that an exception was raised.
     raised = [line for line in _RAISED.findall(text) if not line.startswith("py4j.") and "Traceback (most" not in line]
     said = (raised or [line.strip() for line in text.splitlines() if line.strip()][:1] or ["no text"])[-1]
     if file := _FILE.search(text):

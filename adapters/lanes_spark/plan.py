@@ -138,7 +138,7 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
     why = []
     wanted = tasks or TASKS_PER_CORE * max(1, cores)
     if order != "key":
-        # Tasks beyond the number of partitions would get no rows.
+        # If there were more tasks than partitions, some tasks would get no rows.
         wanted = min(wanted, max(1, partitions))
         bucket = "partition"
         why.append(f'order="{order}": one task gets all rows of a partition, and therefore of its keys')
@@ -173,7 +173,7 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
 
 
 def check_eras(eras: Eras) -> None:
-    """Raise ``ConfigError`` for eras that are not in order."""
+    """Raise ``ConfigError`` for malformed eras, or for eras that are not in order."""
     before: Mapping[int, int] = {}
     for number, era in enumerate(eras):
         for partition, position in era.items():
@@ -194,7 +194,7 @@ def check_eras(eras: Eras) -> None:
 
 
 def era_column(eras: Eras) -> str | None:
-    """Return the SQL expression for the era of a row, 0 for the first; None without changes."""
+    """Return the SQL expression for the era of a row, 0 for the first era; None without ``eras``."""
     if not eras:
         return None
     begun = []
@@ -219,7 +219,7 @@ CHECKED: Final = ("spark.speculation", _ROWS, *_REFUSED)
 
 
 def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
-    """Raise ``ConfigError`` for settings of Spark, by name, under which a promise cannot be kept."""
+    """Raise ``ConfigError`` for a setting of Spark with which a promise cannot be kept."""
 
     def on(name: str) -> bool:
         return (conf.get(name) or "false").strip().lower() == "true"

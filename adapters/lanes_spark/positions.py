@@ -1,8 +1,9 @@
 """Division of positions into batches. No function here calls Spark.
 
-A batch takes a range of positions of every partition, directly after the range of the batch before, and never rows of
-two eras. The cap bounds the positions of a batch, and so its rows. Gaps between positions mean fewer rows. If a journal
-selects positions, a batch takes one island of each partition, and positions between islands are not read.
+A batch has one range of positions of every partition, directly after the range of the previous batch. A batch never
+has rows of two eras. The cap bounds the positions of a batch, and therefore its rows. With gaps between positions, a
+batch has fewer rows. If a journal selects positions, a batch has at most one island (range of selected positions) of
+each partition, and positions between islands are not read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Islands = Mapping[int, Sequence[Span]]
 
 
 def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None:
-    """Raise ``SourceError``, with the range, if the source has lost rows that were not read yet."""
+    """Raise ``SourceError`` if the source has lost rows that were not read yet. The error names the range."""
     for partition, position in start.items():
         if partition not in spans:
             raise SourceError(
@@ -51,7 +52,7 @@ def check_incarnation(topic: str, begun: str, now: str, *, read: bool = False) -
         topic: Topic name.
         begun: Id of the topic when the run began; "" if it is unknown.
         now: Current id of the topic; "" if it is unknown.
-        read: Whether a batch was read in between.
+        read: Whether a batch was read between the begin of the run and this check.
     """
     if begun and now and begun != now:
         also = ", and the last batch may have read messages of the new topic" if read else ""
@@ -62,7 +63,7 @@ def check_incarnation(topic: str, begun: str, now: str, *, read: bool = False) -
 
 
 def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only: bool = False) -> None:
-    """Raise ``SourceError``, with the range, if the source has lost positions with which a replay would begin.
+    """Raise ``SourceError`` if the source has lost the first positions of a replay. The error names the range.
 
     Args:
         topic: Topic name.
@@ -100,7 +101,7 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return these positions; a position between two islands moves up to the later island."""
+    """Return these positions. A position between two islands becomes the first position of the later island."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
@@ -139,7 +140,7 @@ def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
 
 
 def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, int | None]:
-    """Return the first selected position from ``position`` on, and the end of its island or None."""
+    """Return the first selected position from ``position`` on, and the end of its island; None without an island."""
     if islands is None:
         return position, None
     number = bisect_right(islands, position, key=lambda island: island[1])
@@ -158,11 +159,11 @@ def next_positions(
     position remains, the result is ``start``.
 
     Args:
-        start: Begin of the batch, by partition.
+        start: First position of the batch, by partition.
         spans: Ranges that the source has, by partition.
-        cap: Most positions of the batch; None for no bound.
+        cap: Maximum number of positions of the batch; None = no bound.
         eras: Changes of the number of partitions.
-        islands: The only ranges to read; None for all.
+        islands: The only ranges to read, by partition; None = all positions.
 
     Returns:
         The end of the batch by partition, exclusive.
@@ -189,7 +190,7 @@ def next_positions(
 def _era_ends(at: Positions, ends: Positions, eras: Eras) -> Mapping[int, int]:
     """Return the ends of the first era that has unread positions."""
     for era in eras:
-        # A partition that an era does not name was added by the era.
+        # If an era does not name a partition, the era has added the partition.
         of_era = {partition: min(end, era.get(partition, 0)) for partition, end in ends.items()}
         if any(at[partition] < end for partition, end in of_era.items()):
             return of_era

@@ -24,9 +24,10 @@ class Audit:
         verdicts: One verdict for each checker.
         rows: Number of rows of the journal.
         processes: Number of processes that wrote the journal.
-        duplicates: Number of repeated messages by cause. ``held``, ``settled`` and ``late`` are reports of the source.
-            ``retry``: a handler was started again in the same assignment. ``takeover``: a handler was started again in
-            another assignment, before the message was finished. ``repeat``: a handler was started again in another
+        duplicates: Number of repeated messages by cause. ``held``: redelivered while in flight. ``settled``:
+            redelivered after its settlement. ``late``: delivered below the highest position, and not known.
+            ``retry``: a handler was started again in the same assignment. ``takeover``: a handler was started again
+            in another assignment, before the message was finished. ``repeat``: a handler was started again in another
             assignment, after the message was finished.
         unfinished: Number of incomplete files, which no verdict includes. With Spark Connect, which cannot list
             incomplete files, the number is 0.
@@ -43,13 +44,13 @@ class Audit:
 
     @property
     def status(self) -> int:
-        """Exit status, as of ``lanes check``. 0: all promises held, 1: a violation, 2: a promise is unproven."""
+        """Exit status of the audit: 0 if all promises held, 1 after a violation, 2 if a promise is unproven."""
         statuses = {verdict.status for verdict in self.verdicts}
         return 1 if "violated" in statuses else 2 if "unproven" in statuses else 0
 
     @property
     def unjudged(self) -> str:
-        """Sentence about incomplete files, "" without incomplete files. Incomplete files do not change ``status``."""
+        """Sentence about incomplete files; "" without incomplete files. Incomplete files do not change ``status``."""
         if not self.unfinished:
             return ""
         if self.unfinished == 1:
@@ -69,25 +70,26 @@ def audit(
 ) -> Audit:
     """Judge the journals of all processes of a run together. Blocks while Spark works.
 
-    No Python code runs per row: one pass finds the few messages that need a close look. The verdicts equal those of
-    ``lanes check`` for PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished and
-    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs in cases that need every row in
-    order:
+    No Python code runs per row: one pass finds the few messages that the audit must examine row by row. The verdicts
+    equal those of ``lanes check`` for PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished and
+    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs from ``lanes check`` where a verdict
+    needs every row in order:
 
     - If a process lacks rows, neither that process nor events across processes are judged. The promises are
       ``unproven``, even if the other rows show a violation. AtLeastOnce then has no violation, as in ``lanes check``.
-    - Violations that follow from each other may be counted differently. If the commits of an assignment fall, the audit
+    - If one violation causes another, their number may differ. If the commits of an assignment fall, the audit
       skips some of these commits.
-    - With a ``source``, a message without a handler's success is lost. Without a ``source``, the message was left at
-      the broker.
-    - A killed task without a complete file has no rows. ``Audit.unfinished`` counts its file.
+    - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message
+    counts as left at the broker.
+    - A task that was killed before it completed a file has no rows. ``Audit.unfinished`` counts its incomplete file.
 
     Args:
-        spark: Session that judges.
+        spark: Spark session that runs the audit.
         journal: Folder that ``lanes.run(journal=…)`` has written, or several folders.
         source: Messages that had to be handled: a table, a topic, or a DataFrame with the columns ``partition``, such
             as ``orders/3``, and ``position``. With an empty source, AtLeastOnce is ``unproven``.
-        findings_to: New folder for the findings as Parquet. Without this folder the call is idempotent.
+        findings_to: New folder for the findings as Parquet; None = findings are not stored. Without a folder the call
+            is idempotent.
 
     Returns:
         The verdicts.

@@ -1,4 +1,4 @@
-"""Verdicts from findings and counts. The number of rows that reach the driver depends on the findings only."""
+"""Verdicts from findings and counts. The number of rows that reach the driver depends only on the findings."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _SHOWN: Final = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Findings and counts, separate for each history.
+    """Findings and counts of several histories.
 
     Attributes:
         findings: One row for each violation.
-        tallies: Counts of checks, doubts and figures.
-        sourced: Whether a source named the messages that had to be handled.
+        tallies: Counts of checks and doubts, and the figures of each history.
+        sourced: Whether a source lists the messages that had to be handled.
     """
 
     findings: DataFrame
@@ -98,7 +98,7 @@ class Judged:
 
 
 def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
-    """Judge rows with ``COLUMNS`` and ``history``. Blocks.
+    """Judge rows that have ``COLUMNS`` and the column ``history``. Blocks.
 
     Args:
         raw: The rows.
@@ -180,7 +180,7 @@ def _tally(rows: DataFrame, kind: str, checker: str = "", what: Column | None = 
 
 
 def _counts(counted: DataFrame, kind: str, checker: str = "", what: str = "") -> DataFrame:
-    """Return counts by history as tallies; columns that ``counted`` lacks are filled in."""
+    """Return counts by history as tallies. Columns that ``counted`` lacks get default values."""
     given = {"kind": kind, "checker": checker, "what": what}
     columns = [name if name in counted.columns else F.lit(text).alias(name) for name, text in given.items()]
     return counted.select("history", *columns, "count")

@@ -16,12 +16,12 @@ _PLACE: Final = ("history", "member", "run", "n", "partition", "assignment", "po
 
 
 def finding(rows: DataFrame, checker: str, what: str | Column) -> DataFrame:
-    """Return each of these rows as a finding: one violation of ``checker``, described by ``what``."""
+    """Return a finding for each row: one violation of ``checker``, described by ``what``."""
     return rows.select(*_PLACE, F.lit(checker).alias("checker"), F.lit(what).alias("what"))
 
 
 def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
-    """Return the times ``open`` and ``close`` between which each position was unfinished.
+    """Return the intervals in which each position was unfinished, from ``open`` to ``close``.
 
     An unknown position is unfinished from the first row that opens the position.
 
@@ -39,7 +39,7 @@ def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Colum
 
 
 def _turns(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
-    """Split the rows of each position at its marks. Return the ``begin``, ``close`` and ``opened`` of each part."""
+    """Split the rows of each position at its marks. Return ``begin``, ``close`` and ``opened`` of each part."""
     in_time = Window.partitionBy(*within).orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     turned = rows.withColumns({"mark": mark, "opens": opens})
@@ -66,7 +66,7 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
     Args:
         points: Rows with ``position``, ``ts`` and ``name``.
         unfinished: Intervals with ``position``, ``open`` and ``close``.
-        within: Columns that a point and its interval have in common.
+        within: Columns in which a point and its interval must be equal.
 
     Returns:
         The pairs: ``history``, ``name`` of the point and ``unfinished``, the lower position.
@@ -74,7 +74,7 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
     both = points.select(*within, "position", "ts", "name").unionByName(
         unfinished.select(*within, "position", "open", "close"), allowMissingColumns=True
     )
-    # Spark would compute a frame that ends at the end again for each row.
+    # Spark would recompute a window frame that extends to the end of the partition for each row.
     below = Window.partitionBy(*within).orderBy("position").rangeBetween(Window.unboundedPreceding, -1)
     above = Window.partitionBy(*within).orderBy(F.desc("position")).rangeBetween(Window.unboundedPreceding, -1)
     marked = both.withColumns(
@@ -95,8 +95,8 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
 def _keyed(rows: DataFrame) -> DataFrame:
     """Return the rows that matter for the order of a key.
 
-    The column ``finished_at`` is the time at which the message was first finished in any assignment. ``repeats`` tells
-    whether that time was earlier than the row. ``mark`` is the row's effect in its assignment, see ``intervals``.
+    The column ``finished_at`` is the time at which the message was first finished in any assignment. ``repeats`` is
+    true if that time is before the row. ``mark`` is the row's effect in its assignment, see ``intervals``.
     """
     event, ts = F.col("event"), F.col("ts")
     begins = (event == "started") & F.col("ordered")
@@ -143,7 +143,7 @@ def _queued_again(turns: DataFrame) -> DataFrame:
     )
 
     def add(taken: Column, one: Column) -> Column:
-        # Repeated messages delay each other too.
+        # Repeated messages also wait for each other.
         after = F.coalesce(F.try_element_at(taken, F.lit(-1))["close"] <= one["open"], F.lit(True))
         return F.when(after, F.concat(taken, F.array(one))).otherwise(taken)
 
@@ -223,7 +223,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         .where(event == "started")
         .withColumns(
             {
-                # Without an order, a message must only not run beside itself.
+                # Without an order, a message only must not run concurrently with itself.
                 "name": F.when(keyed, F.col("key")).otherwise(F.concat(F.lit("position "), F.col("position"))),
                 "beside": F.when(~keyed, F.col("assignment")),
                 "barred": F.when(F.col("comparable") & ~F.col("leased") & known, F.col("until")),
@@ -239,7 +239,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         {
             "here": F.max("until").over(same),
             "elsewhere": F.max("barred").over(all_of),
-            # Overlaps within a process are judged above; a key nearly always has one process.
+            # The previous step judged overlaps within a process. A key nearly always has one process.
             "lease": F.max(F.when(keyed, F.col("leased_until"))).over(all_of),
             "leases": F.when(~keyed, leases),
         }

@@ -15,7 +15,7 @@ _OWNERSHIP: Final = (*ASSIGNMENT, "since")
 
 
 def exclusive_owner(known: Known) -> DataFrame:
-    """Return the findings. Without overlapping owners only few rows are read."""
+    """Return the findings. Without overlapping owners, few rows are read."""
     events = _events(known)
     ownerships = _ownerships(events)
     same = Window.partitionBy(*SEGMENT, "partition").orderBy("since").rowsBetween(Window.unboundedPreceding, -1)
@@ -48,9 +48,9 @@ def _events(known: Known) -> DataFrame:
 
 
 def _ownerships(events: DataFrame) -> DataFrame:
-    """Return each ownership with its begin ``since``, its end ``until`` and its handover ``revoked``.
+    """Return each ownership with its begin ``since``, its end ``until``, and the time ``revoked`` of its handover.
 
-    An ownership without an end of its own ends with its process.
+    An ownership without a row of its end ends with its process.
     """
     event, ts = F.col("event"), F.col("ts")
     backwards = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
@@ -81,7 +81,7 @@ def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame
         & (F.col("lost").isNull() | (F.col("lost") > revoked))
     )
     behind = Window.partitionBy(*_PARTITION).orderBy(F.desc("since")).rowsBetween(Window.unboundedPreceding, -1)
-    # The next ownership nearly always begins after the end of this one.
+    # The next ownership of a partition nearly always begins after the end of the previous ownership.
     crowded = (
         ownerships.where("rival")
         .withColumn("nearest", F.min("since").over(behind))
@@ -107,7 +107,7 @@ def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame
     nobody = F.lit(None).cast("struct<at:struct<time:double,process:int,n:bigint>,other:int,its:bigint>")
 
     def turn(state: Column, one: Column) -> Column:
-        # The first rival stays the rival until it loses the partition.
+        # The first other owner stays the rival until it loses the partition.
         lost = (one["event"] == "lost") & (state["other"] == one["other"]) & (state["its"] == one["its"])
         taken = (one["event"] == "assigned") & state["at"].isNull()
         return (

@@ -41,17 +41,17 @@ _STRETCH: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Facts about a journal that need no look at single messages.
+    """Facts about a journal that are known without its single messages.
 
     Attributes:
         rows: All rows, with ``COLUMNS`` and ``history``.
-        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` makes their
-            clocks comparable. ``slack`` is the largest step back of a process's clock, in seconds. ``gap`` describes
-            the missing rows, or is null.
+        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` is added to
+            the clock of a process, which makes the clocks of processes comparable. ``slack`` is the largest step back
+            of a process's clock, in seconds. ``gap`` describes the missing rows, or is null.
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
         partitions: Partitions that cannot be judged across processes, with ``why`` and ``recreated``.
-        produced: Whether any row is of a producer.
+        produced: Whether any row was written by a producer.
         committing: Whether any assignment commits.
         leased: Whether any assignment has a lease.
     """
@@ -72,7 +72,7 @@ def check_columns(table: DataFrame) -> None:
 
 
 def journal_rows(table: DataFrame) -> DataFrame:
-    """Return the columns that are judged, without the rows of copied files. Blocks: reads two columns."""
+    """Return the columns that the audit needs, without the rows of copied files. Blocks: reads two columns."""
     file = F.col("_metadata.file_path")
     files = table.groupBy("run", file.alias("file")).agg(F.min("n").alias("first"), F.count("*").alias("rows"))
     same = Window.partitionBy("run", "first", "rows").orderBy("file")
@@ -103,23 +103,23 @@ def any_of(condition: Column) -> Column:
 
 
 def never() -> Column:
-    """Return a ``ts`` that is later than every other ``ts``."""
+    """Return a value of ``ts`` that is later than all other values."""
     end = F.lit(float("inf")), F.lit(0), F.lit(0).cast("bigint")
     return F.struct(*(value.alias(name) for value, name in zip(end, ("time", "process", "n"), strict=True)))
 
 
 def computed(frame: DataFrame) -> DataFrame:
-    """Compute the frame now, so that later plans do not start from the files. Blocks."""
+    """Compute the DataFrame and keep its rows, so that later steps do not read the files again. Blocks."""
     return frame.localCheckpoint()
 
 
 def partition_number() -> Column:
-    """Return a number for the partition of a row, in its history."""
+    """Return a number for the partition of a row. The number identifies the partition within its history."""
     return F.xxhash64("history", "partition")
 
 
 def assignment_number() -> Column:
-    """Return a number for the assignment of a row that has ``process``.
+    """Return a number for the assignment of a row. The rows need the column ``process``.
 
     Two assignments may get the same number. The audit then examines all their messages.
     """
@@ -214,7 +214,7 @@ def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
 
 
 def _ordered(segments: DataFrame) -> DataFrame:
-    """Add ``shift``, ``process``, ``whole`` (the history lacks nothing) and ``several`` (it has several boots)."""
+    """Add ``shift``, ``process``, ``whole`` (the history lacks no rows) and ``several`` (it has several boots)."""
     all_of = Window.partitionBy("history")
     first = Window.partitionBy("history", "boot").orderBy("wall_first", "member", "run")
     way = F.first(F.col("wall_first") - F.col("mono_first")).over(first)
@@ -249,7 +249,7 @@ def _assignments(owned: DataFrame, segments: DataFrame) -> DataFrame:
 
 
 def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, several: bool) -> DataFrame:
-    """Find partitions of overlapping processes of different boots, and recreated ones."""
+    """Find partitions of overlapping processes of different boots, and recreated partitions."""
     assigned = owned.where(F.col("event") == "assigned")
     names = F.count_distinct(F.coalesce("incarnation", F.lit("")))
     recreated = (

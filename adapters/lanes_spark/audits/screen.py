@@ -1,8 +1,8 @@
 """The one pass over the messages of a journal, which finds the suspect messages. DataFrames only.
 
 Nearly every message is delivered, started and ended once, after the end of its key's previous message. The numbers of
-the message's first and last rows prove that order. The other messages are the suspects, because only they can break a
-promise about order, exclusion or settling. Messages of two keys with the same hash are suspects too.
+a message's first and last rows prove this order. All other messages are suspects, because only suspects can break a
+promise about order, exclusion or settlement. Messages of two keys with the same hash are suspects too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Screened:
     """Result of the pass.
 
     Attributes:
-        messages: One row for each message and assignment. ``starts`` and ``in_order`` are its numbers of all starts
-            and of ordered starts. ``first`` marks one row of each position, ``plain`` a message that was handled once
-            in order, and ``suspect`` a message for a close look.
+        messages: One row for each message and assignment. ``starts`` counts its starts, and ``in_order`` its starts
+            in order. ``first`` marks one row of each position, ``plain`` a message that was handled once in order,
+            and ``suspect`` a message to examine row by row.
         assignments: Assignments in which a commit may have passed an unfinished message; None without commits.
     """
 
@@ -87,7 +87,7 @@ def screen(known: Known) -> Screened:
         )
     )
     if known.produced:
-        # A delivered message needs no row of its producer.
+        # A delivered message does not need a row of its producer.
         alone = F.min("told").over(Window.partitionBy("lane", "position"))
         placed = placed.withColumn("alone", alone).where(F.col("alone") | ~F.col("told")).drop("alone")
     lane = Window.partitionBy("lane")
@@ -164,7 +164,7 @@ def _grouped(known: Known) -> DataFrame:
 
 
 def _passed(known: Known, messages: DataFrame) -> DataFrame:
-    """Find assignments in which a commit came before the last row of a message below it."""
+    """Find assignments in which a commit was sent before the last row of a message below its floor."""
     numbers = known.assignments.where(F.col("committing")).select(*ASSIGNMENT, "number")
     commits = known.owned.where(F.col("event") == "commit_sent").join(F.broadcast(numbers), list(ASSIGNMENT))
     both = (
@@ -176,7 +176,7 @@ def _passed(known: Known, messages: DataFrame) -> DataFrame:
             allowMissingColumns=True,
         )
     )
-    # Spark would compute a frame that ends at the end again for each row.
+    # Spark would recompute a window frame that extends to the end of the partition for each row.
     above = Window.partitionBy("number").orderBy(F.desc("position")).rangeBetween(Window.unboundedPreceding, -1)
     by = both.withColumn("by", F.min("commit_n").over(above)).where(F.col("commit_n").isNull())
     early = by.where(F.col("by").isNotNull() & F.coalesce(F.col("closed_n") >= F.col("by"), F.lit(True)))
@@ -186,21 +186,21 @@ def _passed(known: Known, messages: DataFrame) -> DataFrame:
 def suspects(known: Known, screened: Screened) -> DataFrame:
     """Return the rows of suspect messages, with facts about their processes and assignments. Blocks.
 
-    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of the end of the process. The event of an end after a
-    fence becomes ``zombie``.
+    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of the end of the process. An ``ended`` row after a
+    fence gets the event ``zombie``.
     """
     wanted = screened.messages.where(F.col("suspect")).select(*MESSAGE).distinct()
     rows = known.rows.where(F.col("event").isin(*MESSAGES, "produced")).withColumn(
         "partition_number", partition_number()
     )
     lane = Window.partitionBy(*SEGMENT, "partition", "key", F.when(F.col("key").isNull(), F.col("position")))
-    # The clock of a row may be slightly earlier than the clock of the row before.
+    # The clock reading of a row may be slightly earlier than the reading of the previous row.
     latest = F.max("mono").over(lane.orderBy("n").rowsBetween(Window.unboundedPreceding, Window.currentRow))
     return computed(_known_of(known, rows.join(wanted, list(MESSAGE), "left_semi").withColumn("time", latest)))
 
 
 def committed(known: Known, assignments: DataFrame) -> DataFrame:
-    """Return the rows about commits of these assignments, with the facts of ``suspects``. Blocks."""
+    """Return the rows about commits of these assignments, with the added columns of ``suspects``. Blocks."""
     used = ("delivered", "redelivered", "ended", "dlq_sent", "dlq_confirmed", "archived", "commit_sent")
     rows = known.rows.where(F.col("event").isin(*used)).join(assignments, list(ASSIGNMENT), "left_semi")
     return computed(_known_of(known, rows.withColumn("time", F.lit(0.0))))

@@ -19,8 +19,8 @@ _PLACE: Final = ("member", "run", "n", "partition", "assignment", "position", "k
 def passed(committed: DataFrame) -> DataFrame:
     """Find messages that a commit passed too early.
 
-    A commit passes a message if it is the assignment's first commit above that message and all earlier deliveries. A
-    source that commits never goes back.
+    A commit passes a message if it is the assignment's first commit above that message and above all earlier
+    deliveries. A source that commits never delivers a lower position within an assignment.
 
     Args:
         committed: Rows of ``screen.committed``.
@@ -32,7 +32,7 @@ def passed(committed: DataFrame) -> DataFrame:
     rows = committed.where(F.col("committing") & ~F.col("gappy"))
     ends = F.col("final") | (event == "redelivered") & (F.col("cause") == "settled")
     handled = rows.where(ends | (event == "delivered"))
-    # A repeated delivery is unfinished again, because its reason is unknown.
+    # A message that is delivered again counts as unfinished, because the reason for the repeat is unknown.
     unfinished = intervals(handled, _MESSAGE, event == "delivered", F.when(ends, "R"))
     told = event.isin("dlq_confirmed", "archived")
     unconfirmed = intervals(rows.where(told | (event == "dlq_sent")), _MESSAGE, event == "dlq_sent", F.when(told, "R"))
@@ -43,7 +43,7 @@ def passed(committed: DataFrame) -> DataFrame:
         *ASSIGNMENT, "ts", F.col("floor").alias("position"), F.struct("ts", "member", "n", "floor").alias("commit")
     )
     named = commits.withColumn("name", F.struct(*ASSIGNMENT[1:]))
-    # The pairs are nearly always empty. Only their assignments need a close look.
+    # There are nearly never any pairs. Only assignments in a pair are examined further.
     pairs = passing(named, wrong, ASSIGNMENT)
     suspects = pairs.select("history", "name.*", F.col("unfinished").alias("position")).distinct()
     concerned = F.broadcast(suspects.select(*ASSIGNMENT).distinct())
@@ -58,7 +58,7 @@ def passed(committed: DataFrame) -> DataFrame:
         commits.withColumnRenamed("position", "level").join(concerned, list(ASSIGNMENT), "left_semi"),
         allowMissingColumns=True,
     )
-    # Spark would compute a frame that ends at the end again for each row.
+    # Spark would recompute a window frame that extends to the end of the partition for each row.
     behind = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
     above = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("level")).rangeBetween(Window.unboundedPreceding, -1)
     following = both.withColumns({"following": F.min("commit").over(behind), "higher": F.min("commit").over(above)})
@@ -71,7 +71,7 @@ def passed(committed: DataFrame) -> DataFrame:
         .select(*_MESSAGE, "key", "ts", "level", "by")
         .join(suspects, list(_MESSAGE), "left_semi")
     )
-    # If the floor has fallen, the commit may be neither of the two candidates.
+    # After a fall of the floor, neither of the two candidates may be the commit that passed the message.
     fell = (
         last.where(F.col("by.floor") <= F.col("level")).drop("by").join(commits.drop("ts", "position"), [*ASSIGNMENT])
     )
@@ -135,7 +135,7 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
 
 
 def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
-    """Find unhandled messages that an acknowledgement or a commit settled, with the row of that event.
+    """Find unhandled messages that were settled, with the row of the acknowledgement or commit.
 
     A commit also settles messages that its assignment never received. ``passed`` does not find these messages.
     """

@@ -26,7 +26,7 @@ AuditStatus = Literal["held", "violated", "unproven"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditVerdict:
-    """Verdict of an audit on one promise.
+    """The verdict of an audit on one promise.
 
     Attributes:
         name: Name of the checker.

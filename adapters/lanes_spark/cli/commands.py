@@ -1,6 +1,6 @@
 """The commands ``lanes spark …``. A command imports pyspark when its session begins.
 
-A command does not catch the ``ConfigError`` of a wrong option: its caller prints the error.
+A command raises ``ConfigError`` for a wrong option; the command line prints the error.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def replay_command(
     This process and local workers import modules from the current folder. For a cluster, send the handler's modules
     by --conf spark.submit.pyFiles=PATH.
     """
-    # Python adds the current folder for a script and for -m, but not for a console script.
+    # Python adds a folder to its path for a script and for -m, but a console script lacks the current folder.
     sys.path.insert(0, os.getcwd())
     source = source_of(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column), aligned)
     arguments = options.arguments_of(context.params)
@@ -185,7 +185,7 @@ def _console() -> Console:
 
 @contextmanager
 def _exit_statuses() -> Iterator[None]:
-    """Convert an error of ``lanes`` in the block to one line on stderr and an exit status."""
+    """Convert an error of ``lanes`` that the block raises to one line on stderr and an exit status."""
     try:
         yield
     except HandlerHalted as error:
@@ -280,14 +280,14 @@ def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
         try:
             session.stop()
         except Exception as error:
-            # The JVM has ended. The command's own error tells the cause.
+            # The JVM has ended. The command's own error states the cause.
             log.debug("cannot stop the session of Spark: %s: %s", type(error).__name__, error)
 
 
 class Signals:
     """A counter of SIGTERM and SIGINT during a block. Signals within one second of a signal count as the same signal.
 
-    Begin the block in the main thread and after Spark's session, which installs a handler of its own.
+    Enter the block in the main thread, after the start of Spark's session, which installs its own signal handler.
     """
 
     def __init__(self) -> None:

@@ -245,7 +245,10 @@ def _worker(what: str, python: str, found: Mapping[str, Any]) -> Check:
 
 
 def _asked(python: str, env: Mapping[str, str]) -> Mapping[str, Any] | str:
-    """Ask a Python for its version and packages. Return the answer, or a text with the cause of a failure."""
+    """Run a Python interpreter for its version and packages.
+
+    Return the answer, or a text with the cause of a failure.
+    """
     if shutil.which(python, path=env.get("PATH", os.defpath)) is None:
         return "no such program"
     done = machine.ask([python, "-c", _PROBE], env)
@@ -291,7 +294,7 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
 
 def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int) -> Check:
     text = conf.get("spark.executor.cores", "1").strip()
-    # int() would also take digits of other scripts, and refuses a very long number.
+    # int() would also accept digits of other scripts, and would refuse a very long number.
     cores = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     if not cores:
         return Check(what, False, f"spark.executor.cores={text}", "write a whole number, 1 or more")
@@ -336,7 +339,7 @@ def _checkpoint(named: str) -> Check:
     if not there.is_dir():
         return Check(what, False, f"{named}: {there} is no folder", remedy)
     try:
-        # The file disappears when it is closed, and on most systems it never has a name.
+        # The file is deleted when it is closed, and on most systems it never has a name.
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:

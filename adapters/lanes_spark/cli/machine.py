@@ -43,7 +43,7 @@ _CORE: Final = re.compile(r"spark-core_(\d+\.\d+)-(\d[\w.\-]*?)\.jar")
 
 
 class Java(NamedTuple):
-    """The answer of a Java.
+    """The answer of ``java -version``.
 
     Attributes:
         version: Major version; 1 before Java 9, None if unknown.
@@ -68,7 +68,7 @@ def spark_conf(home: Path, env: Mapping[str, str], given: Mapping[str, str]) -> 
     Args:
         home: Folder of Spark's own files.
         env: Environment of the session.
-        given: Settings in code, which override all others.
+        given: Settings of the session's code, which override all others.
 
     Returns:
         The settings by name.
@@ -122,13 +122,13 @@ def worker_environment(master: str, env: Mapping[str, str], folder: str) -> dict
     """
     if not is_local(master):
         return {}
-    # Without these variables Spark starts the first python3 of PATH, which would not find the handler.
+    # Without these variables, Spark starts the first python3 of PATH, which may not find the handler's module.
     paths = [path for path in (folder, env.get("PYTHONPATH", "")) if path]
     return {"PYSPARK_PYTHON": env.get("PYSPARK_PYTHON") or sys.executable, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path | None, str]:
-    """Return the Java that Spark starts, or None, and the environment variable that names it."""
+    """Return the path of the Java that Spark starts, or None, and the environment variable that selects it."""
     if home := env.get("JAVA_HOME"):
         path = Path(home) / "bin" / "java"
         return (path if os.access(path, os.X_OK) and path.is_file() else None), f"JAVA_HOME={home}"
@@ -146,7 +146,7 @@ def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> J
         # JAVA_TOOL_OPTIONS and incubating modules may print lines before the version.
         if found := _VERSION.search(line):
             return Java(int(found[1]), line)
-    # The last line of a failure is advice; the cause is an earlier one.
+    # The last line of a failure is advice; an earlier line states the cause.
     return Java(None, next((line for line in lines if "rror" in line), lines[0] if lines else "no output"))
 
 
@@ -182,7 +182,7 @@ def size(text: str, unit: int = MIB) -> int | None:
 
     Args:
         text: The size.
-        unit: Number of bytes that a number without a unit stands for.
+        unit: Unit of a number without a suffix, in bytes.
 
     Returns:
         The number of bytes, or None.
@@ -229,7 +229,8 @@ def _container_limits(root: Path) -> list[int]:
         lines = []
     for line in lines:
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
-        # Version 2 of cgroups: the group and its parents. Version 1: the group that bounds memory.
+        # In version 2 of cgroups the group and its parents bound memory, in version 1 the group of the memory
+        # controller.
         place = Path(path.lstrip("/"))
         if not kinds:
             files += [groups / step / "memory.max" for step in (place, *place.parents)]
@@ -271,7 +272,7 @@ def spark_jar(home: Path) -> tuple[str, str] | None:
 
 
 def find_jars(home: Path, conf: Mapping[str, str]) -> Jars:
-    """Find the jars that a session with these settings would have. The function fetches no jar.
+    """Find the connector's jars that a session with these settings would load. The function downloads no jar.
 
     The function searches Spark's own folder, ``spark.jars``, the driver's class path and ``spark.jars.packages``.
     """

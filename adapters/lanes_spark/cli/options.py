@@ -63,7 +63,7 @@ SparkConf = Annotated[
 
 
 def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a command's parsed parameters to ``RunOptions``. Raises ``ConfigError`` for a wrong parameter."""
+    """Convert a command's parameters to ``RunOptions``. Raises ``ConfigError`` for a wrong parameter."""
     return {
         **{name: given[name] for name in ("rows_per_batch", "tasks")},
         "settings": settings_of(given["settings"]),

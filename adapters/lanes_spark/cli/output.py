@@ -22,7 +22,7 @@ _STYLES: Final = {"held": "green", "violated": "bold red", "unproven": "yellow"}
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that shows progress on stderr. The function shows nothing if stderr is no terminal."""
+    """Yield a function that shows progress on stderr. If stderr is no terminal, the function does nothing."""
     console = Console(stderr=True)
     columns = [
         SpinnerColumn(),
@@ -43,7 +43,7 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
 
 
 def described(reached: Progress) -> str:
-    """Describe progress in one line. The line has hashes of keys, and no keys."""
+    """Describe progress in one line. The line shows hashes in place of keys."""
     batch = (
         f"batch {reached.batches + 1} in {reached.running} task(s)" if reached.running else f"{reached.batches} batches"
     )

@@ -37,7 +37,7 @@ _PAUSE: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRun:
-    """The runner of the batches of one replay or stream.
+    """Runs the batches of one replay or stream.
 
     Attributes:
         scope: Positions to handle, and their plan.
@@ -45,7 +45,8 @@ class BatchRun:
         payload: Pickled job, for the workers.
         results_to: Folder for rows that handlers return; None if the job has no results.
         tracker: Counter of the progress.
-        given_up: Event that a caller sets to end the run at once. The run then no longer waits for brokers.
+        given_up: Event that a caller sets to end the run at once. A run then does not wait for brokers that do not
+            answer.
     """
 
     scope: ReplayScope
@@ -56,7 +57,7 @@ class BatchRun:
     given_up: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run(self, spark: SparkSession, ranges: Mapping[int, Span], *, batch: int | None) -> None:
-        """Handle the rows of these positions. Blocks until all of them are handled.
+        """Handle the rows of these positions. Blocks until all rows are handled.
 
         Args:
             spark: Session whose executors run the handler.
@@ -98,10 +99,10 @@ class BatchRun:
             counts.missing += scope.chosen.count(ranges) - (observed.get["delivered"] or 0)
 
     def _check_incarnation(self, spark: SparkSession) -> None:
-        """Check that the topic was not recreated during the batch. Tasks cannot detect a recreation.
+        """Raise ``SourceError`` if the topic was recreated during the batch, which tasks cannot detect.
 
-        The check waits while the brokers do not answer, because a failure would repeat the whole batch. Waiting hides
-        no change, because Kafka never reuses a topic id.
+        While the brokers do not answer, the check waits, because a failure would repeat the whole batch. The wait
+        hides no recreation, because Kafka never reuses a topic id.
         """
         source = self.scope.source
         until = time.monotonic() + _PATIENCE
@@ -200,7 +201,7 @@ def _key_in(rows: DataFrame, keys: tuple[bytes, ...]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     if rows.schema["key"].dataType.simpleString() == "string":
-        # A string column contains no key with bytes other than UTF-8.
+        # A string column contains no key that is not valid UTF-8.
         texts = [key.decode(errors="replace") for key in keys]
         return F.col("key").isin([text for text, key in zip(texts, keys, strict=True) if text.encode() == key])
     return F.col("key").isin([bytearray(key) for key in keys])

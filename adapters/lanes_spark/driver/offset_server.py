@@ -1,7 +1,7 @@
-"""A server on the driver that sends current offset ranges to the process in which Spark runs a stream's source.
+"""A server on the driver that sends current offset ranges to the Python process of a stream's Spark source.
 
-The source's process has no JVM and cannot ask the brokers. The process asks the driver over a socket that only this
-user can reach. To stop a stream between two batches, the driver answers that no positions follow.
+This process has no JVM and cannot ask the brokers. It asks the driver over a socket that only this user can open. To
+stop a stream between two batches, the driver answers that no positions follow.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _LOOK: Final = 0.1
 
 
 class OffsetServer(socketserver.UnixStreamServer):
-    """A server in its own thread that answers each question with the current offset ranges.
+    """A server in its own thread that answers each request with the current offset ranges.
 
     Args:
         read: Function from the stream's positions to the current ranges.
 
     Attributes:
         path: Path of the socket.
-        stopped: Set when the server has answered that no positions follow. No batch runs then, and no batch begins.
+        stopped: Event that is set when the server has answered that no positions follow. After this answer no batch
+            runs or begins.
     """
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:
@@ -54,7 +55,7 @@ class OffsetServer(socketserver.UnixStreamServer):
         super().__init__(self.path, _Question, bind_and_activate=False)
 
     def start(self) -> None:
-        """Begin to answer questions. Raises ``ConfigError`` if the socket cannot be created."""
+        """Begin to answer requests. Raises ``ConfigError`` if the socket cannot be created."""
         try:
             self.server_bind()
             self.server_activate()
@@ -67,7 +68,10 @@ class OffsetServer(socketserver.UnixStreamServer):
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer all later questions with the end. Does not block. Idempotent. A signal handler may call ``stop``."""
+        """Answer all later requests with the end of the stream.
+
+        Does not block. Idempotent. Callable from a signal handler.
+        """
         self._stopping.set()
 
     def close(self) -> None:
@@ -91,12 +95,12 @@ class OffsetServer(socketserver.UnixStreamServer):
             return {"error": f"{type(error).__name__}: {error_text(error)}"}
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log the failure of one answer: the asking process has ended, and the query with it."""
+        """Log the failure of one answer: the source's process has ended, which also ends the query."""
         log.debug("the query no longer waits for offset ranges: %s", sys.exception())
 
 
 class _Question(socketserver.StreamRequestHandler):
-    """The connection of one question."""
+    """The connection of one request."""
 
     server: OffsetServer
     timeout = _PATIENCE
@@ -111,7 +115,7 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
 
     Args:
         path: Path of the server's socket.
-        at: Next position of the stream by partition. All messages below it are handled.
+        at: Next position of the stream by partition. All messages below these positions are handled.
 
     Returns:
         The ranges by partition; None when the stream is to stop.

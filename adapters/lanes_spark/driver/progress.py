@@ -53,15 +53,15 @@ class OldestMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Progress of a replay or a stream. The counts include running tasks, but not failed attempts of tasks.
+    """Progress of a replay or a stream. The counts include running attempts of tasks, but no failed attempts.
 
     Attributes:
         batches: Number of finished batches.
         delivered: Number of delivered rows, as in ``Report``.
         finished: Number of delivered rows that were handled or dead-lettered.
         dead_lettered: Number of delivered rows that were dead-lettered.
-        positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, for all runs on this
-            checkpoint. For a stream, the number of all positions of the topic.
+        positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including those that earlier
+            runs on this checkpoint handled. For a stream, the number of all positions of the topic.
         left: Number of selected positions that are not handled yet. For a stream, this is the lag.
         seconds: Seconds since this run began.
         running: Number of tasks that have reported and have not ended.
@@ -100,7 +100,7 @@ class Counts:
 
 
 class RunningTasks(NamedTuple):
-    """Sums over the reports of the current batch's tasks."""
+    """Sums over the latest reports of the current batch's running tasks."""
 
     tasks: int = 0
     delivered: int = 0
@@ -110,14 +110,14 @@ class RunningTasks(NamedTuple):
 
 
 class ProgressTracker:
-    """A counter of one run's progress, which calls ``tell`` about once a second. The caller closes the tracker.
+    """Counts the progress of one run, and calls ``tell`` about once a second. The caller closes the tracker.
 
     Args:
         spark: Session of the run.
         tell: Function that takes the progress. Without a function, tasks send no reports.
 
     Attributes:
-        started: Time of the run's begin, by ``time.monotonic``.
+        started: Time at which the run began, in seconds of ``time.monotonic``.
         counts: Sums over the finished batches.
         raised: The exception of ``tell`` that stopped the run; None without an exception.
     """
@@ -140,7 +140,7 @@ class ProgressTracker:
 
         Args:
             spans: Ranges to handle, by partition.
-            islands: The only ranges to handle of a partition; a partition without an entry is handled completely.
+            islands: Ranges to handle, for partitions of which only parts are handled.
         """
         self._spans, self._islands = spans, islands
         if self._pulse is not None:
@@ -150,7 +150,7 @@ class ProgressTracker:
         """Forget the reports of earlier batches.
 
         Returns:
-            The address for reports of tasks; None without a listener.
+            The address for reports of tasks; None if the driver receives no reports.
         """
         if self._reports is None:
             return None
@@ -169,18 +169,18 @@ class ProgressTracker:
             self._at = dict(at)
 
     def done(self, ranges: Mapping[int, Span]) -> None:
-        """Record the end of a batch. Raises ``LanesError`` if ``tell`` raises, or has raised since the last batch."""
+        """Record the end of a batch. Raises ``LanesError`` if ``tell`` raises an error, or did since the last batch."""
         with self._lock:
             self._batches, self._done = self.counts.batches, dict(self.counts.by_name)
             self._at |= {partition: end for partition, (_, end) in ranges.items()}
-            # The counts now include the reports of the batch's tasks.
+            # The sums of the batch now replace the reports of its tasks.
             self.begin_batch()
         if self._pulse is not None:
             try:
                 self._pulse.now()
             except BaseException as error:
                 self.raised = error
-                # Spark's own thread ends reliably only by an ``Exception``.
+                # Only an ``Exception`` reliably ends Spark's own thread.
                 raise LanesError(f"progress= raised {type(error).__name__}") from error
 
     def check(self) -> None:
@@ -216,7 +216,7 @@ class ProgressTracker:
 
 
 class TaskReports:
-    """A receiver of the reports of tasks. The caller closes the receiver.
+    """Receives the reports of tasks. The caller closes the receiver.
 
     Each task sends a datagram about once a second. A lost datagram only delays the progress.
 
@@ -243,7 +243,7 @@ class TaskReports:
             self._thread.start()
 
     def begin(self, batch: int) -> None:
-        """Forget reports of other batches."""
+        """Forget the reports of earlier batches."""
         with self._lock:
             self._batch = batch
             self._tasks.clear()
@@ -265,10 +265,11 @@ class TaskReports:
         if found is None:
             return
         try:
-            # A datagram wakes the thread, but closing the socket does not.
+            # A datagram wakes the thread, but the close of the socket does not.
             found.sendto(b"", found.getsockname())
         except OSError as error:
-            # A report has just woken the thread, or the thread stays. A replay must not fail by its progress.
+            # If the datagram fails, a report has just woken the thread, or the thread stays. Progress must not fail a
+            # replay.
             log.debug("cannot close the socket for progress: %s", error)
         self._thread.join(_ENDS_WITHIN)
 
@@ -320,7 +321,7 @@ class Pulse:
         self._thread.start()
 
     def now(self) -> None:
-        """Call ``tell`` once, in this thread. Raises the exception of this call or of an earlier call."""
+        """Call ``tell`` once, in the caller's thread. Raises the exception of this call or of an earlier call."""
         with self._lock:
             if self.error is None:
                 self._call()
@@ -348,7 +349,7 @@ class Pulse:
 
 
 def _bound(spark: SparkSession) -> socket.socket | None:
-    """Open a socket that workers reach by the driver's name; None if no name of the driver can be bound."""
+    """Open a socket that workers reach by the driver's host name; None if no name of the driver can be bound."""
     if getattr(spark, "_jvm", None) is None:
         # With Spark Connect, the driver is a process of another machine.
         return None

@@ -1,8 +1,8 @@
 """The Spark query of a replay with a checkpoint, and of a stream: a sequence of batches.
 
-The query reads no messages. A row of its source is the range of positions of one partition in a batch. Spark logs the
-ranges before the batch runs, and logs the end of the batch. A killed replay therefore continues with exactly the logged
-ranges.
+The query itself reads no messages. Each row of its source is the range of positions of one partition in a batch.
+Spark logs the ranges before the batch runs, and logs the end of the batch. A killed replay therefore repeats exactly
+the logged ranges of its last batch.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def begin_query(
     live: str = "",
     interval: float = 0.0,
 ) -> StreamingQuery:
-    """Begin the query. Does not wait for its first batch.
+    """Begin the query. Does not wait for the first batch.
 
     Args:
         spark: Session that runs the query.
         run: The replay or stream.
         checkpoint: Folder in which Spark logs the batches.
         done: Called after each batch with its ranges.
-        live: Path of an ``OffsetServer`` for a stream. "" = a replay, which ends at the end of its scope.
-        interval: Seconds between two questions to the server.
+        live: Path of an ``OffsetServer`` for a stream; "" = a replay, which ends with the last position of its scope.
+        interval: Seconds between two requests to the server.
 
     Returns:
         The running query.
@@ -80,7 +80,7 @@ def begin_query(
     def handle(ranges: DataFrame, batch: int) -> None:
         found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
         taken = clipped(found, scope.islands)
-        # Spark calls ``handle`` through the JVM, which passes on only the text of an error.
+        # Spark calls ``handle`` through the JVM, which returns only the text of an error.
         with crossing():
             # Every batch needs a known folder for its results, even a batch without positions.
             folder.take()
@@ -105,11 +105,11 @@ class RangeOptions:
         topic: Topic name.
         replay: Identity of the replay, which the checkpoint stores.
         spans: Ranges of positions, by partition.
-        starts: First positions of a new checkpoint, for partitions where they differ from ``spans``.
-        cap: Most positions of a batch.
+        starts: First positions of a new checkpoint, for partitions whose first position differs from ``spans``.
+        cap: Maximum number of positions of a batch.
         eras: Changes of the number of partitions.
-        islands: The only ranges to read, by partition; empty for all.
-        fixed: Whether a new partition is an error.
+        islands: The only ranges to read, by partition; empty = all positions.
+        fixed: Whether a partition that is added later is an error.
         live: Path of an ``OffsetServer`` with the current ``spans``; "" if ``spans`` never change.
         begin: First selected position, by partition.
         unnamed: Identity of the same replay over a topic without an id; "" if the topic has no id.
@@ -133,7 +133,7 @@ class RangeOptions:
 
 
 class BatchRanges(DataSource):
-    """The source of batch ranges, by Spark's interface of a data source. Its options are ``RangeOptions``."""
+    """The source of batch ranges as a Spark data source. Its options are ``RangeOptions``."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
@@ -158,7 +158,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._spans = self._given.spans
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Do nothing, because the ends were read before the query began."""
+        """Do nothing, because the end of each partition was read before the query began."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._given.cap)
@@ -189,7 +189,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A new partition begins with its first position.
             first = before.get(partition, self._spans[partition][0] if partition in self._spans else stop)
             ranges.append((partition, first, stop))
-        # The progress needs the positions of all partitions, also of those without rows in this batch.
+        # The progress needs the positions of all partitions, including partitions without rows in this batch.
         return [InputPartition(ranges)] if any(first < stop for _, first, stop in ranges) else []
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int, int]]:
@@ -219,7 +219,10 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _positions(self, offset: Any, done: Positions | None = None) -> dict[int, int]:
-        """Return the positions of an offset. Messages below ``done`` are handled; None = below the offset."""
+        """Return the positions that an offset of the query states.
+
+        Messages below ``done`` are handled; None = below the offset.
+        """
         topic = self._given.topic
         # Spark may pass the offset of another query's checkpoint.
         if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
@@ -228,7 +231,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         at = {int(number): position for number, position in offset["positions"].items()}
         if self._given.unnamed and offset.get("replay") == self._given.unnamed:
-            # Positions do not name their topic. In a copied or recreated topic they belong to other messages.
+            # Positions do not name their topic. In a copied or recreated topic, the same positions belong to other
+            # messages.
             raise SourceError(
                 f"{topic}: the checkpoint has no topic id, because it was begun by brokers before 2.8 or as a table. "
                 "The topic now has an id and may be another topic. For the same topic, for example after an upgrade, "

@@ -60,7 +60,7 @@ def replay(
     explain: bool = False,
     **options: Unpack[RunOptions],
 ) -> Report | Plan:
-    """Run ``handler`` over the messages of ``source``. Blocks until all of them are handled.
+    """Run ``handler`` over the messages of ``source``. Blocks until all messages are handled.
 
     A continued replay handles a failed batch again from its first message. Delivery is at least once, as in a live
     consumer.
@@ -71,7 +71,7 @@ def replay(
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
         to: End of the replay, exclusive: a position for all partitions, positions by partition, or an aware time.
             Default: the current end.
-        only: The only positions to handle, named by a journal. The journal is read once, at the begin of a checkpoint.
+        only: The only positions to handle, named by a journal. The journal is read once, when the checkpoint begins.
         checkpoint: Folder in which Spark logs every batch. A stopped replay continues from this folder. Without a
             checkpoint the replay is one batch, and a failed replay begins again.
         explain: Whether to return the plan without running a handler.
@@ -81,7 +81,7 @@ def replay(
         The report, or with ``explain`` the plan.
 
     Raises:
-        ConfigError: A promise cannot be kept with these arguments. Raised before the first message.
+        ConfigError: A promise cannot be kept with these arguments; no message was handled.
         HandlerHalted: A message failed under the poison policy ``exit``.
         SourceError: Rows are gone, the topic was recreated, or Spark failed. An error of a task keeps its class, its
             text in one line and its ``retryable``. Its ``__cause__`` is Spark's exception with the task's traceback.
@@ -101,12 +101,12 @@ def replay(
             else:
                 from lanes_spark.driver.query import begin_query
 
-                # The query runs without selected rows too, because it finds lost positions of its checkpoint.
+                # The query runs even without selected rows, because it detects lost positions of its checkpoint.
                 query = begin_query(spark, run, checkpoint, done=run.tracker.done)
                 try:
                     query.awaitTermination()
                 finally:
-                    # An interrupted caller must not leave handlers running.
+                    # After an interruption of the caller, no handler may continue to run.
                     run.batches.given_up.set()
                     query.stop()
     except LanesError:

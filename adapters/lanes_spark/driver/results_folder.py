@@ -1,12 +1,13 @@
 """Ownership of a folder of results: a checkpoint has one folder, and a folder has one checkpoint.
 
-A checkpoint numbers its batches, and each batch writes its own folder of results. Another checkpoint uses the same
-numbers for other rows, so its batches would replace some of the results and leave others. Two notes prevent that:
+A checkpoint numbers its batches, and each batch writes its own folder of results. A second checkpoint would use the
+same numbers for other rows, and its batches would replace only some of the results. Two notes refuse a second
+checkpoint:
 
 - The note in the results folder has the id of the checkpoint's query. A replay writes this note before its first
   results.
-- The note in the checkpoint has an id of the results folder, so that the folder may be moved. Any other folder would
-  lack the finished batches.
+- The note in the checkpoint has an id of the results folder, so that the folder may be moved. A different folder
+would lack the results of finished batches.
 
 A replay that was killed between the two notes has written no results. It may continue with any folder.
 
@@ -83,10 +84,10 @@ class ResultsFolder:
             raise self._other("without results_to, or with another folder", "the folder of the first batch")
 
     def take(self) -> None:
-        """Take the folder for this checkpoint. Call it after the begin of the query. Blocks. Idempotent.
+        """Claim the folder for this checkpoint. Call ``take`` after the query has begun. Blocks. Idempotent.
 
         Raises:
-            ConfigError: As in ``check``, or another replay takes the folder at the same time.
+            ConfigError: See ``check``; or another replay claims the folder at the same time.
             SourceError: The id of the checkpoint's query cannot be read.
         """
         self.check()
@@ -119,7 +120,7 @@ class ResultsFolder:
             )
 
     def _claim(self, query: str) -> None:
-        """Raise ``ConfigError`` if another query takes the folder too. Idempotent.
+        """Raise ``ConfigError`` if another query claims the folder too. Idempotent.
 
         With Spark Connect, which cannot list files, the method checks nothing.
         """
@@ -129,7 +130,7 @@ class ResultsFolder:
         session: Any = self._spark
         folder = f"{self._inside}/claims"
         claims = jvm.org.apache.hadoop.fs.Path(folder)
-        # Spark writes the results with the session's settings of file systems.
+        # Spark writes the results with the session's settings for file systems.
         system = claims.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
         mine = jvm.org.apache.hadoop.fs.Path(claims, query)
         system.create(mine, True).close()

@@ -35,8 +35,8 @@ class RunOptions(TypedDict, total=False):
     """Keyword options that ``replay`` and ``stream`` share. Every option has a default.
 
     Attributes:
-        settings: Order, retries, poison policy and limits, as for ``lanes.Consumer``. The limits hold in each task.
-            Default: ``Settings()``.
+        settings: Order, retries, poison policy and limits, as for ``lanes.Consumer``. The limits apply to each task
+            separately. Default: ``Settings()``.
         decode: Function that converts a message to the handler's argument, as for ``lanes.Consumer``.
         dead_letters: Function that creates the dead letter store of a task, see ``TaskJob``.
         setup: Function that opens resources of the handler, see ``TaskJob``.
@@ -44,17 +44,18 @@ class RunOptions(TypedDict, total=False):
         results: pyarrow schema of the rows that handlers return. Needs ``results_to``.
         results_to: Parquet folder for the rows that handlers return. With a checkpoint, every batch writes its own
             subfolder, and a repeated batch replaces its subfolder. Each checkpoint has its own folder.
-        keys: The only keys to handle, 1 to 10,000 of them. Default: all.
-        slots: The only slots to handle, numbers 0 to 65,535. Default: all.
-        partitions: Numbers of the only partitions to handle. Default: all.
+        keys: The only keys to handle, 1 to 10,000 keys. Default: all keys.
+        slots: The only slots to handle, numbers 0 to 65,535. Default: all slots.
+        partitions: Numbers of the only partitions to handle. Default: all partitions.
         from_: First position: a position for all partitions, positions by partition, or an aware time. Spark skips
             Parquet files whose statistics show no selected row. Default: the first position of the source.
-        rows_per_batch: Most rows of a batch, 1 or more. A replay without a checkpoint has one batch. Default 200,000.
+        rows_per_batch: Maximum number of rows of a batch, 1 or more. A replay without a checkpoint has one batch.
+            Default: 200,000.
         tasks: Number of shuffle tasks, 1 or more. Default: 4 per core.
         effects: Effects that remain when Spark repeats an attempt of a task, see ``Effects``. Default ``"unfenced"``.
-        progress: Function that is called after each batch and about once a second, in a thread of the driver. Its
-            exception stops the run after the current batch, and the run raises it unchanged. A continued run handles
-            that batch again.
+        progress: Function that is called after each batch and about once a second, in a thread of the driver. An
+            exception of the function stops the run after the current batch, and the run raises it unchanged. A
+            continued run handles the current batch again.
         journal: Folder in which every attempt of a task writes its own journal, see ``TaskJob``.
     """
 
@@ -90,9 +91,9 @@ class Report:
         batches: Number of finished batches.
         seconds: Duration of the run, in seconds.
         plan: Plan by which the rows reached the tasks.
-        journal: Facts about the positions of ``only=``; None without ``only=``.
-        missing: Number of selected journal positions that the source lacks. It is None without ``only=``, or if
-            keys, slots or times also select.
+        journal: Facts about the positions that ``only=`` selects; None without ``only=``.
+        missing: Number of selected journal positions that the source lacks. None without ``only=``, or if keys, slots
+            or times also select messages.
     """
 
     delivered: int
@@ -197,7 +198,7 @@ def open_run(
             tasks=options.get("tasks"),
             effects=options.get("effects", "unfenced"),
         )
-        # A later failure must not keep the checkpoint locked.
+        # If a later step fails, the checkpoint must not stay locked.
         unless_it_opens.callback(scope.close)
         tracker = ProgressTracker(spark, None if explain else options.get("progress"))
         unless_it_opens.callback(tracker.close)

@@ -37,12 +37,12 @@ class ReplayScope:
     Attributes:
         source: Source of the messages.
         selection: Selected keys, slots, partitions and positions.
-        spans: Positions that the source has.
+        spans: Positions of the source, by partition.
         selected: Selected ranges of positions, without empty ranges.
-        places: Selected ranges of positions, with empty ranges. An empty partition differs from a lost partition.
-        starts: First positions of a new checkpoint, for partitions where they differ from ``places``.
+        places: Selected ranges of positions, with empty ranges, because an empty partition is not a lost partition.
+        starts: First positions of a new checkpoint, for partitions whose first position differs from ``places``.
         plan: Plan by which the rows reach the tasks.
-        fixed: Whether new partitions would break the order.
+        fixed: Whether partitions that are added later would break the order.
         chosen: Positions of a journal; None without ``only=``.
         opened: Resources to close: the journal's positions and the lock on the checkpoint.
     """
@@ -60,7 +60,7 @@ class ReplayScope:
 
     @property
     def islands(self) -> Islands:
-        """Ranges around the positions of a journal; empty without a journal."""
+        """Ranges around the positions that a journal selects; empty without a journal."""
         return {} if self.chosen is None else self.chosen.islands
 
     @property
@@ -84,7 +84,7 @@ class ReplayScope:
         """Count the journal's positions outside the source's ranges. Blocks.
 
         Returns:
-            The number of positions; None without a journal, or if keys, slots or times select too.
+            The number of positions; None without a journal, or if keys, slots or times also select messages.
         """
         if self.chosen is None or self.selection.by_row:
             return None
@@ -117,8 +117,8 @@ def open_scope(
         selection: Selected keys, slots, partitions and positions.
         only: Selection by a journal; None without a journal.
         checkpoint: Folder to lock, which also stores the positions of a journal; None without a checkpoint.
-        cap: Most positions of a batch; None = one batch.
-        tasks: Number of shuffle tasks; None for the default.
+        cap: Maximum number of positions of a batch; None = one batch.
+        tasks: Number of shuffle tasks; None = 4 per core.
         effects: Effects of the handler.
 
     Returns:
@@ -130,7 +130,7 @@ def open_scope(
     """
     check_conf(settings_of(spark), effects)
     with ExitStack() as opened:
-        # The lock comes first: reading the positions needs a core, and another replay may use all cores.
+        # Lock first, because reading the positions needs a core, and another replay may use all cores.
         if checkpoint is not None and (lock := lock_checkpoint(spark, source.topic, checkpoint)) is not None:
             opened.callback(lock.release)
         spans = source.spans(spark)
@@ -189,7 +189,7 @@ def _positions(
                 check_kept(source.topic, starts, spans.by_partition, only=True)
         places = narrowed(places, chosen.islands)
     selected = {partition: (first, end) for partition, (first, end) in places.items() if first < end}
-    # A checkpoint may already be past a lost start. Its first batch checks the start.
+    # The positions of a checkpoint may already be above a lost start. Its first batch checks the start.
     starts = {partition: min(start, places[partition][0]) for partition, start in starts.items()}
     if isinstance(selection.start, datetime):
         # All rows below these positions are earlier than ``start``, so a new checkpoint begins at these positions.
@@ -226,5 +226,5 @@ def _cores(spark: SparkSession) -> int:
     try:
         return spark.sparkContext.defaultParallelism
     except Exception:
-        # Spark Connect has no context. The size of the default shuffle indicates the number of cores.
+        # Spark Connect has no context. Estimate the number of cores from the default number of shuffle tasks.
         return max(1, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or "200") // 4)

@@ -66,7 +66,7 @@ class Selection:
 
     @property
     def by_row(self) -> bool:
-        """Whether rows must be read to select them."""
+        """Whether the selection needs the content of rows, such as their keys."""
         return (
             self.keys is not None
             or self.slots is not None
@@ -75,7 +75,7 @@ class Selection:
         )
 
     def place(self, partition: int, span: Span) -> Span | None:
-        """Return the selected part of a range, even an empty part; None if the partition is not selected."""
+        """Return the selected part of a range, which may be empty; None if the partition is not selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         first, end = span
@@ -99,7 +99,7 @@ class Selection:
         }
 
     def digest(self) -> str:
-        """Return 16 hex digits that differ between selections."""
+        """Return a hash of the selection, 16 hex digits."""
         text = repr(
             (
                 self.keys,
@@ -115,7 +115,7 @@ class Selection:
 
 
 def select_slots(batches: Iterable[Any], slots: Collection[int]) -> Iterator[Any]:
-    """Yield the rows of Arrow batches whose keys have one of these slots. A row without a key has no slot.
+    """Yield the rows of Arrow batches whose keys are in one of these slots. A row without a key has no slot.
 
     The function runs in ``mapInArrow``, because Spark has no BLAKE3. Each distinct key of a batch is hashed once.
     """

@@ -40,17 +40,17 @@ def stream(
     interval: float = INTERVAL,
     **options: Unpack[RunOptions],
 ) -> Stream:
-    """Run ``handler`` over the present and all new messages of a topic, batch by batch, until the stream is stopped.
+    """Run ``handler`` over the existing and all new messages of a topic, batch by batch, until a call stops the stream.
 
-    Blocks until the query runs. A stream may continue the checkpoint of a replay, and a replay the checkpoint of a
-    stream.
+    Blocks until the query runs. A stream may continue the checkpoint of a replay, and a replay may continue the
+    checkpoint of a stream.
 
     Args:
         spark: Session whose executors run the handler.
         source: Topic to read.
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
         checkpoint: Folder in which Spark logs every batch. After a crash the stream continues from this folder.
-        interval: Seconds between two questions for new messages of an idle topic, 0.001 or more.
+        interval: Seconds between two checks of an idle topic for new messages, 0.001 or more.
         **options: Options that ``replay`` and ``stream`` share, see ``RunOptions``.
 
     Returns:
@@ -118,7 +118,7 @@ class Stream:
 
     @property
     def progress(self) -> Progress:
-        """Current progress. Without a ``progress`` callback it changes only between batches."""
+        """Current progress of the stream. Without a ``progress`` callback, the value changes only between batches."""
         return self._run.tracker.progress()
 
     @property
@@ -146,7 +146,7 @@ class Stream:
         """Wait until the stream has ended.
 
         Args:
-            timeout: Most seconds to wait. Default: no limit.
+            timeout: Maximum time to wait, in seconds. Default: no limit.
 
         Returns:
             Whether the stream has ended.
@@ -182,13 +182,13 @@ class Stream:
         self._run.tracker.done(ranges)
 
     def _watch(self) -> None:
-        """Stop the query after a call of ``stop``, and clean up after the end of the query."""
+        """Stop the query when ``stop`` was called, and clean up after the end of the query."""
         try:
             while self._query.isActive:
                 if self._offsets.stopped.wait(_LOOK):
                     self._query.stop()
         except Exception as error:
-            # Spark has ended, or the query failed during its stop. ``join`` raises that error.
+            # Spark has ended, or the query failed during its stop. ``join`` raises the error of the query.
             log.debug("%r: %s: %s", self, type(error).__name__, error)
         finally:
             self._seconds = time.monotonic() - self._run.tracker.started

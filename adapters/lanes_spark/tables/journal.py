@@ -1,4 +1,4 @@
-"""Reading of a journal with Spark: its files, its columns, and its selected positions.
+"""Functions that read a journal with Spark: its files, its columns, and its selected positions.
 
 All steps are DataFrames: no Python code runs per row.
 """
@@ -37,8 +37,8 @@ _TOPICS: Final = 5
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
     """Count the files of journals that a running process still writes, or that a killed process has left.
 
-    Call this function before ``read_journal``: a file that is completed between the two calls is then counted,
-    and not overlooked. With Spark Connect, which cannot list hidden files, the result is 0.
+    Call this function before ``read_journal``, so that a file that is completed between the two calls is not missed
+    by both. With Spark Connect, which cannot list hidden files, the result is 0.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -155,7 +155,7 @@ def doubts_of(
         F.max((n == 1) & (event == "begin")).alias("begun"),
         F.max(event == "end").alias("ended"),
         F.sum(F.when(dropped, F.coalesce("count", F.lit(1))).otherwise(0)).alias("dropped"),
-        # A row of dropped rows has the number of the last row that it counts.
+        # The row ``dropped`` has the number of the last row that it counts.
         (F.max("n") - F.count(F.when(~dropped, n))).alias("missing"),
         F.sum(F.when(event.isNull() | n.isNull(), 1).otherwise(0)).alias("odd"),
     )

@@ -39,7 +39,7 @@ _TERMS: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class JournalFacts:
-    """Facts about the positions that a journal selects, before other selections.
+    """Facts about the positions that a journal selects, regardless of other selections.
 
     Attributes:
         of: Selected state, see ``JournalSelection``.
@@ -153,7 +153,7 @@ class Chosen:
         positions: Rows of partition and offset, without repeats.
         islands: Ranges around the positions, by partition.
         facts: Facts about the selection.
-        digest: Digest that differs between selections.
+        digest: Hash of the selection.
     """
 
     positions: DataFrame = field(repr=False)
@@ -162,11 +162,14 @@ class Chosen:
     digest: str
 
     def small(self, cap: int | None) -> bool:
-        """Return whether an executor can keep the positions of a batch of at most ``cap`` positions in memory."""
+        """Return whether a batch of at most ``cap`` positions has few enough chosen ones for an executor's memory."""
         return self.facts.positions <= SMALL or (cap is not None and cap <= SMALL)
 
     def near(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Return the rows of islands in these ranges, so that Spark can skip other files. Reads no row yet."""
+        """Return the rows whose positions are in an island of these ranges, so that Spark skips other files.
+
+        Reads no row yet.
+        """
         parts = [
             (partition, (max(first, one), min(end, other)))
             for partition, (first, end) in ranges.items()
@@ -206,7 +209,7 @@ class Chosen:
 
 
 class _Kept:
-    """The selection that a checkpoint stores at its begin, in two tables."""
+    """The selection that a checkpoint stores when it begins, in two tables."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark = spark
@@ -219,7 +222,7 @@ class _Kept:
         try:
             row = self._spark.read.parquet(literal(self._facts)).first()
         except AnalysisException as error:
-            # After any other error a selection may exist. A new selection must not replace a partly handled selection.
+            # After an error of another kind a stored selection may exist. A new selection must not replace it.
             if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
                 raise
             return None
@@ -248,7 +251,7 @@ class _Kept:
         from pyspark.sql import functions as F  # noqa: N812
 
         positions.write.mode("overwrite").parquet(self._positions)
-        # The facts come last, because they mark the table of positions as complete.
+        # Write the facts last, because they mark the table of positions as complete.
         text = json.dumps({**asdict(facts), "digest": digest})
         self._spark.range(1, numPartitions=1).select(F.lit(text).alias("facts")).write.mode("overwrite").parquet(
             self._facts

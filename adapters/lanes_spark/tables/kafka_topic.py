@@ -70,8 +70,8 @@ class KafkaTopic:
         topic: Topic name.
         options: Options of Spark's Kafka connector. An option whose name begins with ``kafka.``, such as
             ``kafka.security.protocol``, is a setting of the Java client.
-        aligned: Whether one task reads a whole partition, without a shuffle. Then at most as many tasks as partitions
-            work. False shuffles by key, which distributes few partitions over many cores. ``minPartitions``,
+        aligned: Whether one task reads a whole partition, without a shuffle. At most one task per partition then
+            works. False = a shuffle by key distributes few partitions over many cores. ``minPartitions``,
             ``maxRecordsPerPartition`` and ``eras`` need False.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
@@ -119,11 +119,11 @@ class KafkaTopic:
             spark: Session with the Kafka connector.
 
         Returns:
-            The positions by partition. Its ``rows`` counts positions, and some positions have no message.
+            The positions by partition. ``rows`` of the result counts positions, and some positions have no message.
 
         Raises:
             ConfigError: Jars of the connector are missing.
-            SourceError: The brokers do not answer, or refuse.
+            SourceError: The brokers do not answer, or refuse the request.
         """
         spans, incarnation = read_offset_ranges(spark, self.topic, self._client())
         return Spans(
@@ -150,7 +150,7 @@ class KafkaTopic:
             SourceError: Positions are gone, the topic was recreated, or the brokers do not answer.
         """
         spans, now = read_offset_ranges(spark, self.topic, self._client())
-        # The id comes first, because positions of another topic cannot be compared.
+        # Compare the ids first, because positions of another topic cannot be compared.
         check_incarnation(self.topic, incarnation, now)
         check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, spans)
         reader = spark.read.format("kafka").options(**self._all_options())
@@ -165,7 +165,7 @@ class KafkaTopic:
         return known_rows(found, self.topic, {})
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Find by partition the first position of these spans with a timestamp of ``time`` or later. Blocks.
+        """Find in each of these spans the first position with a timestamp of ``time`` or later. Blocks.
 
         All messages below that position are earlier than ``time``, even if timestamps are out of order.
 
@@ -179,7 +179,7 @@ class KafkaTopic:
 
         Raises:
             ConfigError: Jars of the connector are missing.
-            SourceError: The brokers do not answer, or refuse.
+            SourceError: The brokers do not answer, or refuse the request.
         """
         # Kafka has timestamps in whole milliseconds. Rounding down skips no message.
         milliseconds = (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
@@ -233,9 +233,10 @@ def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str
     with _topic_admin(spark, topic, client) as admin:
         partitions, incarnation = admin.described()
         first = admin.offsets(partitions, admin.specs.earliest())
-        # The ends come last, so that they include new messages.
+        # Read the ends last, so that they include new messages.
         end = admin.offsets(partitions, admin.specs.latest())
-        # Brokers find offsets by topic name. Offsets between two answers with the same id belong to that topic.
+        # Brokers find offsets by topic name. If the id is equal before and after, the offsets belong to the topic with
+        # this id.
         check_incarnation(topic, incarnation, admin.described()[1])
     return {number: (first[number], end[number]) for number in sorted(first)}, incarnation
 
@@ -338,7 +339,10 @@ def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
 
 
 def _passes(cause: Any) -> bool:
-    """Return whether a later attempt may succeed, by the client's own classes. A missing topic is never retryable."""
+    """Return whether a later attempt may succeed, by the class of the client's error.
+
+    A missing topic is never retryable.
+    """
     kinds = []
     kind = cause.getClass()
     while kind is not None:

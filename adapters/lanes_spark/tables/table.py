@@ -41,7 +41,7 @@ class ParquetTable:
     Args:
         path: Path of the table, or several paths.
         topic: Topic of the messages. If the table has a column ``topic``, only rows of this topic are read.
-        columns: Name of the table's column for each message column that has another name in the table.
+        columns: Names of columns that differ in the table, by message column. Default: no differences.
         aligned: Whether every partition is one file, written in the order of its positions and small enough for one
             task. An aligned table needs no shuffle. A replay checks the files.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
@@ -96,7 +96,7 @@ class ParquetTable:
         return self._all(spark).where(within(ranges))
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Return no positions. A table needs none, because Spark skips files by their statistics.
+        """Return no positions. A table needs no start positions, because Spark skips files by their statistics.
 
         Args:
             spark: Not used.
@@ -150,7 +150,7 @@ def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
         (partition == number) & (offset >= first) & (offset < end) for number, (first, end) in sorted(pairs)
     ]
     while len(conditions) > 1:
-        # Spark walks the tree of conditions by recursion. A balanced tree stays flat for thousands of partitions.
+        # Spark traverses the tree of conditions recursively. A balanced tree stays shallow for thousands of partitions.
         conditions = [functools.reduce(operator.or_, conditions[at : at + 2]) for at in range(0, len(conditions), 2)]
     return conditions[0]
 
@@ -189,7 +189,7 @@ def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> Data
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """Positions of a source.
+    """The positions of a source.
 
     Attributes:
         by_partition: Positions by partition, the end exclusive.

@@ -1,4 +1,4 @@
-"""One task of Spark: a consumer over Arrow batches, on an event loop of its own.
+"""One task of Spark: a consumer over Arrow batches, on its own event loop.
 
 Reading order: ``job``, ``task``, ``source``, ``rows``, ``results``, ``journal``, ``progress``.
 """

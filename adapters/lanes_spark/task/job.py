@@ -27,7 +27,7 @@ class TaskJob:
 
     ``setup`` and ``teardown`` open and close clients in variables of the handler's module. A plain ``setup`` runs once
     in a worker process, before the first task. A plain ``teardown`` runs when the process exits or begins another
-    replay, but not when Spark kills the process. Async functions run in every task, on its event loop: ``setup`` before
+    job, but not when Spark kills the process. Async functions run in every task, on its event loop: ``setup`` before
     the first message, and ``teardown`` after the last message or an error.
 
     Args:
@@ -40,8 +40,8 @@ class TaskJob:
         dead_letters: Function that creates the dead letter store of a task, on the task's event loop.
         setup: Function that opens resources of the handler.
         teardown: Function that closes resources of the handler.
-        journal: Folder in which every attempt of a task writes its own journal. All workers must have it mounted. A
-            task waits for a slow journal before rows are dropped.
+        journal: Folder in which every attempt of a task writes its own journal. All workers must have mounted the
+            folder. If the journal is slow, a task waits before it drops rows.
 
     Raises:
         ConfigError: An argument cannot work in a task.
@@ -102,7 +102,8 @@ _BEGUN: Final = _Begun()
 def begin(name: str, load: Callable[[], TaskJob]) -> TaskJob:
     """Return the job with this name. The first task of a process loads the job and calls ``setup``.
 
-    If the latest job has another name, its ``teardown`` is called first. Only one thread may call this function.
+    If the latest job has another name, the function first calls the ``teardown`` of the latest job. Only one thread
+    may call this function.
 
     Args:
         name: Name of the job.
@@ -135,6 +136,6 @@ def _end() -> None:
     try:
         job.teardown()
     except Exception as error:
-        # The job has ended, and the next job must not fail by it.
+        # The old job has ended, and an error of its teardown must not fail the next job.
         kind = type(error).__qualname__
         log.warning("%s on Spark: teardown failed and is not called again: %s (%s)", job.topic, kind, error)

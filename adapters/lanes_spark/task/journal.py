@@ -59,7 +59,7 @@ def checked_folder(journal: object) -> str | None:
 
 @contextmanager
 def shared(folder: str | None, name: str) -> Iterator[None]:
-    """Create the folder, and for the time of the block a hidden file. Workers look for that file. Blocks.
+    """Create the folder, and for the time of the block a hidden file, which workers search. Blocks.
 
     Args:
         folder: Folder of the journals; None without journals.
@@ -107,7 +107,7 @@ def task_journal(folder: str | None, member: str | None) -> Journal | None:
 
 
 class Pace:
-    """A brake that makes a task wait for its journal, so that the journal drops no rows."""
+    """Makes a task wait for its journal, so that the journal drops no rows."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -116,13 +116,13 @@ class Pace:
     async def wait(self) -> None:
         """Wait until at most half of the journal's buffer is full. Cancel-safe.
 
-        If the disk does not respond, the task waits for ``PATIENCE`` seconds, and never again.
+        If the buffer stays more than half full for ``PATIENCE`` seconds, later calls do not wait.
         """
         buffer = buffer_of(self._journal)
         if not (self._hurried and buffer.half_full):
             return
         with anyio.move_on_after(PATIENCE):
-            # The loop polls, because the thread that takes the rows sends no event.
+            # The loop polls, because the thread that writes the rows sends no event.
             while buffer.half_full:
                 buffer.wake.set()
                 await anyio.sleep(_LOOK_SECONDS)

@@ -25,7 +25,10 @@ Tell = Callable[[Mapping[str, object]], None]
 
 @contextmanager
 def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iterator[Tell | None]:
-    """Yield a function that sends reports of an attempt, or None without a listener. A failure drops the report."""
+    """Yield a function that sends reports of an attempt; None if the driver receives no reports.
+
+    A failure drops the report.
+    """
     if address is None:
         yield None
         return
@@ -44,7 +47,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
             try:
                 found.sendto(text.encode(), where)
             except OSError:
-                # The next report may arrive.
+                # A failed report is dropped, and the next report may arrive.
                 return
 
         yield send
@@ -54,7 +57,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
 def telling(
     tell: Tell | None, delivered: Callable[[], int], finished: Callable[[], int], status: Callable[[], Status]
 ) -> Iterator[None]:
-    """Send a report about once a second on the running event loop, and a last report at the end of the block."""
+    """Send a report about once a second, from the running event loop, and a last report at the end of the block."""
     if tell is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Rows that handlers return.
+"""The rows that handlers return.
 
-A handler's return value becomes a row when its message is settled. A new attempt of the message replaces the value, and
-a message that was given up has no row.
+A handler's return value becomes a row when its message is settled. A new attempt of the message replaces the value. A
+message that was given up has no row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def output_schema(results: Any) -> Any:
 class Returns:
     """A store of the values that handlers return for messages that are not settled yet.
 
-    Handlers may run in threads. The value of a message is taken only after its handler has ended.
+    Handlers may run in threads. ``take`` removes the value of a message only after its handler has ended.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Returns:
             def recording_plain_batch(messages: list[Message]) -> object:
                 self._forget(messages)
                 returned = plain(messages)
-                # The caller raises the error for an awaitable, which names the handler.
+                # For an awaitable, the caller raises an error that names the handler.
                 return returned if inspect.isawaitable(returned) else self._outcomes(messages, returned)
 
             return recording_plain_batch
@@ -94,7 +94,7 @@ class Returns:
         return recording_plain
 
     def take(self, messages: Sequence[Message]) -> list[Result]:
-        """Take the rows of these settled messages out of the store.
+        """Remove and return the rows of these settled messages.
 
         A return value of None is no row, a mapping is one row, and a list of mappings is several rows. Raises
         ``LanesError`` for any other return value.

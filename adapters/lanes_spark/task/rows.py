@@ -33,7 +33,7 @@ KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 
 
 class Window:
-    """Rows as Python objects, grouped by partition, in their order within a partition.
+    """Rows as Python objects, grouped by partition; rows of a partition stay in order.
 
     Args:
         columns: Arrow columns in the order of ``COLUMNS``; None for a missing column.
@@ -58,7 +58,7 @@ class Window:
             columns = [None if column is None else column.take(order) for column in columns]
             sizes = sizes.take(order)
         lists: list[Any] = [None if column is None else column.to_pylist() for column in columns]
-        # zip is not strict, because a missing column is an endless repeat of None.
+        # zip is not strict, because an endless repeat of None replaces a missing column.
         self.rows: list[Row] = list(zip(*[repeat(None) if each is None else each for each in lists], strict=False))
         self.keys: list[bytes | None] = lists[KEY]
         self.offsets: list[Any] = lists[OFFSET]
@@ -155,7 +155,7 @@ class RowReader:
         return self._topic
 
     def details(self, raw: Any) -> Details:
-        """Return the details of a row that only its dead letter contains."""
+        """Return the details of a row that its message lacks and its dead letter contains."""
         headers = [header for header in raw[HEADERS] or () if header is not None]
         timestamp = raw[TIMESTAMP]
         return Details(

@@ -1,9 +1,9 @@
 """The source of one task of Spark: a finite number of rows of Arrow batches.
 
-The task's own thread offers the batches. A row becomes a message when the consumer has room. A partition is assigned at
-its first row, and stays assigned until the end of the task.
+The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. A
+partition is assigned at its first row, and stays assigned until the end of the task.
 
-Two signs of a wrong plan stop the task: a position that does not rise within its partition, and an era that falls. Rows
+Two faults of a plan stop the task: a position that does not rise within its partition, and an era that falls. Rows
 of the next era wait until all earlier rows are settled. A key may have another partition in the next era, and lanes
 keep no order across partitions.
 """
@@ -55,8 +55,8 @@ class ArrowSource:
 
     Args:
         topic: Topic of the rows.
-        taken: Function that is called after all rows of a batch are delivered, on the event loop.
-        settled: Function that takes finished messages, each message once, on the event loop.
+        taken: Function that is called on the event loop when all rows of one more batch are delivered.
+        settled: Function that is called on the event loop with settled messages, once for each message.
 
     Attributes:
         delivered: Number of delivered rows.
@@ -91,7 +91,7 @@ class ArrowSource:
     def __repr__(self) -> str:
         return f"<ArrowSource {self._topic}: {self.delivered} delivered, {len(self._unsettled)} unsettled>"
 
-    # --- what the task calls
+    # --- calls of the task
 
     @property
     def left(self) -> bool:
@@ -119,7 +119,7 @@ class ArrowSource:
         if self.pace is not None:
             await self.pace()
         while True:
-            # Nothing suspends between this line and the return, so a cancelled receive has taken nothing.
+            # No await follows before the return, so a cancelled receive has removed no rows.
             self._wake = anyio.Event()
             events = self._next(room)
             if events:
@@ -150,11 +150,11 @@ class ArrowSource:
         self._rows = self._next_row = 0
         self._unsettled.clear()
 
-    # --- in
+    # --- rows to messages
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self._announced or self._more():
-            # The assignments of a batch come alone, so that each message follows the assignment of its partition.
+            # Assignments are returned without messages, so that each message follows the assignment of its partition.
             announced, self._announced = self._announced, []
             if announced:
                 return announced
@@ -232,7 +232,10 @@ class ArrowSource:
         return [self._delivered(place) for place in begun]
 
     def _fitting(self, window: Window, first: int, last: int, room: int, *, alone: bool) -> tuple[int, int]:
-        """Return the end of the rows that fit into ``room`` bytes, and their bytes. ``alone`` admits any first row."""
+        """Return the end of the rows that fit into ``room`` bytes, and their bytes.
+
+        With ``alone`` the first row always fits.
+        """
         size = 0
         for index in range(first, last):
             more = window.sizes[index]

@@ -1,8 +1,8 @@
 """One task of Spark: a consumer of ``lanes`` that reads Arrow batches and returns Arrow batches.
 
-A task is a plain generator for ``mapInArrow``, and needs neither Spark nor a JVM. The consumer runs on an event loop in
-its own thread, so that timers and heartbeats continue while Spark makes the generator wait. One call passes a batch to
-that thread, and rows return a few thousand at a time.
+A task is a plain generator for ``mapInArrow``. The generator itself needs neither Spark nor a JVM. The consumer runs
+on an event loop in its own thread, so that timers and heartbeats continue while Spark makes the generator wait. One
+call passes a batch to the loop's thread, which returns rows in batches of a few thousand.
 
 ``Settings.max_in_flight`` and ``max_in_flight_bytes`` bound the messages, and ``AHEAD`` bounds the Arrow batches with
 undelivered rows. All rows are handled and settled before the generator ends. After a failure, or if the generator is
@@ -68,7 +68,7 @@ _before: tuple[int, int, int] | None = None
 
 
 class _Ready:
-    """Event: the loop runs, and accepts calls."""
+    """Event: the loop runs and accepts calls."""
 
 
 class _Taken:
@@ -93,8 +93,8 @@ def run_task(
     Args:
         batches: Arrow batches with the columns of ``task.rows.COLUMNS``.
         job: Handler and its resources.
-        member: Name of this attempt in its journal. Default: a random name.
-        tell: Function that takes the counts about once a second, on the event loop.
+        member: Name of this attempt of the task in its journal. Default: a random name.
+        tell: Function that is called on the event loop about once a second, with the counts.
 
     Returns:
         An iterator over batches of ``output_schema(job.results)``: rows that handlers returned, in the order in
@@ -158,7 +158,10 @@ class _Task:
             self._close()
 
     def _next(self, *, block: bool) -> Iterator[Any]:
-        """Handle the loop's events, with ``block`` at least one event. Raises the error that ended the loop."""
+        """Process the events from the loop; with ``block``, wait for at least one.
+
+        Raises the error that ended the loop.
+        """
         while True:
             try:
                 event = self._watch.get(self._inbox) if block and self._ready else self._inbox.get(block=block)
@@ -258,7 +261,7 @@ class _Task:
         try:
             self._results += self._returns.take(messages)
         except LanesError as error:
-            # The source must not fail. The consumer drains, and then the task raises this error.
+            # The source must not raise an error. The consumer drains, and then the task raises the error.
             self._misfit = self._misfit or error
             self._consumer.stop()
         if len(self._results) >= _ROWS_AT_ONCE:
@@ -267,7 +270,7 @@ class _Task:
 
 
 class LoopWatch:
-    """A watch on an event loop, by a thread that waits for the loop's events.
+    """Watches an event loop, from the thread that waits for the loop's events.
 
     Args:
         topic: Topic name, for the warning.
@@ -283,7 +286,7 @@ class LoopWatch:
         self._told = False
 
     def get(self, inbox: SimpleQueue[T]) -> T:
-        """Take the next element. Blocks. Logs the place of the loop's thread once if the loop does not answer."""
+        """Return the next event. Blocks. If the loop does not answer, logs once which line its thread executes."""
         while True:
             try:
                 return inbox.get(timeout=STANDS_AFTER)
@@ -317,7 +320,7 @@ class LoopWatch:
 def collecting_seldom() -> Iterator[None]:
     """Collect garbage less often in this process, until the last of these blocks ends. Thread-safe.
 
-    The block changes nothing in a process that already collects as seldom, or never.
+    The block has no effect in a process that already collects as seldom, or never.
     """
     global _tasks, _before
     with _lock:
@@ -332,6 +335,6 @@ def collecting_seldom() -> Iterator[None]:
     finally:
         with _lock:
             _tasks -= 1
-            # A threshold that other code has changed in between stays.
+            # A threshold that other code has changed meanwhile is kept.
             if not _tasks and _before is not None and gc.get_threshold() == (YOUNG_OBJECTS, *_before[1:]):
                 gc.set_threshold(*_before)
