@@ -190,6 +190,15 @@ CONTROLS: dict[str, tuple[list[Rows], dict[str, int]]] = {
         [segment(handled_rows(1), delivered(2), redelivered(1, "late"), ran(2), ran(1))],
         {},
     ),
+    "came late behind what waits, and once more": (
+        [
+            segment(
+                handled_rows(1), delivered(2), delivered(1), redelivered(1, "late"), delivered(1),
+                redelivered(1, "held"), ran(2), ran(1),
+            )
+        ],
+        {},
+    ),
     "came late behind what came late": (
         [
             segment(

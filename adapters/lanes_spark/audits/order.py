@@ -121,7 +121,12 @@ def _keyed(rows: DataFrame) -> DataFrame:
 
 def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
     here = keyed.where((F.col("event") != "produced") & ~F.col("gappy"))
-    return _turns(here, (*_LANE, "position"), (F.col("event") == "delivered") | F.col("begins"), F.col("mark"))
+    of_position = Window.partitionBy(*_LANE, "position").orderBy("ts")
+    so_far = of_position.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    # A finished message that came late waits after queued messages, also when the broker delivers it once more.
+    waits = F.coalesce(F.last("mark", ignorenulls=True).over(so_far) == "R", F.lit(False))
+    opens = (F.col("event") == "delivered") & ~waits | F.col("begins")
+    return _turns(here, (*_LANE, "position"), opens, F.col("mark"))
 
 
 def _queued_again(turns: DataFrame) -> DataFrame:

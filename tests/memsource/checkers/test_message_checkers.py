@@ -71,6 +71,13 @@ class TestPerKeyOrder:
         replay.reverse()
         assert "PerKeyOrder" in violated(crashed, segment(*replay, start=200.0, pid=2))
 
+    def test_a_repeated_message_that_the_broker_delivers_twice_waits_for_the_queue(self) -> None:
+        handled_before = segment(handled(1), end=None)
+        twice = [delivered(1), redelivered(1, "late"), delivered(1), redelivered(1, "held")]
+        in_turn = [row for position in (2, 3, 1) for row in (started(position), ended(position))]
+        queued = [delivered(2), delivered(3), *twice, *in_turn]
+        assert not violated(handled_before, segment(*queued, start=200.0, pid=2))
+
     def test_a_message_that_arrives_late_is_out_of_order(self) -> None:
         late = [delivered(1), redelivered(1, "late")]
         assert violated(segment(handled(2), late)) == {"PerKeyOrder"}
