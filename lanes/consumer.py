@@ -285,13 +285,14 @@ class Consumer:
         if self._state in ("new", "starting"):
             engine = Engine(self._policy(self._settings.in_flight_bound(None)))
             engine.pause(paused=self._paused)
-            return snapshot(engine, self._clock(), dead_lettered=0, redelivered={}, lag=self._lag)
+            return snapshot(engine, self._clock(), dead_lettered=0, redelivered={}, loop_held=0.0, lag=self._lag)
         run = self._opened("ask for its status")
         return snapshot(
             run.engine,
             self._clock(),
             dead_lettered=run.dead_letter_writer.confirmed,
             redelivered=run.redelivered,
+            loop_held=run.loop_watch.seconds,
             lag=self._lag,
         )
 

@@ -191,6 +191,7 @@ class Instruments:
         self.dead_letters = meter.create_counter("lanes.dead_letters", "{message}", "Dead letters confirmed.")
         self.zombies = meter.create_counter("lanes.zombies", "{message}", "Results that came too late to count.")
         self.redelivered = meter.create_counter("lanes.redelivered", "{message}", "Positions that came again.")
+        self.loop_held = meter.create_counter("lanes.loop.held", "s", "Time for which calls held the event loop.")
         self.duration = meter.create_histogram(
             "messaging.process.duration",
             "s",

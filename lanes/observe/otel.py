@@ -158,6 +158,10 @@ class Telemetry:
         """Count a result that came after the fence of its assignment and changed nothing."""
         self._add(self._instruments.zombies, 1, self.labels(message.partition))
 
+    def loop_held(self, seconds: float) -> None:
+        """Count the seconds for which a call held the event loop."""
+        self._add(self._instruments.loop_held, seconds, self._labels)
+
     def redelivered(self, message: Message, cause: str) -> None:
         """Count a redelivered position; ``cause`` has the values of ``lanes.core.effects.Redelivered``."""
         self._add(self._instruments.redelivered, 1, {**self.labels(message.partition), "lanes.cause": cause})
@@ -220,7 +224,7 @@ class Telemetry:
                 _error_type(error),
             )
 
-    def _add(self, counter: Counter, count: int, labels: Labels) -> None:
+    def _add(self, counter: Counter, count: float, labels: Labels) -> None:
         try:
             counter.add(count, labels)
         except Exception as error:

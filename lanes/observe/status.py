@@ -81,6 +81,7 @@ class Status:
         dead_lettered: Number of confirmed dead letters since the start.
         zombies: Number of results since the start that came after the fence of their assignment.
         redelivered: Number of redelivered messages since the start, by cause.
+        loop_held: Seconds since the start for which a call held the event loop, in pieces of 0.1 s or longer.
         floors: Position below which every delivered message is finished, by partition.
         partitions: Status of each partition, by its source and number.
         oldest: The oldest unfinished message of all partitions; None = every message is finished.
@@ -105,6 +106,7 @@ class Status:
     dead_lettered: int
     zombies: int
     redelivered: Mapping[str, int]
+    loop_held: float
     floors: Mapping[str, int]
     partitions: Mapping[str, PartitionStatus]
     oldest: Oldest | None
@@ -113,7 +115,9 @@ class Status:
 Lag = Callable[[Partition], int | None]
 
 
-def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int], lag: Lag) -> Status:
+def snapshot(
+    engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int], loop_held: float, lag: Lag
+) -> Status:
     """Return the status of an engine at ``now``; ``lag`` returns the lag of a partition. O(in flight)."""
     flow = engine.flow
     stopped = engine.stopped
@@ -139,6 +143,7 @@ def snapshot(engine: Engine, now: float, *, dead_lettered: int, redelivered: Map
         dead_lettered=dead_lettered,
         zombies=engine.zombies,
         redelivered=dict(redelivered),
+        loop_held=loop_held,
         floors={name: each.floor for name, each in partitions.items()},
         partitions=partitions,
         oldest=max(oldest, key=lambda each: each.age, default=None),

@@ -32,6 +32,11 @@ class Tap:
         self.history = history
         self.telemetry = telemetry
 
+    def loop_held(self, seconds: float) -> None:
+        """Count the seconds for which a call held the event loop. Any thread may call the method."""
+        if self.telemetry is not None:
+            self.telemetry.loop_held(seconds)
+
     # --- messages
 
     def delivered(self, partition: Partition, run: Sequence[Message], now: float) -> None:

@@ -53,6 +53,7 @@ from lanes.source import (
 )
 from lanes.workers.batches import BatchWorkers
 from lanes.workers.context import Workers
+from lanes.workers.loop_watch import LoopWatch
 from lanes.workers.tasks import TaskWorkers
 from lanes.workers.threads import ThreadWorkers
 
@@ -83,6 +84,7 @@ class Run:
         planned: Whether the group has a plan; True for a source without plans.
         fatal: The error that stops the run.
         redelivered: Number of redelivered positions by cause.
+        loop_watch: The watch over the event loop.
         workers: The workers that call the handler.
         attempts: The keeper of the attempts in the store.
         settler: The settler of finished messages.
@@ -124,6 +126,15 @@ class Run:
         self._ownership = OwnershipLog(self.name, plans=traits.plans)
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
+        self.loop_watch = LoopWatch(
+            self.name,
+            handler_name(handler),
+            "make it a plain function, or await"
+            if is_async(handler)
+            else 'leave out sync_handlers="inline", so that it runs in threads',
+            clock,
+            tap.loop_held,
+        )
         self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         # The constructors of the components read these attributes, and call nothing of the run.
@@ -172,6 +183,7 @@ class Run:
                 self._active = True
                 policy = self.engine.policy
                 self._ownership.opened(policy.order, policy.concurrency, policy.max_in_flight)
+                self.loop_watch.start(self.workers.message_in)
                 self.workers.start(self._tasks)
                 self.start_soon(self._pump)
                 self.start_soon(self.settler.run)
@@ -182,6 +194,7 @@ class Run:
                     self._stop_partitions()
         finally:
             self._active = False
+            self.loop_watch.stop()
             self.attempts.end()
             self._failures.end(self.clock())
 
@@ -361,6 +374,9 @@ class Run:
         """Give up a lost partition. From this call on, no result of the partition counts. Idempotent."""
         if not self.engine.owns(partition):
             return
+        held = self.loop_watch.held_before(self.clock())
+        if held is not None:
+            reason = f"{reason}; {held}"
         zombies = self.engine.lose(partition)
         self._handover.lost(partition)
         log.warning(

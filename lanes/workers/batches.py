@@ -16,7 +16,8 @@ import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import cast
+from types import FrameType
+from typing import Final, cast
 
 import anyio
 import anyio.lowlevel
@@ -81,6 +82,10 @@ class BatchWorkers:
         in_threads = not self._awaits and not inline
         self._threads = _BatchThreads(self._outcomes_now, context, timeout=timeout, grace=grace) if in_threads else None
         self._workers = [_Worker() for _ in range(context.engine.concurrency)]
+        self._loop_watch = context.loop_watch
+        # Seconds that the workers leave to the loop before the next call, and the number of such times.
+        self._rest = 0.0
+        self._round = 0
         self._wake = anyio.Event()
 
     def start(self, tasks: TaskGroup) -> None:
@@ -104,6 +109,13 @@ class BatchWorkers:
         """Return the first message of each call that has run in a thread for ``timeout`` seconds or longer."""
         return [] if self._threads is None else self._threads.pool.stuck(now, timeout)
 
+    def message_in(self, frame: FrameType) -> Message | None:
+        """Return the first message of the call that a frame makes; None = the frame makes no call of these workers."""
+        if frame.f_code is not _CALLING:
+            return None
+        of_frame = frame.f_locals
+        return of_frame["batch"][0] if of_frame.get("self") is self else None
+
     async def _work(self, worker: _Worker) -> None:
         while True:
             batch = await self._take()
@@ -111,7 +123,16 @@ class BatchWorkers:
             with anyio.CancelScope() as worker.scope:
                 await self._handle(worker, batch)
             self._context.after()
-            await anyio.lowlevel.checkpoint()
+            self._rest = self._loop_watch.rest(self._clock())
+            await self._yield_to_loop()
+
+    async def _yield_to_loop(self) -> None:
+        """Give the loop a turn, or a rest after a call that has held the loop for long."""
+        before = self._round
+        await anyio.sleep(self._rest)
+        if self._round == before:
+            self._round += 1
+            self._rest = 0.0
 
     async def _take(self) -> list[Message]:
         engine = self._engine
@@ -126,6 +147,9 @@ class BatchWorkers:
                     self._wake = anyio.Event() if self._wake.is_set() else self._wake
                     with anyio.move_on_after(left):
                         await self._wake.wait()
+            while self._rest:
+                # Another worker's call has held the loop, so no call starts before the loop has had its turn.
+                await self._yield_to_loop()
             batch = engine.take_batch(self._size)
             if batch:
                 return batch
@@ -274,6 +298,9 @@ class BatchWorkers:
                 history.ended(message, "error", now, outcome.error)
             else:
                 history.ended(message, result, now, error)
+
+
+_CALLING: Final = BatchWorkers._handle.__code__
 
 
 def _overdue(batch: list[Message], now: float) -> bool:

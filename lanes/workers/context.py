@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from types import FrameType
 from typing import Protocol
 
 from anyio.abc import TaskGroup
@@ -12,6 +13,7 @@ from lanes.core.engine import Engine
 from lanes.core.types import Message, Partition
 from lanes.observe.tap import Tap
 from lanes.source import SourceEvent
+from lanes.workers.loop_watch import LoopWatch
 
 
 class RunContext(Protocol):
@@ -21,12 +23,14 @@ class RunContext(Protocol):
         engine: The engine.
         clock: Monotonic clock in seconds. Threads may call the clock.
         tap: The observers of the run.
+        loop_watch: The watch over the event loop.
         name: Name of the source in log lines.
     """
 
     engine: Engine
     clock: Clock
     tap: Tap
+    loop_watch: LoopWatch
     name: str
 
     def after(self, *, taking: int = 0) -> None:
@@ -74,3 +78,9 @@ class Workers(Protocol):
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Return the messages whose handlers have run in threads for ``timeout`` seconds or longer. O(threads)."""
+
+    def message_in(self, frame: FrameType) -> Message | None:
+        """Return the message whose handler a frame of these workers calls on the event loop.
+
+        None = the frame calls no handler. Any thread may call the method.
+        """

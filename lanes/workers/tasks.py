@@ -4,7 +4,8 @@ A worker makes plain calls into the engine, and needs no task, event, scope or c
 worker sleeps on an event and is woken only for a ready lane. The task of a worker starts when the worker is woken for
 the first time. A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event
 loop before its next message, so heartbeats and settlements continue. A handler that has suspended has yielded
-already.
+already. After a handler that has held the loop for longer, all workers rest for a moment, in which the answers of a
+broker can arrive.
 
 With a history, every worker yields once before each handler. The first worker to resume writes the ``started`` rows of
 all workers by one ``write``. So no handler is called before its row is in the file.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextvars
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Final
 
 import anyio
@@ -65,6 +67,7 @@ class TaskWorkers:
         self._reporter = OutcomeReporter(context)
         self._history = tap.history
         self._telemetry = tap.telemetry
+        self._loop_watch = context.loop_watch
         self._timeout = timeout
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
@@ -77,6 +80,9 @@ class TaskWorkers:
         # With a history, handlers that start together share one ``write``, so their workers are woken together.
         self._grouped = tap.history is not None and tap.history.group_commit
         self._waking_limit = engine.concurrency if self._grouped else _WAKING_LIMIT
+        # Set when the slice is used up, until the loop has had its turn.
+        self._yielding = False
+        self._rest = 0.0
         self._round = 0
         self._slice_start = self._looked = clock()
         self._stride = 1
@@ -116,6 +122,13 @@ class TaskWorkers:
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Always empty: a handler that runs too long is cancelled."""
         return []
+
+    def message_in(self, frame: FrameType) -> Message | None:
+        """Return the message whose handler a frame calls; None = the frame calls no handler of these workers."""
+        if frame.f_code is not _CALLING:
+            return None
+        of_frame = frame.f_locals
+        return of_frame.get("message") if of_frame.get("self") is self else None
 
     async def _watch(self, timeout: float) -> None:
         """Cancel every handler that takes too long, with one timer for all handlers."""
@@ -169,6 +182,10 @@ class TaskWorkers:
         handling: Handling | None = None
         now = 0.0
         while not worker.cancelled:
+            yielding = self._yielding
+            if yielding:
+                await self._yield_to_loop()
+                continue
             message = engine.take()
             if message is None:
                 worker.wake = anyio.Event()
@@ -194,6 +211,8 @@ class TaskWorkers:
                     row = history.started(message, now if leased else self._clock())
                     if grouped:
                         await anyio.lowlevel.checkpoint()
+                        while self._yielding:
+                            await self._yield_to_loop()
                         if history.written < row:
                             history.flush()
                         if leased and self._clock() >= message.partition.deadline:
@@ -241,22 +260,35 @@ class TaskWorkers:
                 continue  # Another worker ran, so the handler has suspended and the loop had its turn.
             self._countdown -= 1
             if self._countdown <= 0 and self._slice_used():
-                before = self._round
-                await anyio.lowlevel.checkpoint()
-                if self._round == before:
-                    # The first worker of the loop's next round starts a new slice for all of them.
-                    self._round += 1
-                    self._slice_start = self._looked = self._clock()
+                # No worker starts a handler before the loop has had its turn.
+                self._yielding = True
         return True
+
+    async def _yield_to_loop(self) -> None:
+        """Give the loop a turn, or a rest after a handler that has held the loop for long."""
+        before = self._round
+        if self._rest:
+            await anyio.sleep(self._rest)
+        else:
+            await anyio.lowlevel.checkpoint()
+        if self._round == before:
+            # The first worker of the loop's next round starts a new slice for all of them.
+            self._round += 1
+            self._yielding = False
+            self._slice_start = self._looked = self._clock()
 
     def _slice_used(self) -> bool:
         now = self._clock()
         left = self._slice_start + TIME_SLICE - now
         if left <= 0.0:
             self._stride = self._countdown = 1
+            self._rest = self._loop_watch.rest(now)
             return True
         # The clock is read again after a number of messages that fits into the slice, judged by the last messages.
         took, self._looked = now - self._looked, now
         self._stride = min(self._stride * 2, _STRIDE_LIMIT) if took < left / 4 else 1
         self._countdown = self._stride
         return False
+
+
+_CALLING: Final = TaskWorkers._work_until_cancelled.__code__

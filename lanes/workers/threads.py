@@ -13,6 +13,7 @@ queued.
 from __future__ import annotations
 
 import contextvars
+from types import FrameType
 
 from anyio.abc import TaskGroup
 
@@ -93,6 +94,10 @@ class ThreadWorkers:
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Return the messages whose handlers have run for ``timeout`` seconds or longer. O(threads)."""
         return self._pool.stuck(now, timeout)
+
+    def message_in(self, frame: FrameType) -> Message | None:
+        """Always None: no handler runs on the event loop."""
+        return None
 
     def _turn(self) -> None:
         self._finish_results()

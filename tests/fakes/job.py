@@ -54,6 +54,12 @@ async def hold_the_loop(message: Message) -> None:
     time.sleep(60)  # noqa: ASYNC251 (the mistake)
 
 
+async def doze(message: Message) -> None:
+    say("running")
+    time.sleep(1.5)  # noqa: ASYNC251 (the mistake)
+    say(f"ended {message.position}")
+
+
 async def hold_the_loop_in_c(message: Message) -> None:
     """No signal interrupts the wait for a mutex, so Python calls no signal handler."""
     say("running")
@@ -94,6 +100,7 @@ HANDLERS = {
     "line": wait_for_a_line,
     "ever": wait_for_ever,
     "ignore": ignore_cancellation,
+    "doze": doze,
     "hold": hold_the_loop,
     "hold in C": hold_the_loop_in_c,
     "thread": leave_a_thread,
@@ -104,6 +111,9 @@ HANDLERS = {
 
 def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
     broker = MemoryBroker(max_unacked=200)
+    if case == "doze":
+        for number in range(48):
+            broker.publish(key=str(number))
     for _ in range(2):
         broker.publish(key="a")
     source = MemorySource(broker)

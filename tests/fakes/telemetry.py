@@ -69,7 +69,7 @@ def status(**changes: Any) -> Status:
     names = [
         *("in_flight", "max_in_flight", "peak_in_flight", "in_flight_bytes", "max_in_flight_bytes"),
         *("peak_in_flight_bytes", "running", "concurrency", "ready", "held", "blocked", "parking"),
-        *("settled", "retries", "dead_lettered", "zombies"),
+        *("settled", "retries", "dead_lettered", "zombies", "loop_held"),
     ]
     fields: dict[str, Any] = {name: 100 + number for number, name in enumerate(names)}
     partitions = {
@@ -99,6 +99,7 @@ def count_everything(telemetry: Telemetry, one: Message) -> None:
     telemetry.dead_lettered(one)
     telemetry.zombie(one)
     telemetry.redelivered(one, "held")
+    telemetry.loop_held(1.5)
 
 
 class Sdk:

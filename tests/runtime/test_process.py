@@ -68,6 +68,22 @@ def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
 
 
 @pytest.mark.process
+def test_a_first_signal_takes_effect_after_the_handler_that_holds_the_event_loop(job: Job) -> None:
+    """All 48 messages may run at once, so their handlers could hold the event loop one after the other."""
+    process = job("doze")
+    assert says(process) == "running"
+    process.send_signal(signal.SIGINT)
+    assert complains(process).startswith("lanes: SIGINT: draining")
+    assert says(process) == "ended 0"
+    ended = time.monotonic()
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, out) == (EXIT_DRAINED, "bye\n")
+    assert "doze" in err and "held the event loop for 1." in err
+    # The loop continues at once; the rest is the end of the interpreter.
+    assert time.monotonic() - ended < 1.0
+
+
+@pytest.mark.process
 def test_the_program_keeps_signal_handlers_of_its_own(spawn: Spawn) -> None:
     """A program and its handler may add other signals to the event loop, before and after ``serve`` begins."""
     process = spawn("-W", "error", "-m", "tests.fakes.job", "signals", "asyncio")

@@ -1,0 +1,294 @@
+"""The watch over the event loop of a run, by a thread that asks the loop for a turn ten times a second.
+
+A handler holds the loop if it blocks, for example in ``time.sleep`` or in a client without asyncio. Meanwhile nothing
+else of the process runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn,
+finds the handler in the stack of the loop's thread, and names the handler in the log.
+
+A process that was frozen is not accused, because the thread was frozen too. A C function that keeps the interpreter's
+lock stops the thread like a freeze, so such a function is not found.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+from lanes.clock import Clock, monotonic
+from lanes.core.types import Message
+from lanes.loops import entry_of_loop
+
+log = logging.getLogger("lanes")
+
+INTERVAL: Final = 0.1
+"""Seconds between an answer of the loop and the next question."""
+
+HELD_AFTER: Final = 0.1
+"""Seconds without an answer after which the loop counts as held."""
+
+WARNED_AFTER: Final = 1.0
+"""Seconds without an answer after which the handler that holds the loop is named."""
+
+WARNED_EVERY: Final = 30.0
+"""Seconds between two warnings, because each message may hold the loop."""
+
+REMEMBERED_FOR: Final = 5.0
+"""Seconds for which a loss of a partition is said to follow a held loop."""
+
+_REST_SHARE: Final = 0.01
+"""Part of the held time that the workers then leave to the loop."""
+
+_REST_LIMIT: Final = 0.05
+"""Maximum of that time in seconds; an answer of a broker fits into it."""
+
+_FROZEN_AFTER: Final = 0.5
+"""Seconds by which a wait of the thread is longer than asked for if the process was frozen."""
+
+_JOINED_WITHIN: Final = 1.0
+"""Seconds that the thread gets to end, which a log handler may delay."""
+
+_IDLE: Final = ("asyncio", "selectors", "trio", "anyio", "uvloop")
+"""Modules that run on the loop's thread while no code of the user holds the loop."""
+
+_WORKERS: Final = ("lanes.workers.tasks", "lanes.workers.batches")
+"""Modules that call handlers on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A time in which one call held the event loop.
+
+    Attributes:
+        seconds: Length.
+        ended: Time of its end.
+        by: Name of the handler or of another function; "" = unknown.
+    """
+
+    seconds: float
+    ended: float
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.by or 'other code'} held the event loop for {self.seconds:.1f} s before"
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """The function that holds the loop. ``message``: None = the function is not the handler."""
+
+    name: str
+    line: str
+    message: Message | None
+
+    def __str__(self) -> str:
+        if self.message is None:
+            return f"{self.name} ({self.line})"
+        return f"{self.name} at {self.message.partition.id} position {self.message.position} ({self.line})"
+
+
+class LoopWatch:
+    """The watch over one event loop, for one consumer.
+
+    Only ``start``, ``stop`` and the answers run on the loop. The attributes may be read by any thread.
+
+    Args:
+        name: Name of the source in log lines.
+        handler: Name of the handler.
+        remedy: What to do about a handler that holds the loop.
+        clock: Clock of the run. Without a real clock, in a simulation, no thread watches.
+        lost: Called by the thread with the seconds of each hold.
+
+    Attributes:
+        seconds: Seconds for which the loop was held since the start, in pieces of 0.1 s or longer.
+    """
+
+    def __init__(self, name: str, handler: str, remedy: str, clock: Clock, lost: Callable[[float], None]) -> None:
+        self._name = name
+        self._handler = handler
+        self._remedy = remedy
+        self._clock = clock
+        self._lost = lost
+        self.seconds = 0.0
+        self._message_in: Callable[[FrameType], Message | None]
+        self._enter: Callable[[Callable[[], None]], object]
+        self._loop_thread = 0
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._turn = threading.Event()
+        # The time of the question that the loop has not answered for HELD_AFTER; 0 = the loop is not held.
+        self._since = 0.0
+        self._answered = 0.0
+        self._frozen = 0.0
+        self._by = ""
+        self._last: Hold | None = None
+        self._warn_at = 0.0
+        self._untold = 0
+        self._untold_seconds = 0.0
+
+    def __repr__(self) -> str:
+        return f"<LoopWatch {self.seconds:.1f} s held>"
+
+    # --- on the event loop
+
+    def start(self, message_in: Callable[[FrameType], Message | None]) -> None:
+        """Start the thread.
+
+        Args:
+            message_in: Returns the message whose handler a frame calls, or None. The thread calls the function.
+        """
+        if self._clock is not monotonic:
+            return
+        self._message_in = message_in
+        self._enter = entry_of_loop()
+        self._loop_thread = threading.get_ident()
+        # The name does not begin like those of the threads for handlers.
+        thread = threading.Thread(target=self._watch, name="lanes.loop", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning(
+                "%s: the system refused the thread that watches the event loop (%s), so a handler that holds the loop "
+                "is not named: raise the limit of threads of this process",
+                self._name,
+                error,
+            )
+        else:
+            self._thread = thread
+
+    def stop(self) -> None:
+        """End the thread. Idempotent."""
+        self._over.set()
+        self._turn.set()
+        if self._thread is not None:
+            self._thread.join(_JOINED_WITHIN)
+
+    def rest(self, now: float) -> float:
+        """Return the seconds that the workers have to leave to the loop now; 0 = one turn of the loop is enough."""
+        since = self._since
+        return min(_REST_LIMIT, (now - since) * _REST_SHARE) if since else 0.0
+
+    def held_before(self, now: float) -> Hold | None:
+        """Return the hold of a second or more that ends now or has ended within ``REMEMBERED_FOR`` seconds."""
+        since, last = self._since, self._last
+        if since and now - since >= WARNED_AFTER:
+            return Hold(now - since, now, self._by)
+        return last if last is not None and now - last.ended < REMEMBERED_FOR else None
+
+    def _answer(self) -> None:
+        since, now = self._since, self._clock()
+        if since and now - since - self._frozen >= WARNED_AFTER:
+            # Here and not in the thread, because the loss of a partition may be reported in this turn of the loop.
+            self._last = Hold(now - since - self._frozen, now, self._by)
+        self._answered = now
+        self._since = 0.0
+        self._turn.set()
+
+    # --- in the thread
+
+    def _watch(self) -> None:
+        while not self._over.wait(INTERVAL):
+            self._turn.clear()
+            if self._over.is_set():
+                return
+            self._frozen = 0.0
+            asked = self._clock()
+            try:
+                self._enter(self._answer)
+            except RuntimeError:
+                # The loop is closed.
+                return
+            if not self._answers(HELD_AFTER):
+                self._follow(asked)
+
+    def _answers(self, within: float) -> bool:
+        before = self._clock()
+        answers = self._turn.wait(within)
+        over = self._clock() - before - within
+        if over > _FROZEN_AFTER:
+            self._frozen += over
+        return answers
+
+    def _follow(self, asked: float) -> None:
+        """Wait for the end of a hold."""
+        self._by = ""
+        self._since = asked
+        holder, told = None, False
+        if not self._answers(WARNED_AFTER - HELD_AFTER) and not self._frozen:
+            holder = self._holder()
+            if holder is not None:
+                self._by = holder.name
+                told = self._tell(holder, self._clock() - asked)
+        while not self._answers(1.0):
+            pass
+        self._since = 0.0
+        if self._over.is_set():
+            return
+        seconds = max(0.0, self._answered - asked - self._frozen)
+        self.seconds += seconds
+        self._lost(seconds)
+        if seconds < WARNED_AFTER:
+            return
+        if told:
+            log.warning(
+                "%s: %s held the event loop for %.1f s: %s", self._name, holder, seconds, self._what_to_do(holder)
+            )
+        elif holder is not None:
+            self._untold += 1
+            self._untold_seconds += seconds
+
+    def _tell(self, holder: _Holder, seconds: float) -> bool:
+        """Log that a hold goes on, and return whether it is time for a line."""
+        now = self._clock()
+        if now < self._warn_at:
+            return False
+        self._warn_at = now + WARNED_EVERY
+        before = ""
+        if self._untold:
+            before = (
+                f"; since the last such line it was held {self._untold} more time(s), for {self._untold_seconds:.1f} s"
+            )
+            self._untold, self._untold_seconds = 0, 0.0
+        log.warning(
+            "%s: %s has been holding the event loop for %.1f s, and nothing else of this process runs: %s%s",
+            self._name,
+            holder,
+            seconds,
+            self._what_to_do(holder),
+            before,
+        )
+        return True
+
+    def _what_to_do(self, holder: _Holder | None) -> str:
+        in_handler = holder is not None and holder.message is not None
+        return self._remedy if in_handler else "await the slow call, or run it in a thread"
+
+    def _holder(self) -> _Holder | None:
+        """Find the function that holds the loop. None = another consumer reports its handler, or the loop is idle."""
+        frame = sys._current_frames().get(self._loop_thread)
+        innermost = frame
+        inside: FrameType | None = None
+        of_another_consumer = False
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if module in _WORKERS:
+                message = self._message_in(frame)
+                if message is not None:
+                    return _Holder(self._handler, _line(inside or frame), message)
+                of_another_consumer = True
+            if not module.startswith("lanes."):
+                # The frame of the user that is nearest to the workers: the handler, and not its client library.
+                inside = frame
+            frame = frame.f_back
+        if of_another_consumer or innermost is None:
+            return None
+        if innermost.f_globals.get("__name__", "").partition(".")[0] in _IDLE:
+            return None
+        return _Holder(innermost.f_code.co_qualname.rpartition("<locals>.")[2], _line(innermost), None)
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
