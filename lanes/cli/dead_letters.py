@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import anyio
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -34,9 +35,11 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 _AT_ONCE: Final = 16
 """Number of dead letters in memory at once."""
 
-_ID_LENGTH: Final = 32
-_REASON_WIDTH: Final = 20
-"""Minimum width of the reasons in columns."""
+_REASON_WIDTH: Final = 30
+"""Minimum width of the reasons in a list, in columns of the terminal."""
+
+_LEFT_OUT: Final = ("bytes", "key", "attempts", "dead-lettered")
+"""Headings that a list leaves out on a narrow terminal, one after the other. ``show`` has all of them."""
 
 _WIDE: Final = 250
 """Width of a table in columns when stdout is no terminal."""
@@ -231,24 +234,28 @@ async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> 
         for one in shown:
             typer.echo(json.dumps(one))
     elif shown:
-        table = Table(box=None)
-        for heading in ROW_HEADINGS:
-            # A narrow terminal never cuts an id, and folds a reason.
-            least = {"id": _ID_LENGTH, "reason": _REASON_WIDTH}.get(heading)
-            table.add_column(
-                heading,
-                no_wrap=heading != "reason",
-                overflow="fold" if heading == "reason" else "ellipsis",
-                min_width=least,
-            )
-        for one in shown:
-            table.add_row(*one)
-        _console().print(table)
+        _console().print(_table(shown))
     else:
         _note(f"{where}: no dead letters")
     if len(ids) > limit:
         _note(f"there are more than {limit}; use --limit to show more of them")
     return 0
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """Return a list as a table. A narrow terminal folds origins and reasons, and cuts no id."""
+    columns = dict(zip(ROW_HEADINGS, zip(*rows, strict=True), strict=True))
+    widths = {heading: max(map(cell_len, (heading, *cells))) + 2 for heading, cells in columns.items()}
+    widths["reason"] = min(widths["reason"], _REASON_WIDTH)
+    for heading in _LEFT_OUT:
+        if sum(widths[each] for each in columns) > _console().width:
+            del columns[heading]
+    table = Table(box=None)
+    for heading in columns:
+        table.add_column(heading, no_wrap=heading not in ("origin", "reason"), overflow="fold")
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
+    return table
 
 
 async def _show(box: DeadLetterBox, id_: str, with_payload: bool, as_json: bool) -> int:

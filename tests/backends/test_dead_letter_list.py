@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 
+import pytest
+
 from lanes.history.writer import key_hash
 from tests.backends.dead_letter_places import HERE, Command, Place, of
 
@@ -39,6 +41,18 @@ def test_a_list_shows_the_reasons_of_the_handlers(command: Command, place: Place
     assert r"KeyError: 'tariff'\nof 2026 " in rows[0]
     assert " busy " in rows[1] and "Nak" not in rows[1]
     assert f" {'x' * 79}… " in rows[2]
+
+
+def test_a_narrow_list_folds_the_reason_and_cuts_no_id(
+    command: Command, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes.cli.dead_letters._WIDE", 80)
+    sent = of(place, error_type="Term", error_text="no such customer in any of our books")
+    place.park(sent)
+    heading, first, second = command("list", *place.options).out.splitlines()
+    assert heading.split() == ["id", "origin", "reason"]
+    assert sent.id in first and place.origin in first and "no such customer" in first
+    assert second.strip() == "our books"
 
 
 def test_a_list_is_limited_and_says_so(command: Command, place: Place) -> None:
