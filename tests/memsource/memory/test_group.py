@@ -66,7 +66,7 @@ def test_a_commit_is_checked_for_nothing_but_its_member() -> None:
     group.leave("b")
     group.leave("b")
     for member in MEMBERS:
-        with pytest.raises(UnknownMember, match=f"member '{member}' is not in group memory: call join"):
+        with pytest.raises(UnknownMember, match=f"member '{member}' is not in group memory; call join"):
             group.commit(member, 0, 3)
     group.join("a")
     with pytest.raises(ValueError, match="offset=-5 of partition 0"):
