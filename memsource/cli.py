@@ -18,7 +18,7 @@ def check(
 ) -> None:
     """Check the promises over histories.
 
-    Exit 0 passed, 1 violated, 2 unproven, 3 unreadable.
+    Exit status: 0 = passed, 1 = violated, 2 = unproven, 3 = unreadable.
     """
     checked = check_files(files)
     if checked.verdicts:
@@ -34,7 +34,7 @@ def convert(
 ) -> None:
     """Convert each history file to a Parquet file, and print the name of the new file.
 
-    Exit 0 done, 3 unreadable.
+    Exit status: 0 = done, 3 = unreadable.
     """
     try:
         made = journal.convert(files, to)

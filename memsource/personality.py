@@ -63,7 +63,7 @@ class Personality(Protocol):
         """Suspend a member's process until a time, as under SIGSTOP. Its calls do not reach the broker."""
 
     def rebalance(self, now: float) -> bool:
-        """Assign the partitions anew, as after a change of members. Return whether a partition is revoked."""
+        """Make a new assignment plan, as after a change of members. Return whether a partition is revoked."""
 
     def lose(self, partition: int, now: float) -> bool:
         """Take a partition from its owner without asking. Return False if the partition has no owner."""

@@ -267,9 +267,9 @@ MEMBERS: list[tuple[dict[str, Any], dict[str, Any], bool | None, str]] = [
     ({"group.instance.id": "i1"}, {}, True, "static: i1"),
     ({"group.instance.id": "i1"}, {"group.instance.id": "i1"}, None, "i1 is a member already"),
     ({}, {"partition.assignment.strategy": "cooperative-sticky"}, False, "other kind of assignor"),
-    ({}, {"group.protocol": "consumer"}, None, "the other protocol"),
+    ({}, {"group.protocol": "consumer"}, None, "the other rebalance protocol"),
     ({"group.protocol": "consumer"}, {"group.protocol": "consumer"}, True, "stable, consumer, assignor uniform"),
-    ({"group.protocol": "consumer"}, {}, None, "the other protocol"),
+    ({"group.protocol": "consumer"}, {}, None, "the other rebalance protocol"),
 ]
 
 

@@ -96,7 +96,7 @@ def doctor(
 ) -> None:
     """Check a client's settings with its broker.
 
-    Exit status 0: usable. Exit status 3: a check failed. The command joins no group and writes nothing. Each question
+    Exit status: 0 = usable, 3 = a check failed. The command joins no group and writes nothing. Each question
     takes at most 5 seconds. A file holds name=value lines, or it is a .json or .toml file. Other users can see the
     arguments of a process, so put passwords into the file.
     """

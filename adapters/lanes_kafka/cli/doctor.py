@@ -190,10 +190,10 @@ class _Doctor:
     def _joinable(self, found: Check, kind: str, assignor: str, instances: Sequence[str]) -> Check:
         protocol, instance = self.config.protocol, self.config.instance
         if (kind == "consumer") != (protocol == "848"):
-            ok, fault = None, "this configuration has the other protocol"
+            ok, fault = None, "this configuration uses the other rebalance protocol"
             remedy = "stop every member before the protocol changes, or see group.consumer.migration.policy"
         elif protocol != "848" and (assignor == "cooperative-sticky") != (protocol == "cooperative"):
-            ok, fault = False, "this configuration has the other kind of assignor"
+            ok, fault = False, "this configuration names the other kind of assignor (cooperative or eager)"
             remedy = "set the group's partition.assignment.strategy, or stop every member before it changes"
         elif instance in instances:
             ok, fault = None, f"{instance} is a member already"
@@ -211,7 +211,7 @@ class _Doctor:
             return [Check(what, None, str(failure), "run the command again")]
         if not found:
             unknown = "this user may not read a broker's settings"
-            remedy = "allow DescribeConfigs on the cluster to see it; lanes finds out at its first commit"
+            remedy = "allow DescribeConfigs on the cluster to see it; the first commit of lanes shows the limit"
             checks = [Check(what, None, unknown, remedy)]
             return [*checks, Check("KIP-848", None, unknown, remedy)] if self.config.protocol == "848" else checks
         checks = [_carries(what, found.get(METADATA_LIMIT))]

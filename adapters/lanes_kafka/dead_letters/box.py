@@ -92,7 +92,7 @@ class KafkaDeadLetterBox:
     async def ids(self, limit: int | None = None) -> Sequence[str]:
         """See ``lanes.dead_letters.box.DeadLetterBox.ids``.
 
-        The first call reads the whole topic, whatever the limit is.
+        The first call reads the whole topic, even with a limit.
         """
         await self._producer.call(self._read_on)
         waiting = [(when, one) for one, (when, _) in self._seen.items() if one not in self._disposed]

@@ -83,7 +83,7 @@ def replay_command(
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
     explain: bool = typer.Option(False, "--explain", help="Print the plan with its reasons; run nothing."),
 ) -> None:
-    """Run a handler over a table or a Kafka topic. Exit 0 done, 3 not possible, 5 halted by a message.
+    """Run a handler over a table or a Kafka topic. Exit status: 0 = done, 3 = not possible, 5 = halted by a message.
 
     This process and local workers import modules from the current folder. For a cluster, send the handler's modules
     by --conf spark.submit.pyFiles=PATH.
@@ -135,9 +135,10 @@ def stream_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Run a handler over a Kafka topic until a signal. Exit 0 stopped, 3 not possible, 5 halted by a message.
+    """Run a handler over a Kafka topic until a signal. Exit status: 0 = stopped, 3 = not possible, 5 = halted.
 
-    SIGTERM or SIGINT stops the stream after the current batch. A second signal stops the stream at once, with exit 4.
+    SIGTERM or SIGINT stops the stream after the current batch. A second signal stops the stream at once, with exit
+    status 4.
     """
     sys.path.insert(0, os.getcwd())
     source = KafkaTopic(servers=servers, topic=topic, options=options.pairs("-X", option), aligned=aligned)
@@ -171,7 +172,7 @@ def audit_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Audit journals. Exit 0: all promises held, 1: a violation, 2: a promise is unproven, 3: not possible."""
+    """Audit journals. Exit status: 0 = all promises held, 1 = violated, 2 = unproven, 3 = not possible."""
     source = source_of_audit(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column))
     with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
         found = audit(session, journals, source=source, findings_to=findings or None)
@@ -212,7 +213,7 @@ def source_of(
         servers: Kafka brokers; "" for a table.
         options: Options of Spark's Kafka connector.
         columns: Names of a table's columns.
-        aligned: Whether one task reads a whole partition. None = True for Kafka and False for a table.
+        aligned: Whether one task reads a whole partition. Default: True for Kafka, False for a table.
 
     Returns:
         The topic or the table.
@@ -221,7 +222,9 @@ def source_of(
         ConfigError: The options name no source or two sources, or an option belongs to the other kind of source.
     """
     if bool(tables) == bool(servers):
-        raise ConfigError("give either --table PATH or --server HOST:PORT")
+        raise ConfigError(
+            "the source must be exactly one of a table and a topic; give either --table PATH or --server HOST:PORT"
+        )
     if tables and options:
         raise ConfigError("-X is an option of the Kafka connector: leave out -X with --table")
     if servers and columns:
@@ -272,7 +275,8 @@ def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
         java = java_check(os.environ)
         found = f"Java: {java.detail}; {java.remedy}" if java.ok is False else f"Java is {java.detail}"
         raise ConfigError(
-            f"Spark does not start: {error_text(error)}; {found}; see its output above, and run `lanes doctor spark`"
+            f"Spark does not start: {error_text(error)}; {found}; see the output of Spark above, and run "
+            "`lanes doctor spark`"
         ) from error
     try:
         yield session

@@ -65,7 +65,7 @@ def doctor(
     checkpoint: str = typer.Option("", help="Folder that a replay will use.", metavar="PATH"),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Check this machine for Spark. Exit 0: usable, 3: not usable.
+    """Check this machine for Spark. Exit status: 0 = usable, 3 = not usable.
 
     The command starts no session and leaves no file behind. Java and the workers' Python must each answer within 20
     seconds.

@@ -92,8 +92,8 @@ class Report:
         seconds: Duration of the run, in seconds.
         plan: Plan by which the rows reached the tasks.
         journal: Facts about the positions that ``only=`` selects; None without ``only=``.
-        missing: Number of selected journal positions that the source lacks. None without ``only=``, or if keys, slots
-            or times also select messages.
+        missing: Number of selected journal positions that the source lacks. The value is None without ``only=``, or
+            if keys, slots or times also select messages.
     """
 
     delivered: int

@@ -35,7 +35,7 @@ class TaskJob:
         handler: Handler of one message or of a batch, see ``lanes.Consumer``.
         name: Name of the job. Jobs with the same name count as one job in a process.
         settings: Order, retries, poison policy and limits, see ``lanes.Consumer``. The limits hold in each task.
-        results: pyarrow schema of the rows that the handler returns. None = returned rows are ignored.
+        results: pyarrow schema of the rows that the handler returns; None = returned rows are ignored.
         decode: Function that converts a message to the handler's argument, see ``lanes.Consumer``.
         dead_letters: Function that creates the dead letter store of a task, on the task's event loop.
         setup: Function that opens resources of the handler.

@@ -2,8 +2,8 @@
 
 A turn has three parts. Timers that are due become callbacks. The callbacks of futures and timers run, first in, first
 out. One of the ready tasks takes one step. Virtual time stands still while a callback or task is ready, and then
-jumps to the next timer. With the same chooser a program takes the same steps in every run, whatever the operating
-system, the clock and the memory do.
+jumps to the next timer. With the same chooser, a program takes the same steps in every run; operating system, clock
+and memory have no influence.
 
 Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in the same
 turn queue by number, because anyio iterates over a set to deliver a cancellation. Second, tasks, futures and cancel

@@ -226,7 +226,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @rule()
     def rebalance(self) -> None:
-        """Make the coordinator assign the partitions anew."""
+        """Make the coordinator plan a new assignment of partitions."""
         self._perform("rebalance")
 
     @rule(partition=st.integers(0, 3))
