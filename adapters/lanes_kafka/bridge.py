@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 class Bridge:
-    """Calls functions in order on the event loop that the bridge was made on. Many calls wake the loop once."""
+    """Calls functions, in the order of ``post``, on the event loop in which the bridge was made.
+
+    Many calls wake the loop once.
+    """
 
     def __init__(self) -> None:
         self._call_on_loop = entry_of_loop()

@@ -48,8 +48,8 @@ class KafkaSource:
         out_of_range: Position at which to continue when the log does not contain the committed position:
             ``"earliest"``, ``"latest"``, or ``"fail"`` to end the source. Default: as ``auto.offset.reset``, or
             ``"fail"``.
-        commit_metadata: Whether the metadata of a commit tells the next owner which messages above the position are
-            completed. If False, a drain also runs the queued messages below the highest started message.
+        commit_metadata: Whether the metadata of a commit lists the completed messages above the position, for the
+            next owner. If False, a drain also runs the queued messages below the highest started message.
         rebuilds: Number of times that the source rebuilds a client after a permanent failure, 0 or more. A rebuild
             helps, for example, after another member took the same ``group.instance.id``. The pauses before rebuilds
             grow from 1 s to 30 s. After 5 minutes without a failure, the source may use all ``rebuilds`` again.

@@ -75,8 +75,8 @@ class PerKeyOrder(PromiseChecker):
 
     A message may be delivered too late (``redelivered``, cause ``late``). A late message that had not ended before is a
     violation. A late message that had ended before was forgotten by the broker, and the note counts its repeat.
-    Keyless messages have no order, and with ``order="none"`` no message has an order. If keys share a lane, each key
-    is judged by itself.
+    Keyless messages have no order, and with ``order="none"`` no message has an order. If keys share a lane, the
+    checker judges each key separately.
 
     Args:
         timeline: History to judge.

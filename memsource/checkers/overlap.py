@@ -27,7 +27,7 @@ class NoOverlap(PromiseChecker):
 
     In an assignment under a lease, no message starts or is acknowledged after the deadline or the loss. A message
     without a key, and each message with ``order="none"``, must not overlap with itself, and must not start after its
-    assignment was lost. If keys share a lane, each key is judged by itself.
+    assignment was lost. If keys share a lane, the checker judges each key separately.
 
     Args:
         timeline: History to judge.

@@ -115,7 +115,7 @@ class KeptWorkGoesOn(PromiseChecker):
     """Giving up one partition cancels no handler of another partition (41).
 
     A handler is cancelled only when its own partition is given up or the whole run ends. After the end of a run no
-    message is delivered. Batches are not judged, because one call may have messages of several partitions.
+    message is delivered. The checker does not judge batches, because one call may have messages of several partitions.
 
     Args:
         timeline: History to judge.

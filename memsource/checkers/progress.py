@@ -29,8 +29,8 @@ class LaneProgress(AssignmentChecker[_Ready]):
     Other lanes and other partitions do not delay a head (29, 35). With batches the bound is ``max_in_flight`` calls,
     of ``batch`` messages each. If a handler of an earlier assignment still runs in the lane, the head can start when
     this handler has ended. The checker does not measure heads that are held for a retry or blocked, wait for
-    ``max_ahead``, are delivered late, or belong to drained partitions. Folded lanes are not measured either, because
-    a history does not tell which keys share a lane.
+    ``max_ahead``, are delivered late, or belong to drained partitions. If keys share lanes, the checker measures no
+    head, because a history does not show which keys share a lane.
 
     Args:
         timeline: History to judge.

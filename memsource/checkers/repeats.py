@@ -42,8 +42,8 @@ class OrderAcrossAssignments(PromiseChecker):
     An assignment begins at a committed position, or at the first position of this history, and starts no lower
     message. Within an assignment a start goes back only to repeat the last message. If the broker has taken an
     assignment, its process runs concurrently with the next owner until it notices the loss. The checker does not
-    judge skips and rewinds of this assignment. Only sources that commit positions are judged; ``PerKeyOrder`` judges
-    the other sources.
+    judge skips and rewinds of this assignment. The checker judges only sources that commit positions; ``PerKeyOrder``
+    also judges sources that do not commit.
 
     Args:
         timeline: History to judge.

@@ -98,7 +98,7 @@ def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) 
         lanes.ConfigError, match=r"results_to='.*/results': .* another checkpoint, begun at .*/one: "
     ) as no:
         on("two", "results", partitions=[0])
-    assert "name a folder that is not there yet, or go on with that checkpoint" in str(no.value)
+    assert "name a folder that is not there yet, or continue with that checkpoint" in str(no.value)
     assert (noted(seen), stored(tmp_path / "results")) == (before, first)
     assert on("one", "results").batches == 3
     assert stored(tmp_path / "results") == everything()

@@ -71,7 +71,7 @@ def _ownerships(events: DataFrame) -> DataFrame:
 
 
 def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame:
-    """Find processes that acted on a partition while another process owned it, and that revoked it later."""
+    """Find owners that started handlers or committed while the partition had a rival, and revoked it later."""
     # If another ownership of the assignment follows, only the later ownership counts.
     revoked = F.col("revoked")
     own = ownerships.where(

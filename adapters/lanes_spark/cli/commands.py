@@ -129,7 +129,7 @@ def stream_command(
     teardown: options.Teardown = "",
     effects: options.EffectsName = "unfenced",
     rows_per_batch: options.RowsPerBatch = ROWS_PER_BATCH,
-    interval: float = typer.Option(INTERVAL, help="Seconds between two looks at an idle topic.", metavar="SECONDS"),
+    interval: float = typer.Option(INTERVAL, help="Seconds between two checks of an idle topic.", metavar="SECONDS"),
     journal: options.Journal = "",
     tasks: options.Tasks = None,
     master: options.Master = "",

@@ -116,7 +116,7 @@ class ResultsFolder:
         if note["query"] != query_of(self._spark, self._checkpoint):
             raise self._refused(
                 f"the folder is for the results of another checkpoint, begun at {note['checkpoint']}",
-                ", or go on with that checkpoint",
+                ", or continue with that checkpoint",
             )
 
     def _claim(self, query: str) -> None:
@@ -184,5 +184,5 @@ class ResultsFolder:
     def _other(self, begun: str, remedy: str) -> ConfigError:
         return ConfigError(
             f"results_to={self._folder!r}: the checkpoint {self._checkpoint} was begun {begun}, so no table would "
-            f"have all rows; go on with {remedy}, or give this replay a checkpoint of its own"
+            f"have all rows; continue with {remedy}, or give this replay a checkpoint of its own"
         )

@@ -60,7 +60,7 @@ class Simulation(Protocol):
             **kwargs: Keyword arguments of the test.
 
         Returns:
-            The report, whether the campaign failed or not.
+            The report, also after a failure.
         """
 
     def replay(self, token: str, *args: Any, **kwargs: Any) -> Run:

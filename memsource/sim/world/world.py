@@ -256,7 +256,7 @@ class World:
     def check(self, *, state: Callable[[], object] | None = None) -> None:
         """Record the user's final state, to compare it with the state of the run without faults. Does not block.
 
-        All checkers judge the run after the test, whether ``check`` was called or not.
+        All checkers judge the run after the test, even without a call of ``check``.
 
         Args:
             state: Plain function that returns the state, which is copied; None = no state.
