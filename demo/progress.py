@@ -7,6 +7,34 @@ from typing import Any
 
 
 @dataclass
+class Kill:
+    """A process that was killed with -9.
+
+    Attributes:
+        who: Name of the process.
+        stored: Number of events that were stored by then.
+        seconds: Seconds from the begin of the main part to the kill.
+        by: Who continued; empty until then.
+        after: Seconds from the kill until then.
+    """
+
+    who: str
+    stored: int
+    seconds: float
+    by: str = ""
+    after: float = 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.who} after {self.stored:,} events, at {self.seconds:.2f} s"
+        return text if not self.by else f"{text}; {self.by} took over {self.after:.2f} s later"
+
+    def over(self, by: str, seconds: float) -> None:
+        """Note who continued, in seconds since the begin of the main part. Idempotent."""
+        if not self.by:
+            self.by, self.after = by, seconds - self.seconds
+
+
+@dataclass
 class Progress:
     """The state of a run, updated in place.
 
@@ -27,6 +55,7 @@ class Progress:
         worker_pid: Process id of the running worker; None without a running worker.
         starts: Number of workers or drivers started so far.
         stream: Name of the stream or topic of the events.
+        kills: Processes that were killed with -9.
         status: Latest report of the worker, as numbers by name.
     """
 
@@ -46,6 +75,7 @@ class Progress:
     worker_pid: int | None = None
     starts: int = 0
     stream: str = ""
+    kills: list[Kill] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
 
     @property

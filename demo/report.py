@@ -33,6 +33,7 @@ class Report:
         max_in_flight: Bound on the messages in flight.
         rss_mb: Peak memory of a worker in MiB.
         kills: Number of workers killed with -9 on purpose.
+        killed: A line for each of these kills: the worker, the moment, and the time until others continued.
         workers: Number of workers started.
         violations: Steps refused out of order.
         lost: Events neither stored nor dead-lettered.
@@ -68,6 +69,7 @@ class Report:
     verdicts: Sequence[Verdict] = ()
     failure: str | None = None
     group: GroupFindings | None = None
+    killed: Sequence[str] = ()
 
     @property
     def rate(self) -> float:
@@ -136,10 +138,17 @@ class Report:
         rows = [
             ("events", f"{self.events:,}", True),
             ("cases (keys)", f"{self.keys:,}", True),
-            ("workers", f"{self.workers}, {self.kills} killed with -9", True),
+            ("workers", f"{self.workers}", True),
+            *(("kill -9", killed, True) for killed in self.killed or [str(self.kills)]),
             ("seconds", f"{self.seconds:.2f}", True),
             ("messages/s", f"{self.rate:,.0f}", True),
-            ("messages/s one at a time", f"{self.serial_rate:,.1f}" if self.serial_rate else "not measured", True),
+            (
+                "measured one at a time",
+                f"{self.serial_rate:,.1f} messages/s, in a sample before the run"
+                if self.serial_rate
+                else "not measured",
+                True,
+            ),
             ("speed-up", f"{self.speedup:.1f} ×" if self.serial_rate else "not measured", True),
             ("order violations", str(len(self.violations)), not self.violations),
             ("lost", str(len(self.lost)), not self.lost),

@@ -90,17 +90,16 @@ async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: P
         # A group gets the other events during its faults.
         if not config.waits_for_members:
             await feed.publish(_FIRST_SHARE if config.in_group else 1.0)
-        serial_rate = 0.0
         if config.serial_seconds:
-            progress.phase = "one at a time"
-            serial_rate = progress.serial_rate = await measure(config, broker, where)
+            progress.phase = f"measuring one at a time, for {config.serial_seconds:g} s"
+            progress.serial_rate = await measure(config, broker, where)
         ledger = Ledger(where.folder / "ledger.sqlite")
         try:
             part = _main_part(config, broker, ledger, where, progress, feed)
             await part.run()
             feed.close("stopped")
             progress.phase = "checking"
-            return await _report(config, events, broker, ledger, where, part, serial_rate)
+            return await _report(config, events, broker, ledger, where, part, progress)
         finally:
             ledger.close()
     except BaseException:
@@ -123,7 +122,7 @@ async def _report(
     ledger: Ledger,
     where: Places,
     part: UnderLanes | Members,
-    serial_rate: float,
+    progress: Progress,
 ) -> Report:
     letters = set(await _patiently(broker.dead_letters))
     steps: list[Step] = [(event.case, event.step) for event in events]
@@ -136,7 +135,7 @@ async def _report(
         keys=len({event.case for event in events}),
         done=len(events) - len(audit.lost),
         seconds=part.seconds,
-        serial_rate=serial_rate,
+        serial_rate=progress.serial_rate,
         repeats=audit.repeats,
         dead_letters=len(letters),
         # A killed worker cannot report its last peak, but its history has it.
@@ -144,6 +143,7 @@ async def _report(
         max_in_flight=config.max_in_flight,
         rss_mb=part.rss_mb,
         kills=part.kills,
+        killed=[str(kill) for kill in progress.kills],
         workers=part.workers,
         violations=audit.violations,
         lost=audit.lost,

@@ -15,7 +15,7 @@ from demo.config import HOOK_EVERY, DemoConfig
 from demo.errors import NoAnswer
 from demo.ledger import Ledger
 from demo.places import Places
-from demo.progress import Progress
+from demo.progress import Kill, Progress
 from demo.supervise import Child
 from demo.workers.pace import Pace
 from demo.workers.sample import worker_config
@@ -174,6 +174,8 @@ class UnderLanes:
         worker = self._worker
         if not self._heard and worker is not None and not worker.killed:
             self._heard = True
+            for kill in self._progress.kills:
+                kill.over(f"worker-{self.workers}", self._pace.elapsed)
             self._progress.phase = "under lanes" if self.workers == 1 else "under lanes, started again"
         self.peak_in_flight = max(self.peak_in_flight, status["peak_in_flight"])
         self.rss_mb = max(self.rss_mb, status["rss_mb"])
@@ -196,6 +198,7 @@ class UnderLanes:
             self._kill_at.popleft()
             self.kills += 1
             worker.kill()
+            progress.kills.append(Kill(f"worker-{progress.starts}", ledger.stored, self._pace.elapsed))
             progress.phase = "killed with -9, starting again"
 
     async def _poll(self) -> None:

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 _REDRAW: Final = 0.25
 _LINE_EVERY: Final = 2.0
+FOOTER: Final = (
+    "floor: every message below this number is settled.",
+    "oldest key: the hash of the key whose message is unfinished for the longest time, and that time.",
+)
+"""Meaning of two rows of the panel."""
+
 _RATE_WINDOW: Final = 2.0
 """Length of the interval over which the rate is averaged, in seconds."""
 
@@ -92,12 +98,17 @@ class PlainView:
     async def _print(self, progress: Progress) -> None:
         rate = Rate()
         phase, printed = "", 0.0
+        kills: list[str] = []
         while True:
             now = time.monotonic()
             speed = rate(progress.stored)
             if progress.phase != phase or now - printed >= _LINE_EVERY:
                 phase, printed = progress.phase, now
                 print(line(progress, speed), flush=True)
+            before, kills = kills, [str(kill) for kill in progress.kills]
+            for kill in kills:
+                if kill not in before:
+                    print(f"kill -9: {kill}", flush=True)
             await asyncio.sleep(_REDRAW / 5)
 
 
@@ -169,9 +180,11 @@ class LiveView:
             self._console.print("every promise was kept", style="bold green")
 
     def _panel(self, progress: Progress, rate: float) -> Panel:
+        from rich.console import Group
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         counted = progress.done if progress.starts else progress.published
         grid = Table.grid(padding=(0, 2))
@@ -180,7 +193,9 @@ class LiveView:
         grid.add_row("events", ProgressBar(total=max(1, progress.events), completed=counted, width=40))
         grid.add_row("", f"{counted:,} of {progress.events:,} {'done' if progress.starts else 'published'}")
         if progress.serial_rate:
-            grid.add_row("one at a time", f"{progress.serial_rate:,.1f} messages/s")
+            grid.add_row(
+                "measured one at a time", f"{progress.serial_rate:,.1f} messages/s, in a sample before the run"
+            )
         if progress.starts:
             status = progress.status
             grid.add_row("messages/s", f"{rate:,.0f}")
@@ -194,7 +209,10 @@ class LiveView:
                 grid.add_row("oldest key", f"{status.get('oldest_key') or '-'}, {age:.2f} s")
             grid.add_row("dead letters", str(progress.dead_letters))
             grid.add_row("out of order", str(progress.violations))
+        for kill in progress.kills:
+            grid.add_row("kill -9", str(kill), style="red" if kill.by else "bold red")
         now = progress.phase
         if not progress.answering:
             now += " [bold yellow](the server does not answer: waiting for it)[/]"
-        return Panel(grid, title="demo", subtitle=now, expand=False)
+        footer = [Text(each, style="dim") for each in FOOTER] if progress.starts and progress.status else []
+        return Panel(Group(grid, *footer), title="demo", subtitle=now, expand=False)

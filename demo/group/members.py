@@ -19,7 +19,7 @@ from demo.group.findings import Fault, FaultKind
 from demo.ledger import Ledger
 from demo.membership import NONE, Snapshot
 from demo.places import Places
-from demo.progress import Progress
+from demo.progress import Kill, Progress
 from demo.supervise import Child
 from demo.workers.pace import Pace
 from demo.workers.sample import worker_config
@@ -260,6 +260,7 @@ class Members:
         self.kills += 1
         self.note("kill", process.name)
         process.child.kill()
+        self.progress.kills.append(Kill(process.name, self._ledger.stored, self._pace.elapsed))
 
     def freeze(self, process: Process) -> Callable[[], None]:
         """Freeze a member. Return the function that resumes the member."""
@@ -366,6 +367,9 @@ class Members:
             with contextlib.suppress(NoAnswer):
                 self.snapshot = await self._broker.group()
                 self.snapshots.append(self.snapshot)
+                if self.settled():
+                    for kill in self.progress.kills:
+                        kill.over("the other members", self._pace.elapsed)
             await asyncio.sleep(_LOOK)
 
     # --- the end

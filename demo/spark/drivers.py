@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 
 from demo.config import HOOK_EVERY
 from demo.places import Places
-from demo.progress import Progress
+from demo.progress import Kill, Progress
 from demo.spark import checkpoint
 from demo.spark.config import ReplayConfig, SparkConfig
 from demo.spark.tables import Tables
@@ -218,6 +218,7 @@ class Drivers:
                 if await self._kill_in_task(task):
                     self.workers_killed += 1
                     self._progress.phase = "a worker was killed with -9"
+                    self._progress.kills.append(Kill("a worker", self._progress.stored, monotonic() - self._begun))
                     return True
         return False
 
@@ -248,6 +249,7 @@ class Drivers:
         self._driver.kill()
         self.interrupted |= under_way
         self.drivers_killed += 1
+        self._progress.kills.append(Kill("the driver", self._progress.stored, monotonic() - self._begun))
         return True
 
     def _on_status(self, status: dict[str, Any]) -> None:

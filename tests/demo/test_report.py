@@ -77,6 +77,18 @@ def test_every_promise_turns_it_red(changes: dict[str, Any], line: str) -> None:
     assert "failure" in changes or "foreign" in changes or not all(good for _, _, good in broken.rows())
 
 
+def test_a_kill_is_a_row_of_its_own_and_the_sample_is_labelled_as_a_measurement() -> None:
+    rows = report(killed=["worker-1 after 50 events, at 1.00 s", "worker-2 after 60 events, at 2.00 s"]).rows()
+    assert [row for row in rows if row[0] in ("workers", "kill -9")] == [
+        ("workers", "2", True),
+        ("kill -9", "worker-1 after 50 events, at 1.00 s", True),
+        ("kill -9", "worker-2 after 60 events, at 2.00 s", True),
+    ]
+    assert ("measured one at a time", "0.5 messages/s, in a sample before the run", True) in rows
+    assert ("speed-up", "100.0 ×", True) in rows
+    assert ("measured one at a time", "not measured", True) in report(serial_rate=0.0).rows()
+
+
 def test_the_line_for_machines_has_exactly_its_keys() -> None:
     line = json.loads(report(lost=[("a", 1)], doubled=[("b", 1)], violations=[("c", 1)]).json())
     assert list(line) == KEYS

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from demo import Progress
-from demo.view import LiveView, PlainView, Rate, best_view, line
+from demo.progress import Kill
+from demo.view import FOOTER, LiveView, PlainView, Rate, best_view, line
 from tests.demo.test_report import report
 
 STATUS: dict[str, Any] = {
@@ -76,6 +77,54 @@ async def test_the_live_panel_shows_what_happens_now() -> None:
         await asyncio.sleep(0)
     for words in ("1,000 of 2,000 done", "83.5 messages/s", "17 of 50", "029576e5, 0.42 s", "does not answer"):
         assert words in screen.getvalue()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_kill_is_a_line_of_its_own_in_the_live_view_and_the_footer_explains_two_rows() -> None:
+    view, screen = live()
+    kill = Kill("worker-1", 990, 1.25)
+    state = progress(serial_rate=83.5, kills=[kill])
+    async with view.showing(state):
+        await asyncio.sleep(0)
+    lines = [" ".join(line.strip("│ ").split()) for line in screen.getvalue().splitlines()]
+    assert "kill -9 worker-1 after 990 events, at 1.25 s" in lines
+    assert "measured one at a time 83.5 messages/s, in a sample before the run" in lines
+    for explained in FOOTER:
+        assert explained in " ".join(screen.getvalue().replace("│", " ").split())
+        assert explained.partition(":")[0] in ("floor", "oldest key")
+    kill.over("worker-2", 1.85)
+    kill.over("worker-3", 9.0)
+    view, screen = live()
+    async with view.showing(state):
+        await asyncio.sleep(0)
+    assert "worker-1 after 990 events, at 1.25 s; worker-2 took over 0.60 s later" in screen.getvalue()
+
+
+async def passes(count: int) -> None:
+    """Let other tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_kill_is_a_line_of_its_own_in_the_plain_view(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("demo.view._REDRAW", 0.0)
+    state = progress()
+    async with PlainView().showing(state):
+        await passes(5)
+        state.kills.append(Kill("worker-1", 990, 1.25))
+        await passes(5)
+        state.kills[0].over("worker-2", 1.85)
+        await passes(5)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kill -9: ")]
+    assert printed == [
+        "kill -9: worker-1 after 990 events, at 1.25 s",
+        "kill -9: worker-1 after 990 events, at 1.25 s; worker-2 took over 0.60 s later",
+    ]
 
 
 def test_the_live_report_is_a_table_and_names_what_broke() -> None:
