@@ -1,4 +1,4 @@
-"""The checks of a consumer's arguments: each must be of the kind that the consumer calls later."""
+"""Checks that each argument of a consumer has the type that the consumer needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_settings(settings: object) -> None:
 def check_options(
     *, dead_letters: object, attempts: object, history: object, journal: object, on_event: object, clock: object
 ) -> None:
-    """Raise ``ConfigError`` for an option of another kind. None stands for an option that was left out."""
+    """Raise ``ConfigError`` for an option of a wrong type. None = the option was omitted."""
     if dead_letters is not None:
         wanted = "a target of dead letters, such as KafkaDeadLetters(…) or JetStreamDeadLetters(…)"
         _check_methods("dead_letters", dead_letters, _DEAD_LETTERS, wanted)

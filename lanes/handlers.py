@@ -75,7 +75,7 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
 
 
 def _check_function(name: str, function: object, wanted: str) -> None:
-    """Raise ``ConfigError`` for an object that cannot be called with one argument, or that would do nothing then."""
+    """Raise ``ConfigError`` for an object that cannot be called with one argument, or whose call would do nothing."""
     if inspect.iscoroutine(function):
         # Otherwise Python warns about a coroutine that was never awaited, without naming the argument.
         function.close()
@@ -110,7 +110,7 @@ def _check_function(name: str, function: object, wanted: str) -> None:
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """Return the parameters of a function itself, not of a function that it wraps. None = Python knows none."""
+    """Return the parameters of a function itself, not of a function that it wraps. None = unknown to Python."""
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError, NameError):
@@ -148,7 +148,7 @@ def _check_annotation(handler: Callable[..., object], *, batch: bool) -> None:
 
 
 def _takes(annotation: object) -> Literal["message", "list"] | None:
-    """Return the argument that an annotation asks for. None = any, or unknown."""
+    """Return the kind of argument that an annotation asks for. None = any argument, or an unknown annotation."""
     if isinstance(annotation, str):
         text = annotation.replace(" ", "")
         return "message" if _MESSAGE.fullmatch(text) else "list" if _LIST.fullmatch(text) else None

@@ -90,16 +90,17 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
 
 
 async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
-    """Run a consumer under SIGINT and SIGTERM. Call it on the main thread.
+    """Run a consumer under SIGINT and SIGTERM. Call this function on the main thread.
 
-    The first signal drains. The second signal cancels the handlers and stops at once. Further signals within one second
-    of a signal count as the same signal, because a supervisor may signal the process and its group.
+    The first signal starts a drain. The second signal cancels the handlers and stops at once. Further signals within
+    one second of a signal count as the same signal, because a supervisor may signal the process and its group.
 
-    A thread answers the signals, so an answer comes at once even while a handler holds the event loop. If the consumer
-    has not ended ``grace`` seconds after the second signal, the thread ends the process with ``EXIT_AT_ONCE``.
+    A thread answers the signals, so the process responds at once even while a handler blocks the event loop. If the
+    consumer has not ended ``grace`` seconds after the second signal, the thread ends the process with
+    ``EXIT_AT_ONCE``.
 
-    An error of ``lanes`` is one line on stderr. The log has the traceback of a handler that ended the run. Any other
-    exception propagates.
+    An error of ``lanes`` is printed as one line on stderr. The log has the traceback of a handler whose exception
+    ended the run. Any other exception propagates.
 
     Args:
         consumer: The consumer to run.
@@ -157,18 +158,18 @@ _ANSWERED: Final = 0x80
 
 
 class _StopSignals:
-    """The signals that stop a process, answered by a thread of their own from the constructor until ``close``.
+    """The signals that stop a process, answered by a separate thread from the constructor until ``close``.
 
-    The system's signal handler writes the number of each signal into a socket, and a thread reads the socket. Neither
-    needs the main thread, so a handler that blocks the event loop, in Python or in C, delays no answer. Only a C
-    function that keeps the interpreter's lock delays the thread.
+    The system's signal handler writes the number of each signal into a socket, and a thread reads the socket. The
+    signal handler and the thread work without the main thread, so a handler that blocks the event loop, in Python or
+    in C, delays no answer. Only a C function that keeps the interpreter's lock delays the thread.
 
-    Other programs, such as the event loop, may use the same socket of the process for their signals. Their bytes are
-    passed on.
+    Other programs, such as the event loop, may use the same socket of the process for their signals. The thread
+    forwards the bytes of other programs.
 
     Args:
-        drain: Called by the thread after the first signal.
-        cancel: Called on the event loop after the second signal.
+        drain: Function that the thread calls after the first signal.
+        cancel: Function that is called on the event loop after the second signal.
         grace: Seconds from the second signal to the end of the process.
 
     Raises:

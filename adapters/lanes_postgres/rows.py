@@ -60,7 +60,10 @@ def row_of(message: Message, by: By) -> Row:
     epoch = None if dead_letter else partition.fencing_token
     for name, number in (("position", position), ("fencing token", epoch or 0), ("partition", where.number)):
         if not LEAST <= number <= MOST:
-            raise MessageError(f"{where} position {position}: the {name} is beyond 64 bits, so no row can hold it")
+            raise MessageError(
+                f"{where} position {position}: the {name} {number} is beyond 64 bits, so no row "
+                f"can hold it; correct the source, which sets the {name}"
+            )
     if "\0" in where.source:
         raise ConfigError(f"the topic {where.source!r} has a zero byte, which PostgreSQL cannot store; rename it")
     if by == "message" or key is None:

@@ -27,7 +27,7 @@ MODULES: Final = {
 
 
 def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> NoReturn:
-    """Run the command of the process's arguments, and exit with its status. A mistake is one line on stderr."""
+    """Run the command of the process's arguments, and exit with its status. Print a mistake as one line on stderr."""
     require(what, "cli")
     try:
         status = make()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name=program)

@@ -1,4 +1,4 @@
-"""The error of a command that is used in a wrong way."""
+"""The error of a command with missing or contradictory options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Misuse(Exception):
-    """A missing option, or options that contradict each other; the text continues the name of the command."""
+    """A missing option, or options that contradict each other; the text follows the name of the command."""
 
     ctx: Any = None
     """The context of the command, which knows its name."""

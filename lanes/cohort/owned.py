@@ -429,4 +429,6 @@ class OwnedPartitions(Generic[T]):
 
     def _raise_lost(self, partition: Partition) -> None:
         if any(isinstance(event, Lost) and event.partition is partition for event in self._events):
-            raise SourceError(f"{partition.id} was lost before it was released")
+            raise SourceError(
+                f"{partition.id} was lost before it was released; its next owner receives its unsettled messages"
+            )

@@ -65,10 +65,10 @@ class Limits(NamedTuple):
     """The times of a drain, in seconds.
 
     Attributes:
-        grace: Time for cancelled handlers to end.
-        settle: Minimum time to settle finished messages. If handlers end early and leave more time unused, that
-            time applies instead.
-        last: Time to settle finished messages where handlers have no time limit.
+        grace: Seconds for cancelled handlers to end.
+        settle: Minimum number of seconds to settle finished messages. If handlers end early and leave more
+            seconds unused, the unused seconds apply instead.
+        last: Seconds to settle finished messages if handlers have no time limit.
     """
 
     grace: float
@@ -86,7 +86,7 @@ class PartitionDrain:
         limits: The times of the drain.
         close_prefix: See ``Ownership.drain``.
         phase: The phase, one of the constants of this module.
-        until: Time at which the phase is late. ``NEVER`` = the phase has no time limit.
+        until: Time at which the phase ends as late. ``NEVER`` = the phase has no time limit.
         abandoned: The messages that the last event abandoned before their handlers started.
         zombies: The messages whose handlers still ran at the fence.
     """

@@ -4,7 +4,7 @@ Rules
 -----
 1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
    lane starts after the execution is finished. A message that is retried or dead-lettered is not finished.
-2. In flight = delivered and not settled. A message leaves the count when its settlement has left. If the source
+2. In flight = delivered and not settled. A message leaves the count when its settlement was sent. If the source
    commits, a message leaves the count when it is finished. An abandoned message leaves the count at once. A fenced
    message leaves the count when its handler ends. A draining partition admits no message.
 3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its key: messages of a
@@ -15,8 +15,8 @@ as late. The positions of a source that commits always rise.
 5. A draining partition starts no message. Queued and stopped messages are abandoned at once. Running messages may end,
    and their results count. The engine emits ``Drained`` once, when no message runs. An interrupted handler
    (``ABANDON``) drains its partition, because later messages of its lane must not overtake its message.
-   Where a source cannot hand over the completed set, finished messages above a queued message would run again. The
-   queued messages below the highest started message then run too (*prefix-closing*), until ``stop_closing``.
+   If a source cannot hand over the completed set, finished messages above a queued message would run again. For such
+   a source the queued messages below the highest started message run too (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
 7. A partition has at most one commit on its way. The floor and the completed set of a commit describe the same
@@ -343,7 +343,7 @@ class Engine(Ownership):
     # --- redelivery
 
     def _redelivered(self, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
-        """Handle a position that is not above the highest delivered position. Return whether it was admitted."""
+        """Handle a position at or below the highest delivered position. Return whether its message was admitted."""
         known = ledger.unsettled.get(message.position)
         if known is not None:
             known.token = message.token

@@ -87,7 +87,8 @@ class StoppedLane:
         head: The first message of the lane.
         failure: The last failure of the head.
         until: Earliest end of a hold, in seconds of the engine's clock.
-        kept: Whether the store of attempts has the failure, or no store is used. A hold does not end before.
+        kept: Whether the store of attempts has the failure, or no store is used. A hold does not end until this
+            is True.
     """
 
     head: Message
@@ -164,7 +165,7 @@ class StoppedLanes:
         self.by_head[message] = StoppedLane(message, failure, 0.0)
 
     def due(self, now: float) -> list[Message]:
-        """Take out the heads whose hold has ended, and begin the next attempt of each."""
+        """Remove the heads whose hold has ended, and begin the next attempt of each."""
         heap = self._heap
         over = []
         while heap and heap[0][0] <= now:
@@ -185,7 +186,7 @@ class StoppedLanes:
         return heap[0][0] if heap else NEVER
 
     def unblock(self, key: bytes | None) -> list[Message]:
-        """Take out the blocked heads of a key, and begin one more attempt of each."""
+        """Remove the blocked heads of a key, and begin one more attempt of each."""
         over = [m for m in self.by_head if m.key == key and m.state == BLOCKED]
         for message in over:
             step(message, "unblock")

@@ -1,11 +1,11 @@
 """The record of one assignment: its messages in flight and its settled positions.
 
-``AckLedger`` serves sources that settle each message individually. For a redelivered position it answers whether the
-position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted runs,
-so a long stretch of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the lowest runs.
-A redelivered position that the ledger has forgotten is handled again, so no message is lost. For a source that never
-redelivers a settled position, the ledger keeps no settled positions: on a sparse partition each position would be a
-separate run.
+``AckLedger`` serves sources that settle each message individually. For a redelivered position the ledger tells
+whether the position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions
+are sorted runs, so a long stretch of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger
+forgets the lowest runs. A redelivered position that the ledger has forgotten is handled again, so no message is lost.
+For a source that never redelivers a settled position, the ledger keeps no settled positions: on a sparse partition
+each position would be a separate run.
 
 ``OffsetLedger`` serves sources that commit one position for all messages below it. The entry of a message is at its
 *ordinal*, the number of its delivery, so gaps in the offsets cost nothing. Compaction and transaction markers leave
@@ -144,7 +144,7 @@ class AckLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first. Slow: looks at every unsettled message."""
+        """Return the unfinished message that was delivered first. Slow: reads every unsettled message."""
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
@@ -187,7 +187,7 @@ _TRIM: Final = 1_024
 
 
 class PositionFell(ValueError):
-    """A source that commits delivered a position that is not above the position before."""
+    """A source that commits delivered a position that is not above the previous position."""
 
 
 class OffsetLedger:

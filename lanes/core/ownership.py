@@ -1,7 +1,7 @@
-"""The partitions of an engine: assign, drain, fence, release, lose.
+"""The partitions of an engine, and the calls that assign, drain, fence, release or lose a partition.
 
-This module has the state of the engine and every change of a whole partition. ``lanes.core.engine`` adds the calls for
-single messages.
+This module has the state of the engine and every call that changes a whole partition. ``lanes.core.engine`` adds the
+calls for single messages.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A snapshot has exactly the state that decides the engine's next steps. A snapsho
 effects and ledger entries below the floor. Engines of equal snapshots behave alike.
 
 A snapshot identifies a message by the number of its assignment and its position. Times are seconds of the engine's
-clock. A snapshot refers to the objects that the engine only passes on: the policy, readers, failures, and ``raw``,
+clock. A snapshot refers to the objects that the engine passes on unchanged: the policy, readers, failures, and ``raw``,
 ``token``, ``data`` and ``broken`` of each message. A snapshot is hashable if these objects are hashable.
 
 This module reads private attributes of the other modules. No other module depends on this module.

@@ -1,8 +1,8 @@
 """The log lines about failed attempts, limited in number for each type of exception.
 
-The first failure of a message is a warning. Later failures of the message are debug lines, because its last failure is
-logged as an error. After a warning, the next 10 s give one line with the number of further messages that failed with
-the same type. Every failed attempt is a debug line with its traceback.
+The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure
+of a message is an error line. After a warning, the next 10 s give one line with the number of further messages that
+failed with the same type. Every failed attempt is a debug line with its traceback.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Window:
 
     Attributes:
         since: Time of the last line, in seconds.
-        count: Number of messages that failed after it.
-        latest: The message that failed last. ``None`` = none after the line.
+        count: Number of messages that failed after the last line.
+        latest: The message that failed last. ``None`` = no message failed after the last line.
     """
 
     since: float
@@ -60,7 +60,7 @@ class FailedAttempts:
         return f"<FailedAttempts {len(self._windows)} types>"
 
     def failed(self, effect: fx.Held | fx.Interrupted, now: float) -> None:
-        """Log or count a failed attempt that is not the last one of its message. Does not block."""
+        """Log or count a failed attempt of a message that has attempts left. Does not block."""
         if not log.isEnabledFor(logging.WARNING):
             return
         message, error = effect.message, effect.failure.error
@@ -98,7 +98,7 @@ class FailedAttempts:
         return min((window.since + FOLDED_FOR for window in self._windows.values() if window.count), default=NEVER)
 
     def due(self, now: float) -> None:
-        """Log the counted failures whose time has come."""
+        """Log the counted failures whose line is due."""
         if self.next_at() <= now:
             self._tell(now, FOLDED_FOR)
 
@@ -107,7 +107,7 @@ class FailedAttempts:
         self._tell(now, 0.0)
 
     def _window(self, kind: str, now: float) -> _Window | None:
-        """Return the window that counts a type now. ``None`` = the failure is logged."""
+        """Return the window that counts failures with this type. ``None`` = the failure is logged instead."""
         window = self._windows.get(kind)
         if window is None and len(self._windows) >= _KINDS_LIMIT:
             self._forget(now)

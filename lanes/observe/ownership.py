@@ -1,6 +1,7 @@
-"""The log lines about the partitions of a run: joined, assigned, revoked, drained. Every source gets the same lines.
+"""The log lines about the partitions of a run: joined, assigned, revoked, drained.
 
-Partitions that change together share one line. A drain is told with its cost in messages, when no other drain is left.
+The lines are the same for every source. Partitions that change together share one line. When the last drain has ended, one line has the cost of all drains in
+messages.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _NAMED_LIMIT: Final = 10
 
 
 class DrainCost:
-    """The cost of one drain in messages. Made before the drain begins.
+    """The cost of one drain in messages. The object is made before the drain begins.
 
     Args:
         partition: The assignment.
 
     Attributes:
-        unstarted: Number of delivered messages that return without a call of the handler.
+        unstarted: Number of delivered messages that were abandoned before their handlers were called.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -46,7 +47,7 @@ class DrainCost:
 
     @property
     def again(self) -> int:
-        """Number of messages whose handlers were called, and are called again by the next owner."""
+        """Number of messages whose handlers were called here, and which the next owner runs again."""
         return self._again + sum(1 for message in self._open if message.state not in (FINISHED, SETTLED))
 
 
@@ -62,7 +63,7 @@ class OwnershipLog:
 
     Args:
         name: Name of the source.
-        plans: Whether the source tells the plans of its group.
+        plans: Whether the source reports the plans of the group.
 
     Attributes:
         noted: Whether ``tell`` has something to log.
@@ -113,7 +114,7 @@ class OwnershipLog:
 
         Args:
             partition: The assignment.
-            timeout: Seconds that its running handlers get.
+            timeout: Seconds that running handlers get to end.
             now: Time now.
             first: Whether no other partition drains.
         """
@@ -128,7 +129,7 @@ class OwnershipLog:
         """Log the noted assignments and drains.
 
         Args:
-            owned: Number of partitions that this process owns, draining ones included.
+            owned: Number of partitions that this process owns, including draining partitions.
             stopping: Whether the drains began because the consumer stops.
         """
         self.noted = False
@@ -163,7 +164,7 @@ class OwnershipLog:
         self._unstarted += cost.unstarted
 
     def tell_drained(self, now: float) -> None:
-        """Log the noted hand-overs, because no partition drains any more."""
+        """Log the noted hand-overs, because the last drain has ended."""
         if not self._drained:
             return
         log.info(

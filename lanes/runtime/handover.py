@@ -168,7 +168,7 @@ class Handover:
             self._ownership.drained(partition, cost)
         elif drain.phase == phases.UNRELEASED and not self._context.overdue(partition):
             # A hand-over needs the confirmation of the source.
-            self._context.lose(partition, "it was not released in order")
+            self._context.lose(partition, "the source did not confirm its release")
         self._settler.unsettled.settled(partition)
         self._attempts.forget(partition)
         del self._drains[partition]
@@ -235,7 +235,7 @@ class Handover:
         if scope.cancelled_caught:
             why = f"no answer within {within:.1f} s"
         log.warning(
-            "%s: %s is not released in order, so its next owner may run finished messages again (%s)",
+            "%s: the source did not confirm the release of %s, so its next owner may run finished messages again (%s)",
             self._name,
             partition.id,
             why,

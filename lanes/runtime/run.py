@@ -231,7 +231,7 @@ class Run:
             self._timer_wake.set()
 
     def overdue(self, partition: Partition) -> bool:
-        """Lose a partition whose lease has run out, and return whether it has. Idempotent."""
+        """Lose a partition if its lease has expired, and return whether the lease has expired. Idempotent."""
         if self.clock() < partition.deadline:
             return False
         self.lose(partition, "its lease has run out")

@@ -304,7 +304,7 @@ _CALLING: Final = BatchWorkers._handle.__code__
 
 
 def _overdue(batch: list[Message], now: float) -> bool:
-    """Return whether the lease of any message has run out."""
+    """Return whether the lease of any message has expired."""
     return any(now >= message.partition.deadline for message in batch)
 
 
@@ -321,7 +321,7 @@ def _heads(batch: list[Message]) -> set[Message]:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call in a thread. ``done`` is set when the call has ended or was abandoned."""
+    """One call in a thread. The event ``done`` is set when the call has ended or was abandoned."""
 
     batch: list[Message]
     context: contextvars.Context
@@ -338,7 +338,7 @@ class _BatchThreads:
             function runs in the threads.
         context: The run.
         timeout: Seconds after which a running call is reported once in the log. ``None`` = never.
-        grace: Seconds that running calls get when the task group is cancelled.
+        grace: Seconds that running calls get to end when the task group is cancelled.
     """
 
     def __init__(

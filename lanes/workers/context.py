@@ -49,7 +49,7 @@ class RunContext(Protocol):
         """Process an event of the source that was put aside."""
 
     def overdue(self, partition: Partition) -> bool:
-        """Lose a partition whose lease has run out, and return whether it has. Idempotent."""
+        """Lose a partition if its lease has expired, and return whether the lease has expired. Idempotent."""
 
     def lose(self, partition: Partition, reason: str) -> None:
         """Give up a lost partition. From this call on, no result of the partition counts. Idempotent."""

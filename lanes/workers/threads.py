@@ -44,7 +44,7 @@ class ThreadWorkers:
         context: The run.
         handler: Plain function of one message.
         timeout: Seconds after which a running handler is reported once in the log. ``None`` = never.
-        grace: Seconds that running handlers get when the task group is cancelled.
+        grace: Seconds that running handlers get to end when the task group is cancelled.
     """
 
     def __init__(

@@ -91,9 +91,9 @@ def test_a_position_has_64_bits(connection: Connection, effects: Effects) -> Non
     least, most = -(1 << 63), (1 << 63) - 1
     assert handle(positions, connection, effects, message(least), message(most), message(most)) == [True, True, False]
     for beyond in (least - 1, most + 1):
-        with pytest.raises(MessageError, match="the position is beyond 64 bits"):
+        with pytest.raises(MessageError, match=r"the position -?\d+ is beyond 64 bits"):
             positions.once(connection, message(beyond))
-    with pytest.raises(MessageError, match="the fencing token is beyond"):
+    with pytest.raises(MessageError, match=r"the fencing token \d+ is beyond"):
         positions.once(connection, message(1, b"k", partition(epoch=most + 1)))
 
 

@@ -49,10 +49,7 @@ async def test_a_release_that_takes_too_long_is_a_loss(
     source = MemorySource(MemoryBroker(1))
     source.block("release")
     assert await told_of(source, grace=3_600.0) == ["assigned", "lost"]
-    assert (
-        "is not released in order, so its next owner may run finished messages again (no answer within 0.0 s)"
-        in caplog.text
-    )
+    assert ", so its next owner may run finished messages again (no answer within 0.0 s)" in caplog.text
 
 
 @pytest.mark.anyio

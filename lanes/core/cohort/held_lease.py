@@ -1,9 +1,9 @@
 """A held lease: its nonce, its revision, its deadline and the renewal under way.
 
 A renewal reads the lease, and then writes by compare-and-set on the revision that the read returned. The read checks
-the nonce, because a revision may repeat in a new bucket after a loss. The renewed lease counts from the time at which
-the write was sent, and only after the answer. A write without an answer is read back. If that write was applied, the
-lease counts from the earliest write without an answer.
+the nonce, because a revision may repeat in a new bucket after a loss. After the answer to a write, the renewed lease
+counts from the time at which the write was sent. The machine reads back a write without an answer. If the write was
+applied, the lease counts from the earliest write without an answer.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ class LeaseMachine:
     def checkpoint(self, done: Done, now: float) -> None:
         """Write the whole ledger now, so that a crash repeats only messages that finish later.
 
-        The write is repeated until it succeeds, a newer checkpoint replaces it, or the ownership ends. Ignored for a
-        partition that is not owned.
+        The machine repeats the write until the write succeeds, a newer checkpoint replaces it, or the ownership ends.
+        Ignored for a partition that is not owned.
         """
         self.expire(now)
         if self._announced and self.phase not in (phases.SAVING, phases.RELEASING):
@@ -291,8 +291,8 @@ class LeaseMachine:
 
         Raises:
             IllegalInput: ``next`` did not return this action.
-            ValueError: ``lanes`` did not write the record. The machine then gives up a held lease, and the driver
-                may continue.
+            ValueError: A record in the bucket was not written by ``lanes``. The machine then gives up a held
+                lease, and the driver may continue.
         """
         if action is not self._asked:
             raise IllegalInput(
@@ -457,9 +457,9 @@ class LeaseMachine:
         return self._ask(Write(self._state_key, value, None, fence=fence), handler)
 
     def _is_written(self, result: Any) -> bool:
-        """Return whether a fenced write was applied. If that is unknown, renew the lease before the next write.
+        """Return whether a fenced write was applied. If the result is unknown, renew the lease before the next write.
 
-        A renewal of this member may be the reason of a refusal. The new renewal changes the fence, so a write that is
+        A renewal by this member may have caused the refusal. The new renewal changes the fence, so a write that is
         still on its way cannot apply after the next write.
         """
         if result is Refused or result is Unknown:
