@@ -1,7 +1,7 @@
 """The pytest plugin for tests made by ``memsource.simulate``. Pytest finds the plugin by its entry point.
 
 ``--lanes-runs N`` makes N runs of each simulated test. ``--lanes-replay TOKEN`` makes only the run that the token
-describes. The summary of pytest has a line for each simulated test.
+describes, in the one simulated test that is selected. The summary of pytest has a line for each simulated test.
 
 The plugin imports a module only when an option needs the module. So a project without a simulated test imports nothing
 of ``lanes``.
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 
 RUNS_MAX: Final = 10_000_000
+
+_NAMED: Final = 3
+"""Maximum number of tests that an error names."""
 
 _PROPERTY: Final = "lanes_simulation"
 
@@ -36,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--lanes-replay",
         metavar="TOKEN",
-        help="make only the run that a failing test printed as TOKEN",
+        help="make only the run TOKEN of the one selected test",
     )
 
 
@@ -58,22 +63,38 @@ def pytest_configure(config: pytest.Config) -> None:
     OPTIONS.runs, OPTIONS.replay = runs, token
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the test of a token. Runs after the options of pytest have selected tests, such as ``-k``."""
     if config.getoption("lanes_replay") is None:
         return
     others = [item for item in items if _simulation(item) is None]
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if _simulation(item) is not None]
+    if len(items) > 1 and not config.getoption("collectonly"):
+        named = ", ".join(_id_of(item) for item in items[:_NAMED])
+        more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
+        raise pytest.UsageError(
+            f"--lanes-replay: a token belongs to one test, and {len(items)} simulated tests are selected ({named}{more}"
+            "); add the id of the test, as in the line that printed the token"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    simulation = _simulation(item)
+    if simulation is None:
+        return (yield)
+    # The item is a simulated test, so its file has imported the module.
+    from memsource.sim.runs.simulate import OPTIONS
+
+    outer, OPTIONS.test = OPTIONS.test, _id_of(item)
     try:
         return (yield)
     finally:
-        simulation = _simulation(item)
-        if simulation is not None and simulation.report is not None:
+        OPTIONS.test = outer
+        if simulation.report is not None:
             # pytest sends the properties of an item with its report, even from another process.
             item.user_properties.append((_PROPERTY, _told(simulation.report)))
 
@@ -97,6 +118,13 @@ def _simulation(item: pytest.Item) -> Any:
     """Return the simulated test of an item; None for other tests."""
     test = getattr(item, "obj", None)
     return test if getattr(test, "lanes_simulation", None) is True else None
+
+
+def _id_of(item: pytest.Item) -> str:
+    """Return the argument that selects an item in the working directory of pytest."""
+    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    _, colons, names = item.nodeid.partition("::")
+    return Path(file).as_posix() + colons + names
 
 
 def _told(report: CampaignReport) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 from lanes.errors import LanesError
 
@@ -56,6 +57,23 @@ class Nondeterministic(SimulationError):
 
 class SimulationFailed(AssertionError):
     """A simulated test failed. The message has the finding, the smallest failing run, and the token of that run."""
+
+
+_INTERNAL: Final = frozenset(("memsource", "lanes", "anyio", "asyncio", "contextlib"))
+"""Packages whose frames stand between a test and the line that a refusal is about."""
+
+
+def users_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of the simulator and of the event loop. None = no other frame."""
+    frames = []
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _INTERNAL:
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept
 
 
 def is_finding(error: BaseException) -> bool:

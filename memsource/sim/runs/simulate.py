@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast, overload
 
 from memsource.personality import PERSONALITIES, PersonalityName
-from memsource.sim.errors import ImpossiblePlan, SimulationFailed
+from memsource.sim.errors import ImpossiblePlan, SimulationError, SimulationFailed, users_frames
 from memsource.sim.plans.faults import FaultBudget
 from memsource.sim.plans.plan import Plan
 from memsource.sim.plans.token import decode
@@ -25,10 +28,12 @@ class Options:
     Attributes:
         runs: Number of runs of each test; None = the number that the test sets.
         replay: Token of the only run to make; None = make a campaign.
+        test: Id by which pytest selects the running test; None = pytest runs no simulated test.
     """
 
     runs: int | None = None
     replay: str | None = None
+    test: str | None = None
 
 
 OPTIONS = Options()
@@ -147,15 +152,22 @@ def simulate(
     Raises:
         ImpossiblePlan: An argument is out of its range, or the test cannot be simulated.
     """
+    __tracebackhide__ = True  # pytest shows the refused argument, not this frame
 
     def decorate(test: Simulated) -> Simulation:
-        if not inspect.iscoroutinefunction(test):
-            raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world; pass options by name")
-        place = _place_of_world(test)
-        conditions = Conditions(test=test, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit)
-        make = functools.partial(Campaign, budget=faults, personalities=personalities, seed=seed)
-        # Refuse impossible arguments before the first run.
-        make(conditions, runs=runs, sometimes=sometimes)
+        __tracebackhide__ = True
+        try:
+            if not inspect.iscoroutinefunction(test):
+                raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world; pass options by name")
+            place = _place_of_world(test)
+            conditions = Conditions(
+                test=test, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit
+            )
+            make = functools.partial(Campaign, budget=faults, personalities=personalities, seed=seed)
+            # Refuse impossible arguments before the first run.
+            make(conditions, runs=runs, sometimes=sometimes)
+        except ImpossiblePlan as error:
+            raise error.with_traceback(users_frames(error.__traceback__))  # noqa: B904 - the same exception
 
         def campaign(*args: Any, **kwargs: Any) -> Campaign:
             if len(args) < place:
@@ -170,16 +182,23 @@ def simulate(
         def simulated(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True  # pytest shows the finding, not this frame
             made.report = None
-            if OPTIONS.replay is not None:
-                run = again(OPTIONS.replay, *args, **kwargs)
-                if run.findings:
-                    raise SimulationFailed(_shown(run, OPTIONS.replay)) from next(iter(run.causes), None)
-                return
-            whole = campaign(*args, **kwargs)
-            made.report = whole.report
-            failure = whole.go().failure
+            run: Run | None = None
+            failure: Failure | None = None
+            try:
+                if OPTIONS.replay is not None:
+                    run = again(OPTIONS.replay, *args, **kwargs)
+                else:
+                    whole = campaign(*args, **kwargs)
+                    made.report = whole.report
+                    failure = whole.go().failure
+            except SimulationError as error:
+                raise error.with_traceback(users_frames(error.__traceback__))  # noqa: B904 - the same exception
             if failure is not None:
-                raise SimulationFailed(_explained(failure)) from next(iter(failure.run.causes), None)
+                explained = _explained(failure, _replayed_by(test, failure.token))
+                raise SimulationFailed(explained) from next(iter(failure.run.causes), None)
+            if run is not None and run.findings:
+                shown = _shown(run, _replayed_by(test, str(OPTIONS.replay)))
+                raise SimulationFailed(shown) from next(iter(run.causes), None)
 
         # A test runner treats parameters as fixtures, but the world is no fixture.
         parameters = list(inspect.signature(test).parameters.values())
@@ -222,19 +241,36 @@ def _is_world(parameter: inspect.Parameter) -> bool:
     return parameter.name == "world" or named == "World"
 
 
-def _explained(failure: Failure) -> str:
+def _replayed_by(test: Simulated, token: str) -> str:
+    """Return the command that repeats the run of a token in this test alone."""
+    name = OPTIONS.test or _pytest_id(test)
+    return " ".join(["pytest", "--lanes-replay", token, *([] if name is None else [shlex.quote(name)])])
+
+
+def _pytest_id(test: Simulated) -> str | None:
+    """Return the id of a test that pytest does not run now. None = pytest could not find the test."""
+    code = getattr(test, "__code__", None)
+    if code is None or "<" in test.__qualname__ or code.co_filename.startswith("<"):
+        return None
+    file = Path(code.co_filename)
+    with contextlib.suppress(ValueError):
+        file = file.relative_to(Path.cwd())
+    return f"{file.as_posix()}::{test.__qualname__.replace('.', '::')}"
+
+
+def _explained(failure: Failure, command: str) -> str:
     first, last = failure.first.plan, failure.run.plan
     return (
-        f"{_shown(failure.run, failure.token)}\n\nMade small in {failure.attempts} runs, from {_sized(first)} to "
+        f"{_shown(failure.run, command)}\n\nMade small in {failure.attempts} runs, from {_sized(first)} to "
         f"{_sized(last)}."
     )
 
 
-def _shown(run: Run, token: str) -> str:
+def _shown(run: Run, command: str) -> str:
     faults = "".join(f"\n  {fault.kind} at boundary {fault.at}" for fault in run.plan.faults)
     return (
         f"{found(run.findings, run.plan.personality)}\n\nfaults:{faults or ' none'}\n\n"
-        f"{render(run)}\n\nreplay: pytest --lanes-replay {token}"
+        f"{render(run)}\n\nreplay: {command}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,10 +56,10 @@ def project(pytester: pytest.Pytester) -> Iterator[pytest.Pytester]:
     """A project with a simulated test that passes, one that fails, and a plain one."""
     pytester.makepyfile(test_orders=TESTS)
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
-    before = OPTIONS.runs, OPTIONS.replay
+    before = OPTIONS.runs, OPTIONS.replay, OPTIONS.test
     yield pytester
     # A run restores the options, or the simulated tests after this one would differ.
-    assert (OPTIONS.runs, OPTIONS.replay) == before
+    assert (OPTIONS.runs, OPTIONS.replay, OPTIONS.test) == before
 
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -108,6 +109,105 @@ def test_a_failing_test_prints_the_token_that_repeats_it(project: pytest.Pyteste
     result.assert_outcomes(failed=1, deselected=2)
     found = next(line for line in failed.outlines if "FaultDifferential: " in line)
     assert found in result.outlines
+
+
+@pytest.mark.long
+def test_the_printed_command_replays_in_the_failing_test_alone(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_more="""
+import pytest
+from test_orders import simulated, right, wrong
+
+test_right = simulated(right)
+
+class TestOrders:
+    @pytest.mark.parametrize("name", ["a b"])
+    def test_plain(self, name):
+        pass
+
+    test_wrong = staticmethod(simulated(wrong))
+"""
+    )
+    failed = run(project, "test_more.py", "test_orders.py")
+    commands = re.findall(r"replay: (pytest .*)", failed.stdout.str())
+    assert [shlex.split(each)[-1] for each in sorted(commands)] == [
+        "test_more.py::TestOrders::test_wrong",
+        "test_orders.py::test_wrong",
+    ]
+    for command in commands:
+        result = run(project, *shlex.split(command)[1:])
+        result.assert_outcomes(failed=1)
+        assert "deselected" not in result.stdout.str()
+
+
+def test_the_printed_id_is_quoted_and_relative_to_the_working_directory(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := project.path / "some tests").mkdir()
+    (folder / "test_parameters.py").write_text(
+        "import memsource, pytest\n"
+        "@pytest.mark.parametrize('name', ['a b'])\n"
+        "@memsource.simulate(runs=3)\n"
+        "async def test_of(world, name):\n"
+        "    assert not name\n"
+    )
+    for directory, id_of in ((project.path, "some tests/test_parameters.py"), (folder, "test_parameters.py")):
+        monkeypatch.chdir(directory)
+        failed = run(project, id_of)
+        (command,) = re.findall(r"replay: pytest --lanes-replay lanes1-\S+ (.*)", failed.stdout.str())
+        assert command == f"'{id_of}::test_of[a b]'"
+
+
+def test_a_token_is_refused_for_several_tests(project: pytest.Pytester) -> None:
+    token = encode(Plan("jetstream", 4, (Fault(3, "crash"),), Schedule(((5, 1),))))
+    result = run(project, "--lanes-replay", token)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [
+            "ERROR: --lanes-replay: a token belongs to one test, and 2 simulated tests are selected *",
+        ]
+    )
+    assert "(test_orders.py::test_right, test_orders.py::test_wrong); add the id of the test" in result.stderr.str()
+
+
+REFUSED = """
+import memsource
+import threading
+
+async def handle(message):
+    connect()
+
+def connect():
+    threading.Thread(target=print).start()  # refused here
+
+def simulated(start):
+    async def test(world):
+        world.produce("orders", n=5)
+        start(world)
+        await world.settled()
+    return memsource.simulate(runs=4)(test)
+
+test_thread = simulated(lambda world: world.workers(1, handle))
+test_plan = simulated(lambda world: world.workers(0, handle))
+"""
+
+
+def test_a_refusal_shows_the_line_of_the_test_and_no_internal_frame(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_refused=REFUSED)
+    result = run(pytester)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines([">*start()  # refused here", "E *Refused: threading.Thread.start, called at *"])
+    result.stdout.fnmatch_lines(["E *ImpossiblePlan: *"])
+    internal = re.compile(r"(memsource/(sim|pytest)|lanes/|asyncio/|anyio/)\S*:\d+")
+    assert [line for line in result.outlines if internal.search(line)] == []
+
+
+def test_a_refused_argument_shows_no_internal_frame(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import memsource\n\n@memsource.simulate(runs=-1)\nasync def test_orders(world):\n    pass\n")
+    result = run(pytester)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["E *ImpossiblePlan: runs=-1: must be a whole number, 1 or more"])
+    assert [line for line in result.outlines if re.search(r"memsource/sim/\S*:\d+", line)] == []
 
 
 def test_a_replay_runs_only_simulated_tests(project: pytest.Pytester) -> None:

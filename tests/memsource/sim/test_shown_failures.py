@@ -17,15 +17,19 @@ TOKEN: Final = re.compile(r"lanes1-[A-Za-z0-9_-]+")
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("page", "name"), [("start/simulation.md", "test_stock"), ("guides/testing.md", "test_totals")]
+    ("page", "file", "name"),
+    [
+        ("start/simulation.md", "test_stock.py", "test_stock"),
+        ("guides/testing.md", "tests/test_totals.py", "test_totals"),
+    ],
 )
-def test_the_shown_failure_is_printed_today(page: str, name: str) -> None:
+def test_the_shown_failure_is_printed_today(page: str, file: str, name: str) -> None:
     text = (DOCS / page).read_text()
     source = re.findall(rf"```python\n((?:(?!```).)*?async def {name}.*?)```", text, re.DOTALL)[0]
     (shown,) = re.findall(r"```text\n(\d+ found, .*?)\n```", text, re.DOTALL)
     definitions, _, _ = source.partition(f"\ntry:\n    {name}()\n")
     names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(definitions, page, "exec", dont_inherit=True), names)
+    exec(compile(definitions, file, "exec", dont_inherit=True), names)
     with pytest.raises(SimulationFailed) as raised:
         names[name]()
     printed = str(raised.value)
