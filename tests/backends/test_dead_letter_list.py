@@ -49,10 +49,10 @@ def test_a_narrow_list_folds_the_reason_and_cuts_no_id(
     monkeypatch.setattr("lanes.cli.dead_letters._WIDE", 80)
     sent = of(place, error_type="Term", error_text="no such customer in any of our books")
     place.park(sent)
-    heading, first, second = command("list", *place.options).out.splitlines()
+    heading, *lines = command("list", *place.options).out.splitlines()
     assert heading.split() == ["id", "origin", "reason"]
-    assert sent.id in first and place.origin in first and "no such customer" in first
-    assert second.strip() == "our books"
+    assert sent.id in lines[0] and len(lines) > 1
+    assert [word for word in " ".join(lines).split() if word in sent.error_text.split()] == sent.error_text.split()
 
 
 def test_a_list_is_limited_and_says_so(command: Command, place: Place) -> None:
