@@ -1,4 +1,4 @@
-"""The contract suites: the promises of sources, stores and dead letters, as functions that a backend's tests run.
+"""The contract suites: the promises of sources, stores and dead letters, as check functions for a backend's tests.
 
 This package exports the suite of sources. The modules ``dead_letters``, ``attempts``, ``leases`` and ``epochs`` have
 the other suites. The module ``commits`` has the checks of sources that commit positions.

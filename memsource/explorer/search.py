@@ -62,7 +62,7 @@ class Exploration(NamedTuple):
 
     Attributes:
         states: Number of visited states.
-        steps: Number of events between the visited states.
+        steps: Number of events that the search tried.
         depth: Number of events on the shortest path from the first state to the farthest state.
         reached: Counts of each kind of event and of each rare branch in the search.
         violation: The first violation; None = no invariant was broken.

@@ -69,7 +69,7 @@ def bucket_name(stream: str, namespace: str) -> str:
 
 
 def namespace_of(bucket: str, stream: str) -> str | None:
-    """Find the namespace in the name of a bucket; None = the bucket belongs to no cohort of the stream."""
+    """Find the namespace in the name of a bucket; None = the name is no name of a cohort's bucket for this stream."""
     named = re.fullmatch(rf"lanes(?:-[0-9]+)?_{re.escape(stream)}_({NAME.pattern})", bucket)
     return named[1] if named is not None and bucket_name(stream, named[1]) == bucket else None
 

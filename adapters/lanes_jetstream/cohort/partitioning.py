@@ -176,7 +176,7 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     if len({rule.partitions for rule in rules}) > 1:
         raise ConfigError(
             f"stream {stream!r}: its transforms make {' and '.join(sorted({str(r.partitions) for r in rules}))} "
-            "partitions; use one number"
+            "partitions; give all transforms the same number"
         )
     uncovered = [
         subject
@@ -185,8 +185,8 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     ]
     if uncovered:
         raise ConfigError(
-            f"stream {stream!r} also takes {', '.join(uncovered)}, which its transform leaves without a partition, so "
-            "no member would get them; remove these subjects from the stream, or extend the transform to them"
+            f"stream {stream!r} also stores {', '.join(uncovered)}, which its transform leaves without a partition, "
+            "so no member would receive them; remove these subjects from the stream, or extend the transform to them"
         )
     made = (config.get("metadata") or {}).get(MANAGED)
     choice: Choice = "sourced" if origins else "created" if made else "transform"

@@ -31,7 +31,7 @@ _RETRY_DELAY: Final = 0.25
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CohortWatch:
-    """The checks of the partitions of one member. Needs asyncio.
+    """Runs the checks of the partitions of one member. Needs asyncio.
 
     Attributes:
         connection: Connection to the server.

@@ -48,7 +48,7 @@ _HOLD_BACK_MARGIN: Final = 1.0
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Takeover:
-    """The takeovers of one consumer.
+    """Runs the takeovers of one consumer.
 
     Attributes:
         connection: Connection to the server.

@@ -39,7 +39,7 @@ end earlier.
 
 
 class ReadState(NamedTuple):
-    """The progress of the source at one moment.
+    """The progress of a source at one moment.
 
     Attributes:
         active: Whether no takeover is under way.
@@ -60,7 +60,7 @@ class ReadState(NamedTuple):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DurableWatch:
-    """The checks of one source. Needs asyncio.
+    """Runs the checks of one source. Needs asyncio.
 
     Attributes:
         connection: Connection to the server.

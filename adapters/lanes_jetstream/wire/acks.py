@@ -84,7 +84,7 @@ async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None
 
 
 class Acks:
-    """The acknowledgements of one source. Needs asyncio; one ``send`` at a time.
+    """Sends and repeats the acknowledgements of one source. Needs asyncio; one ``send`` at a time.
 
     Args:
         client: The connected client.

@@ -163,8 +163,8 @@ def test_several_sources_have_several_filters() -> None:
     ("config", "words"),
     [
         ({"subjects": ["o.*"]}, ["no transform", "CohortStream"]),
-        ({"subjects": ["o.*", "x"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["x", "no member would get them"]),
-        ({"subjects": ["o.>"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["o.>", "no member would get them"]),
+        ({"subjects": ["o.*", "x"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["x", "no member would receive them"]),
+        ({"subjects": ["o.>"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["o.>", "no member would receive them"]),
         ({"subjects": ["o.*"], **transform("o.*", "a.$1")}, ["no valid partition()"]),
         (transform("o.*", "{{partition(4,1)}}.{{partition(4,1)}}.$1"), ["2 valid partition()"]),
         (transform("o.*", "{{partition(0,1)}}.$1"), ["partition()"]),
@@ -214,7 +214,7 @@ def test_a_key_that_may_be_in_two_partitions_is_refused(found: Partitioning, key
     ("changed", "words"),
     [
         ({"subject_transform": None}, ["no transform", "divided by a.*.* -> {{partition(4,1)}}"]),
-        ({"subjects": ["a.*.*", "b.*"]}, ["also takes b.*"]),
+        ({"subjects": ["a.*.*", "b.*"]}, ["also stores b.*"]),
         ({"subject_transform": {"src": "a.*.*", "dest": "{{partition(8,1)}}.a.$1.$2"}}, ["{{partition(8,1)}}"]),
         ({"subject_transform": {"src": "a.*.*", "dest": "{{partition(4,2)}}.a.$1.$2"}}, ["{{partition(4,2)}}"]),
         ({"subject_transform": {"src": "a.*.*", "dest": "a.{{partition(4,1)}}.$1.$2"}}, ["a.{{partition(4,1)}}"]),
