@@ -163,7 +163,10 @@ def test_several_sources_have_several_filters() -> None:
     ("config", "words"),
     [
         ({"subjects": ["o.*"]}, ["no transform", "CohortStream"]),
-        ({"subjects": ["o.*", "x"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["x", "no member would receive them"]),
+        (
+            {"subjects": ["o.*", "x"], **transform("o.*", "{{partition(4,1)}}.$1")},
+            ["x", "no member would receive them"],
+        ),
         ({"subjects": ["o.>"], **transform("o.*", "{{partition(4,1)}}.$1")}, ["o.>", "no member would receive them"]),
         ({"subjects": ["o.*"], **transform("o.*", "a.$1")}, ["no valid partition()"]),
         (transform("o.*", "{{partition(4,1)}}.{{partition(4,1)}}.$1"), ["2 valid partition()"]),
