@@ -198,7 +198,7 @@ def test_bad_use_is_refused() -> None:
 
     with pytest.raises(ImpossiblePlan, match="must be an async function of a world"):
         simulate(lambda world: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ImpossiblePlan, match="runs=0: must be 1 or more"):
+    with pytest.raises(ImpossiblePlan, match="runs=0: must be a whole number, 1 or more"):
         simulate(runs=0)(test)()
     with pytest.raises(ImpossiblePlan, match="redeliver=1: never happens on kafka"):
         simulate(faults=FaultBudget(redeliver=1), personalities=("kafka",))(test)()
