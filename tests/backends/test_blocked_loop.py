@@ -1,0 +1,104 @@
+"""A handler that blocks the event loop delays no answer to a signal, on real brokers"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import anyio
+import nats
+import pytest
+from confluent_kafka import Producer
+from nats.js.api import StreamConfig, SubjectTransform
+
+from lanes.process import EXIT_AT_ONCE, EXIT_DRAINED, GRACE
+from tests.conftest import Spawn
+from tests.kafka.workload import Topic
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+MESSAGES = 48
+HELD = 2.0
+_numbers = count()
+
+Job = Callable[[], subprocess.Popen[str]]
+
+
+@pytest.fixture(params=["kafka", "jetstream", "cohort"])
+def job(request: pytest.FixtureRequest, spawn: Spawn) -> Iterator[Job]:
+    """Start ``blocking_process`` on a source with 48 keys."""
+    kind, name = request.param, f"BLOCKED{os.getpid()}x{next(_numbers)}"
+    if kind == "kafka":
+        server = request.getfixturevalue("kafka")
+        topic = Topic(server.admin_url, name, 2)
+        topic.create()
+        producer = Producer({"bootstrap.servers": server.url})
+        for number in range(MESSAGES):
+            producer.produce(name, b"", key=str(number))
+        producer.flush(30)
+        yield lambda: spawn("-m", "tests.backends.blocking_process", kind, server.url, name, str(HELD))
+        topic.delete()
+    else:
+        url = request.getfixturevalue("nats_server").url
+        anyio.run(_make_stream, url, name)
+        yield lambda: spawn("-m", "tests.backends.blocking_process", kind, url, name, str(HELD))
+        anyio.run(_delete_stream, url, name)
+
+
+async def _make_stream(url: str, name: str) -> None:
+    client = await nats.connect(url)
+    divide = SubjectTransform(src=f"{name}.*", dest=f"{name}.{{{{partition(4,1)}}}}.{{{{wildcard(1)}}}}")
+    await client.jetstream().add_stream(StreamConfig(name, subjects=[f"{name}.*"], subject_transform=divide))
+    for number in range(MESSAGES):
+        await client.jetstream().publish(f"{name}.{number}", b"")
+    await client.close()
+
+
+async def _delete_stream(url: str, name: str) -> None:
+    client = await nats.connect(url)
+    await client.jetstream().delete_stream(name)
+    await client.close()
+
+
+def says(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def answer(process: subprocess.Popen[str], number: signal.Signals, text: str) -> float:
+    """Send a signal, and return the seconds until the answer."""
+    assert process.stderr is not None
+    sent = time.monotonic()
+    process.send_signal(number)
+    while text not in process.stderr.readline():
+        assert time.monotonic() - sent < 10
+    return time.monotonic() - sent
+
+
+def test_one_signal_takes_effect_after_the_handler(job: Job) -> None:
+    process = job()
+    assert says(process) == "running"
+    assert answer(process, signal.SIGINT, "lanes: SIGINT: draining") < HELD / 2
+    assert says(process) == "ended"
+    # The process prints nothing more: no other handler begins.
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (EXIT_DRAINED, "")
+    assert "charge at" in err and "held the event loop for" in err
+
+
+def test_two_signals_end_the_process(job: Job) -> None:
+    process = job()
+    assert says(process) == "running"
+    answer(process, signal.SIGINT, "lanes: SIGINT: draining")
+    assert process.stderr is not None
+    # Signals within one second count as one.
+    select.select([], [], [], 1.1)
+    answer(process, signal.SIGINT, "lanes: SIGINT: stopping at once")
+    answered = time.monotonic()
+    assert process.wait(timeout=30) == EXIT_AT_ONCE
+    assert time.monotonic() - answered < GRACE + 1
