@@ -32,7 +32,7 @@ def convert(
     files: list[Path] = typer.Argument(help="History files.", metavar="FILE", show_default=False),
     to: Path = typer.Option(..., help="Folder to create for the Parquet files.", metavar="DIR", show_default=False),
 ) -> None:
-    """Convert each history file to a Parquet file, and print the name of the new file.
+    """Make a Parquet file of each history file, and print its name.
 
     Exit status: 0 = done, 3 = unreadable.
     """

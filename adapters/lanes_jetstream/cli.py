@@ -70,7 +70,7 @@ def drain(member: Member, stream: Stream, server: Server, namespace: Namespace =
 
 @cohort.command()
 def undrain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
-    """Withdraw a drain, so that the member receives its share of the partitions again."""
+    """Withdraw a drain, so that partitions return to the member."""
 
     async def work(view: CohortView) -> None:
         new = await view.undrain(member)
