@@ -209,7 +209,9 @@ def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monk
         on("one", "first")
     # It is the folder, not its name.
     (tmp_path / "a").rename(tmp_path / "moved")
-    refused("one", "a", r"results_to='.*/a': the results of the checkpoint .*/one restore the folder")
+    refused(
+        "one", "a", r"results_to='.*/a': the folder has lost the results of the checkpoint .*/one: restore the folder"
+    )
     on("one", "moved")
     assert stored(tmp_path / "moved") == sorted((one["partition"], one["offset"]) for one in rows(60))
     # As an earlier version has left it, which had no note in the checkpoint.
