@@ -202,7 +202,7 @@ def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monk
         on("one", "a", progress=stop)
     assert len(stored(tmp_path / "a")) == 30
     refused(
-        "one", "b", r"results_to='.*/b': the checkpoint .*/one was begun with results_to='.*/a': .* continue with res"
+        "one", "b", r"results_to='.*/b': the checkpoint .*/one was begun with results_to='.*/a', .* continue with res"
     )
     refused("one", None, r"results_to=None: the checkpoint .*/one was begun with results_to='.*/a'")
     with pytest.raises(lanes.ConfigError, match=r"was begun with results_to='.*/a'"):
