@@ -71,7 +71,7 @@ def test_the_commands_are_shown_in_tables() -> None:
     assert PLACE in page
     shown = with_commands(page)
     assert "### lanes dead-letters replay\n" in shown
-    assert "| `--limit <int range>` | `100; x>=1` |" in shown
+    assert "| `--limit NUMBER` | `100; x>=1` |" in shown
     names = re.findall(r"^\| `([^`]+)` \|", shown.partition("### lanes\n")[2], re.MULTILINE)
     assert [name for name in names if not re.match(r"(-{1,2}\w|[A-Z]{2,}|[a-z-]+$)", name)] == []
 
