@@ -2,8 +2,8 @@
 
 In the first half of its share, a target gets random examples. In the second half a coverage-guided fuzzer attacks it,
 if the fuzzer is installed. The last output is a table of target, random examples, inputs of the fuzzer, seconds and
-failures. The exit status is 1 after an example that broke an invariant, which the command prints, and 2 for a
-wrong argument.
+failures. The command prints the traceback of each failure. The exit status is 1 if a target failed, and 2 for a wrong
+argument.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ class _Runs:
     def _cause(
         self, assignment: Assignment, earlier: Sequence[Assignment], runs: Mapping[Assignment, _Run]
     ) -> str | None:
-        """Return the cause of a repeated run; None if no earlier assignment had run the message to its end.
+        """Return the cause of a repeated run; None for a first run, or for an unfinished message of a clean handover.
 
         After a clean handover, the next owner may run a message that was held for a retry. After a crash or a loss, the
         next owner may run every earlier message again, because the broker may not have received the result.

@@ -53,7 +53,7 @@ class PartitionCommits:
 
     @property
     def pending(self) -> bool:
-        """Whether a change waits for a commit while no commit is on its way."""
+        """Whether the next commit may begin: changes wait, no commit is on its way, and ``over`` is False."""
         return self.changes > 0 and self.sending is None and not self.over
 
     def due_at(self, *, urgent: bool) -> float:

@@ -74,7 +74,7 @@ class Status:
         held: Number of lanes that wait for a retry.
         blocked: Number of lanes that wait for ``unblock`` or ``park``.
         parking: Number of lanes whose dead letter is not confirmed.
-        taking: Whether the bounds allow more messages.
+        taking: Whether intake runs: False from the high water mark until the low water mark.
         paused: Whether the user has paused the consumer.
         settled: Number of settled messages since the start.
         retries: Number of repeated attempts since the start.

@@ -353,7 +353,7 @@ async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
 
 @_check("place")
 async def check_a_missing_place_is_refused(harness: DeadLetterHarness) -> None:
-    """``open`` raises ``ConfigError`` for a missing target. A check may then call ``aclose``."""
+    """``open`` raises ``ConfigError`` for a missing target. After that error, ``aclose`` must not raise."""
     for each in harness.nowhere():
         try:
             await each.open()

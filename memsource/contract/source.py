@@ -227,7 +227,7 @@ async def check_paused_partitions_are_left_out(harness: Harness) -> None:
 
 @_check()
 async def check_large_message_comes_alone(harness: Harness) -> None:
-    """The source delivers a message larger than the room for bytes alone, and then its successors."""
+    """The source delivers a message larger than ``room.bytes``, and then the messages after it."""
     await harness.publish([Sample(b"large", b"x" * 4096) for _ in range(3)])
     async with opened(harness) as session:
         for _ in range(3):

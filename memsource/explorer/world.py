@@ -1,7 +1,7 @@
 """A group of members, each with its own engine, in every order of events.
 
 A state is a few numbers: the state of the group, the state of each member, and the handled messages. The states of the
-group and of each member are numbered, and the explorer computes each event in a numbered state once.
+group and of each member are numbered, and the explorer applies each event to each numbered state once.
 
 The explorer leaves out two kinds of orders, because they show nothing new. First, a member that has lost a partition is
 told of the loss at once. The member could have acted before the loss, and its messages may still arrive after the loss.
@@ -139,7 +139,7 @@ class _Done(NamedTuple):
 
 
 class Members:
-    """The states of a member, by number. The class computes each event in a state once.
+    """The states of a member, by number. The class applies each event to each state once.
 
     ``fresh`` is the number of the state of a newly started member.
     """
@@ -239,7 +239,9 @@ class _Step(NamedTuple):
 
 
 class GroupWorld:
-    """A group of members in every order of events, within a scope. ``reached`` counts events and rare branches.
+    """The model of a group: the first state, and for each state every possible event and its next state.
+
+    A scope bounds the events. ``reached`` counts events and rare branches.
 
     Args:
         scope: The scope of the exploration.

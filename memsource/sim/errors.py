@@ -40,7 +40,10 @@ class NeverYields(Livelock):
 
 
 class Overtime(SimulationError):
-    """The test did not end in its virtual time. The message names the lines where the test and the other tasks wait."""
+    """The test did not end within ``time_limit`` seconds of virtual time.
+
+    The message names the lines where the test and the other tasks wait.
+    """
 
 
 class ImpossiblePlan(SimulationError):

@@ -32,7 +32,7 @@ class Intake:
         group: Assignments of the client.
         key: Returns the key of a message.
         on_error: Called with each message that is an error.
-        average: Approximate size in bytes of recent messages.
+        average: Moving average of the size of a message, in bytes.
     """
 
     client: Consumer

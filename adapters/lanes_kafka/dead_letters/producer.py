@@ -160,8 +160,8 @@ class ConfirmedProducer:
         """Write a record and wait for its confirmation; return its partition and offset.
 
         Without a client, for example after a fatal error, the call creates one first. A cancelled call may still write
-        the record. Raises ``KafkaException`` if the broker does not confirm the record. The log may still contain the
-        record.
+        the record. If the broker does not confirm the record, the call raises ``KafkaException``. In that case the log
+        may still contain the record.
         """
         self._check_open()
         await self.connect()

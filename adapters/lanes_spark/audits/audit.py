@@ -77,8 +77,8 @@ def audit(
 
     - If a process lacks rows, neither that process nor events across processes are judged. The promises are
       ``unproven``, even if the other rows show a violation. AtLeastOnce then has no violation, as in ``lanes check``.
-    - If one violation causes another, their number may differ. If the commits of an assignment fall, the audit
-      skips some of these commits.
+    - If one violation causes another, their number may differ. If the committed floor of an assignment
+      falls, the audit does not judge some commits of this assignment.
     - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message
     counts as left at the broker.
     - A task that was killed before it completed a file has no rows. ``Audit.unfinished`` counts its incomplete file.
