@@ -244,8 +244,9 @@ class _StopSignals:
 
     def _request(self, request: int, name: str) -> None:
         if request == 1:
-            _say_now(f"{name}: draining; a second signal stops at once")
+            # First the request: a reader of the answer may end the running handler at once.
             self._drain()
+            _say_now(f"{name}: draining; a second signal stops at once")
         elif request == 2:
             # A thread of its own, because stderr may block this thread.
             threading.Thread(target=self._end_process, name="lanes-exit", daemon=True).start()

@@ -40,7 +40,7 @@ def test_a_later_foreign_durable_is_logged_once(caplog: pytest.LogCaptureFixture
 
     virtual(test)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    for word in ("cohort orders, member a", "partition 1", "consumer S/x", "delete it"):
+    for word in ("cohort orders, member a", "partition 1", "consumer S/x", "Delete the foreign durable"):
         assert word in warning
 
 

@@ -40,8 +40,8 @@ def file_of(module: str) -> str:
 IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "compile", "__import__", "breakpoint"}
 
 BACKENDS = ("jetstream", "kafka", "nats")
-# The command line, and the attributes of OpenTelemetry that belong to one system.
-MAY_NAME_BACKENDS = ("cli/", "observe/otel.py")
+# The command line, the remedies of refused arguments, and the attributes of OpenTelemetry that belong to one system.
+MAY_NAME_BACKENDS = ("arguments.py", "cli/", "observe/otel.py")
 NEUTRAL = [
     file
     for path in sorted(LANES.rglob("*.py"))

@@ -16,11 +16,11 @@ from tests.fakes.threaded import Options, threads
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
     """Fail a test that leaves a thread behind."""
-    assert threads() == []
+    assert [thread.name for thread in threads()] == []
     yield
     for thread in threads():
         thread.join(TIMEOUT)
-    assert threads() == []
+    assert [thread.name for thread in threads()] == []
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class Checked:
         self.info: dict[str, Any] = {"delivered": {"consumer_seq": 2}, "num_pending": 9}
         self.wrong: dict[str, Exception] = {}
         self.first = 1
-        self.config: dict[str, Any] = {}
+        self.config: dict[str, Any] = {"name": "S"}
         self.watch = CohortWatch(
             connection=Connection(Client()),
             stream="S",
@@ -105,7 +105,7 @@ async def test_a_stream_that_drops_single_messages_is_not_checked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looked = Checked(monkeypatch)
-    looked.config = {"max_msgs_per_subject": 1}
+    looked.config = {"name": "S", "max_msgs_per_subject": 1}
     await looked.dropped(10)
     assert looked.watch.failure is None
     assert caplog.text == ""
