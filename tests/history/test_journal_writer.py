@@ -89,7 +89,7 @@ def test_an_unfinished_file_is_hidden(tmp_path: Path) -> None:
     recording.started(message(1), 2.0)
     (hidden,) = tmp_path.iterdir()
     assert hidden.name.startswith(".") and hidden.name.endswith(".parquet.tmp")
-    with pytest.raises(HistoryError, match="no \\*.jsonl and no"):
+    with pytest.raises(HistoryError, match=r"no \*\.jsonl and no"):
         read([tmp_path])
     ended(journal, recording)
     assert [path.name for path in tmp_path.iterdir()] == [hidden.name[1:].removesuffix(".tmp")]
