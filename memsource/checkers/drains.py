@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
-from memsource.checkers.assignments import AssignmentChecker, closes_prefix, with_state
+from memsource.checkers.assignments import AssignmentChecker, closes_prefix, lane_of, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import Drain, TimedChecker, timeout_of, well_nigh
 from memsource.history.reader import Segment
@@ -160,29 +161,82 @@ class DrainStartsNothing(PromiseChecker):
             del self._draining[assignment]
 
 
-class DrainWaitsForRunning(TimedChecker[Drain]):
-    """A drain ends with its last running handler (36), and waits for no held, blocked or parking message."""
+class _Prefix(Drain):
+    """A drain that knows which lanes are held, and whether messages of its prefix wait to start.
 
-    _state_class = Drain
+    Attributes:
+        highest: Highest started position.
+        held: Lane, or position of a message without a lane -> time at which its head can start.
+        waits: Whether messages of the prefix waited until the end of the drain.
+    """
+
+    __slots__ = ("held", "highest", "waits")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.highest = -1
+        self.held: dict[str | int, float] = {}
+        self.waits = False
+
+
+class DrainWaitsForRunning(TimedChecker[_Prefix]):
+    """A drain ends with its last running handler (36), and waits for no held, blocked or parking message.
+
+    A source without a handover of the completed set is an exception: queued messages below the highest started message
+    may wait until the timeout, because other partitions use all slots.
+    """
+
+    _state_class = _Prefix
 
     @with_state("started")
-    def _started(self, segment: Segment, row: Row, state: Drain) -> None:
+    def _started(self, segment: Segment, row: Row, state: _Prefix) -> None:
         state.running += 1
+        state.highest = max(state.highest, row.position)
 
     @with_state("ended")
-    def _ended(self, segment: Segment, row: Row, state: Drain) -> None:
+    def _ended(self, segment: Segment, row: Row, state: _Prefix) -> None:
         state.running -= 1
         state.deadline = row.mono
 
+    @with_state("retry")
+    def _retry(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        state.held[_lane_or_position(segment, row)] = row.mono + row.number
+
+    @with_state("blocked", "dlq_sent")
+    def _stopped(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        state.held[_lane_or_position(segment, row)] = inf
+
+    @with_state("dlq_confirmed")
+    def _parked(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        state.held.pop(_lane_or_position(segment, row), None)
+
+    @on("unblocked")
+    def _unblocked(self, segment: Segment, row: Row) -> None:
+        for _, state in self._assignments.ending(segment, row):
+            # The row does not name the lanes.
+            state.held.clear()
+
     @with_state("revoking")
-    def _revoking(self, segment: Segment, row: Row, state: Drain) -> None:
+    def _revoking(self, segment: Segment, row: Row, state: _Prefix) -> None:
         state.since = state.deadline = row.mono
 
+    @with_state("abandoned", find="known")
+    def _abandoned(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        if state.since is not None and closes_prefix(segment.rules) and row.position < state.highest:
+            # The drain gives up held lanes when it begins. A later queue of such a lane was not waited for either.
+            state.waits |= state.held.get(_lane_or_position(segment, row), -inf) <= state.since
+
     @with_state("drained", find="end")
-    def _drained(self, segment: Segment, row: Row, state: Drain) -> None:
-        if state.since is not None and state.running <= 0:
+    def _drained(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        if state.since is not None and state.running <= 0 and not state.waits:
             self._findings.checked += 1
             self._deadlines.check(segment, row, state.deadline, "drained when its last handler had ended,")
+
+
+def _lane_or_position(segment: Segment, row: Row) -> str | int:
+    """Return the lane of a message, or the position of a message without a lane."""
+    lane = lane_of(segment.rules, row)
+    return row.position if lane is None else lane
 
 
 class HandedOverAfterDrain(AssignmentChecker[Drain]):

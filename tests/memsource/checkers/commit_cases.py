@@ -57,6 +57,12 @@ BEFORE = [redelivered(position, "settled", key) for position, key in enumerate("
 END = {"event": "end", "reason": "drained"}
 OPEN = {"end": None}
 DRAIN = owned("revoking", timeout=30.0)
+PREFIX = [delivered(0, "a"), delivered(1, "b"), *ran(1, "b"), started(0, "a"), ended(0, "a", result="error")]
+FULL = [
+    at(110.0, DRAIN),
+    at(120.0, delivered(1, partition="S/1")),
+    at(140.0, message("abandoned", 0, "a"), owned("drained")),
+]
 CANCELLED = ended(1, "b", result="cancelled")
 
 COMMITTING: list[Case] = [
@@ -311,6 +317,15 @@ DRAINING: list[Case] = [
         breaks=[delivered(0), DRAIN, at(101.0, delivered(1, partition="S/1")), at(120.0, owned("drained"))],
         witness="drained when its last handler had ended, 19.998 s late",
         checked=1,
+    ),
+    Case(
+        make=DrainWaitsForRunning,
+        what="and for the prefix, which waits for a slot, but for no held lane",
+        more=OPEN,
+        rules=CLOSES,
+        keeps=[*PREFIX, message("retry", 0, "a", delay=1.0), *FULL],
+        breaks=[*PREFIX, message("retry", 0, "a", delay=90.0), *FULL],
+        witness="drained when its last handler had ended, 30.000 s late",
     ),
     Case(
         make=DrainInTime,
