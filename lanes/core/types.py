@@ -235,7 +235,7 @@ class Partition(PartitionInternals):
         completed: See ``Args``.
         deadline: Time up to which the lease certainly holds.
         fencing_token: See ``Args``.
-        assignment: Number of the assignment in this process, over all partitions: 1, 2, 3 …; 0 before it is assigned.
+        assignment: Number of the assignment in its consumer, over all partitions: 1, 2, 3 …; 0 before it is assigned.
             Rows of a history name an assignment by this number.
         live: Whether results of the assignment count.
     """

@@ -51,8 +51,8 @@ Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned
 """The end of a handler call.
 
 ``ack``: the call succeeded. ``retry``: the call failed, and the message is retried. ``dead_letter``: the call failed,
-and the message becomes a dead letter. ``error``: the error of the call stops the consumer. ``cancelled``: ``lanes``
-cancelled the call. ``abandoned``: the result of the call does not count.
+and the message becomes a dead letter. ``error``: the call failed, and its key is blocked, its partition is drained, or
+the consumer stops. ``cancelled``: ``lanes`` cancelled the call. ``abandoned``: the result of the call does not count.
 """
 
 _VERSION: Final = version("lanes-runtime")
