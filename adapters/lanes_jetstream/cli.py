@@ -21,7 +21,7 @@ from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, re
 from lanes_jetstream.wire.connection import Connection
 
 _WIDE: Final = 200
-"""Columns of a table outside a terminal."""
+"""Width in characters of the output outside a terminal."""
 
 Stream = Annotated[str, typer.Option(help="Stream of the cohort.", metavar="NAME", show_default=False)]
 Member = Annotated[
@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Work = Callable[[CohortView], Awaitable[None]]
 
 
-cohort = command_group("Look at a JetStream cohort, and drain or undrain a member.")
+cohort = command_group("Show a JetStream cohort, and drain or undrain a member.")
 
 
 @cohort.command()
@@ -57,7 +57,7 @@ def status(stream: Stream, server: Server, namespace: Namespace = "", as_json: A
 def drain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
     """Move all partitions of a member to the other members.
 
-    `undrain` ends the drain, and so does a member that leaves the cohort without a crash. If a member crashes and
+    The drain ends with `undrain`, or when the member leaves the cohort without a crash. If a member crashes and
     returns under its name, its drain continues. A second drain has no effect.
     """
 
@@ -74,7 +74,7 @@ def undrain(member: Member, stream: Stream, server: Server, namespace: Namespace
 
     async def work(view: CohortView) -> None:
         new = await view.undrain(member)
-        typer.echo(printable(f"{member}: {'is not drained any more' if new else 'was not to be drained'}"))
+        typer.echo(printable(f"{member}: {'is not drained any more' if new else 'was not drained'}"))
 
     _run(server, stream, namespace, work)
 

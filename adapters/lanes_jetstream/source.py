@@ -31,8 +31,9 @@ _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 class JetStreamSource:
     """A source of messages from one JetStream stream, through one durable pull consumer or as a member of a cohort.
 
-    With ``durable``, one process reads the consumer. The source creates a missing consumer. An existing consumer
-    continues at its position. If an existing consumer does not fit, the error names the fault and the remedy.
+    With ``durable``, one process reads the consumer, unless ``shared`` is True. The source creates a missing consumer.
+    An existing consumer continues at its position. If an existing consumer does not fit, the error names the fault and
+    the remedy.
 
     With ``cohort``, any number of processes share the stream, and one of them at a time handles each key. The cohort
     creates its own consumers, one for each partition. So ``filter_subject``, ``takeover``, ``acks``, ``shared`` and
@@ -65,7 +66,7 @@ class JetStreamSource:
         takeover: Method to deliver unacknowledged messages of an earlier process before new messages. ``"auto"``
             resets a consumer that ``lanes`` created, or for a moment shrinks its ack_wait and removes its BackOff.
             ``"modify"`` also resets or changes a consumer that another program created. ``"hold-back"`` requests
-            nothing for one ack_wait, which needs no permission to change the consumer. Without a permission for the
+            nothing for one ack_wait, and needs no permission to change the consumer. Without a permission for the
             other methods, the source uses ``"hold-back"``. The log names the method.
         acks: When to wait for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
             waits for the server at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has
@@ -78,8 +79,9 @@ class JetStreamSource:
             filtered consumer and for a cohort, the source detects only drops during the run. A cohort warns if messages
             between remaining messages were deleted, and continues.
         shared: Whether other processes pull the same durable. True needs ``Settings(order="none")``, because several
-            processes cannot keep an order. A shared durable has no takeover. With False, a start waits up to 31 s until
-            another process stops pulling, and then raises. Another process that pulls during the run stops the source.
+            processes cannot keep an order. A shared durable has no takeover. With False, a start waits up to 31 s for
+            another process to stop pulling, and raises an error if that process goes on. Another process that pulls
+            during the run stops the source.
         start_timeout: Seconds, 0 or more, for the leaders of the stream and the consumer to answer at the start. During
             the run the source waits for the leaders without limit.
 
@@ -120,7 +122,8 @@ class JetStreamSource:
         check_flag("shared", shared)
         if filter_subject is not None and not is_subject(filter_subject):
             raise ConfigError(
-                f"filter_subject={filter_subject!r}: use tokens with dots, * and a last >, or leave it out"
+                f"filter_subject={filter_subject!r}: has an empty token, a space, or a > before the end; separate "
+                "tokens by single dots, and use > only as the last token"
             )
         check_one_of("takeover", takeover, get_args(TakeoverMode))
         check_one_of("acks", acks, get_args(AckMode))
@@ -255,7 +258,7 @@ class JetStreamSource:
             destination: Stream and subject of the dead letters.
 
         Returns:
-            True if dead letters would be delivered. False also for a filtered consumer of a stream that changes the
+            True if dead letters would be delivered. False also for a filtered consumer of a stream that transforms
             subjects.
         """
         return destination.system == "nats" and self._source.reads(destination)

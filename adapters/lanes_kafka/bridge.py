@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Bridge:
     """Calls functions, in the order of ``post``, on the event loop in which the bridge was made.
 
-    Many calls wake the loop once.
+    Calls that are posted before the loop runs usually wake the loop only once.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Answer(Generic[T]):
         return self._value[0]
 
     def give(self, value: T) -> None:
-        """Answer from the thread. The first answer counts. Does not block."""
+        """Answer with ``value``, from the thread. The first answer counts. Does not block."""
         self._bridge.post(lambda: self._end([value], None))
 
     def fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Questions to a broker, asked by a client that only reads. Every call blocks until its deadline at the latest.
+"""Questions to a broker, asked by a client that only reads. Each question has a deadline.
 
 Reading order: one answer and the cause of a failure (``wait_for``, ``answer``, ``likely_cause``), the settings of a
 broker (``broker_settings``, ``metadata_limit``), the facts of a topic (``describe_topic``).
@@ -59,7 +59,7 @@ def wait_for(
 def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Callable[[], bool] = lambda: False) -> _T:
     """Wait for one future as ``wait_for`` does, and return the result of the future.
 
-    Raises ``KafkaException`` if the future has failed or has no result in time.
+    Raises ``KafkaException`` if the future has failed, or has no result before the deadline or before ``give_up``.
     """
     done = wait_for(admin, [future], deadline, give_up)
     # The traceback of a stored error references this frame, so the frame must not keep the client alive.
@@ -72,7 +72,7 @@ def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Cal
 def settings_of(
     admin: AdminClient, kind: ResourceType, name: str, deadline: float, give_up: Callable[[], bool] = lambda: False
 ) -> dict[str, str]:
-    """Return the settings of a broker or a topic, by the name of the setting. Blocks and raises like ``answer``."""
+    """Return the settings of a broker or a topic that have a value, by name. Blocks and raises like ``answer``."""
     resource = ConfigResource(kind, name)
     asked: dict[ConfigResource, Future[dict[str, Any]]] = admin.describe_configs(
         [resource], request_timeout=max(_POLL, deadline - time.monotonic())
@@ -89,7 +89,7 @@ def likely_cause(error: KafkaError, reported: Sequence[KafkaError]) -> KafkaErro
         reported: The errors that the client reported meanwhile.
 
     Returns:
-        A refused login, or else the last reported cause, or else ``error``.
+        The last reported refusal of a login, or else the last report that names a cause, or else ``error``.
     """
     causes = [one for one in reported if one.code() != KafkaError._ALL_BROKERS_DOWN]
     return ([one for one in causes if is_login_refused(one)] or causes or [error])[-1]
@@ -99,18 +99,20 @@ def likely_cause(error: KafkaError, reported: Sequence[KafkaError]) -> KafkaErro
 
 
 def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> int | None:
-    """The broker's maximum size of commit metadata; None when this user may not read the setting.
+    """The broker's ``offset.metadata.max.bytes``; None if the broker has no value, or this user may not read it.
 
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when no broker answers.
+    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` for every failure except a missing
+    permission.
     """
     text = broker_settings(admin, timeout=timeout).get(METADATA_LIMIT)
     return None if text is None else int(text)
 
 
 def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> Mapping[str, str]:
-    """The settings of one broker; empty when this user may not read them.
+    """The settings of one broker; empty if this user may not read the settings.
 
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` when no broker answers.
+    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` for every failure except a missing
+    permission.
     """
     deadline = time.monotonic() + timeout
     try:
@@ -122,7 +124,7 @@ def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) ->
         error = failure.args[0]
         if error.code() in NOT_ALLOWED:
             return {}
-        # Neither its text nor a chain: both may show a secret, and the settings to redact by are unknown here.
+        # The error shows neither the text nor the chain of the failure: both may hold a secret, which is unknown here.
         raise SourceError(
             f"cannot read the settings of a broker ({error.name()}); check that the broker runs", retryable=True
         ) from None
@@ -136,9 +138,9 @@ class TopicFacts(NamedTuple):
 
     Attributes:
         partitions: Number of partitions.
-        writable: Whether this user may write to the topic.
-        compacted: Whether the topic is compacted; False where this user may not read its settings.
-        max_message_bytes: ``max.message.bytes`` of the topic; None where this user may not read its settings.
+        writable: Whether this user may write to the topic; True if the broker reports no permissions.
+        compacted: Whether the topic is compacted; False if the settings of the topic could not be read.
+        max_message_bytes: ``max.message.bytes`` of the topic; None if the settings of the topic could not be read.
     """
 
     partitions: int
@@ -185,7 +187,7 @@ def describe_topic(
 def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> SourceError:
     """The error of the source ``name`` whose topics the broker did not describe in time.
 
-    Blocks for up to ``TOPIC_DEADLINE`` seconds a topic. If ``describe_topic`` fails for a topic, its error is raised.
+    Blocks for up to ``TOPIC_DEADLINE`` seconds a topic. The function raises the first error of ``describe_topic``.
     """
     for topic in topics:
         describe_topic(settings, topic)
@@ -208,9 +210,9 @@ def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) ->
     try:
         config = settings_of(admin[0], ResourceType.TOPIC, topic, deadline, give_up)
     except KafkaException:
-        # This user may not read them, or the broker does not answer.
+        # This user may not read the topic's settings, or the broker does not answer.
         config = {}
-    # A broker that is too old to know them reports no operations.
+    # A broker that is too old to report permissions sends no operations.
     allowed = found.authorized_operations
     limit = config.get("max.message.bytes", "")
     return TopicFacts(
@@ -223,13 +225,13 @@ def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) ->
 
 def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, reported: list[KafkaError]) -> SourceError:
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return SourceError(f"topic {topic!r}: this user may not describe it; allow it Describe on the topic")
+        return SourceError(f"topic {topic!r}: this user may not describe it; allow the user Describe on it")
     why = likely_cause(error, reported)
     text = redacted(why.str(), settings)
     if is_login_refused(why):
         return SourceError(f"login refused at {addresses(settings)} ({text}); correct the credentials")
     return SourceError(
-        f"no Kafka broker answers at {addresses(settings)} within {TOPIC_DEADLINE:g} s ({text}); start it, or correct "
+        f"no Kafka broker answers at {addresses(settings)} within {TOPIC_DEADLINE:g} s ({text}); start one, or correct "
         "bootstrap.servers and security.protocol",
         retryable=True,
     )

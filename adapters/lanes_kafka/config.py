@@ -29,7 +29,7 @@ DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
 
 
 class Chosen(NamedTuple):
-    """A setting to which ``lanes`` gives a value because the user's dictionary has none.
+    """A setting to which ``lanes`` gives a value.
 
     Attributes:
         name: Name of the setting.
@@ -42,7 +42,7 @@ class Chosen(NamedTuple):
     reason: str
 
 
-_COMMITS_ARE_OURS: Final = "lanes commits by itself, and only completed messages"
+_COMMITS_ARE_OURS: Final = "lanes itself commits, and only the positions of completed messages"
 _RESETS_ARE_OURS: Final = "lanes decides by start and out_of_range where to read, and skips nothing silently"
 
 _WANTED_OFF: Final = ("enable.auto.commit", "enable.auto.offset.store")
@@ -51,18 +51,19 @@ _FALSE: Final = ("false", "f", "0")
 
 _TUNED: Final = (
     Chosen("fetch.queue.backoff.ms", 5, "with librdkafka's 1,000, fetching stalls for a second when its queue is full"),
-    Chosen("queued.max.messages.kbytes", 16_384, "bounds the prefetch beside max_in_flight to about 16 MiB a member"),
-    Chosen("queued.min.messages", 20_000, "the bytes bound the queue; with fewer messages it may run empty"),
+    Chosen("queued.max.messages.kbytes", 16_384, "bounds the client's queue to 16 MiB, in addition to max_in_flight"),
+    Chosen("queued.min.messages", 20_000, "with a lower number the queue may run empty; the bytes bound the queue"),
     Chosen(
         "max.partition.fetch.bytes",
         1_048_576,
-        "fits a batch of a producer; with less, a fetch brings one partition alone and the others wait",
+        "holds a batch of a producer; with less, a fetch returns one partition, and others wait",
     ),
     Chosen("fetch.wait.max.ms", 100, "bounds the wait of a resumed partition for its first message"),
     Chosen("enable.partition.eof", False, "not needed: the position tells where a partition ends"),
 )
 _FETCHES_WAIT: Final = ("max.partition.fetch.bytes", "fetch.wait.max.ms")
-"""Settings that ``lanes`` does not make beside a user's ``fetch.min.bytes``, because they end a fetch before it."""
+"""Settings that ``lanes`` leaves unset if the user sets ``fetch.min.bytes``, because they end a fetch below that
+size."""
 
 _RESETS: Final[Mapping[str, tuple[Literal["beginning", "next"] | None, OutOfRange]]] = {
     "earliest": ("beginning", "earliest"),
@@ -94,7 +95,7 @@ class ClientConfig:
 
     Attributes:
         client: The settings of the ``Consumer``, with the user's callbacks except ``on_commit``. Holds secrets.
-        admin: The settings that an ``AdminClient`` or a ``Producer`` connects with: addresses, security, sockets,
+        admin: The settings that an ``AdminClient`` or a ``Producer`` uses too, for example addresses, security,
             ``oauth_cb`` and ``logger``. Holds secrets.
         on_commit: The user's callback, or None.
         chosen: The settings to which ``lanes`` gave a value.
@@ -129,10 +130,10 @@ def client_config(
 ) -> ClientConfig:
     """Check the dictionary of a ``confluent_kafka.Consumer``, and complete a copy.
 
-    ``default.topic.config`` is merged into the copy, as the client merges it. Automatic commits and automatic offset
-    stores are switched off, and a user's setting that switches them on is refused. The client gets
+    ``default.topic.config`` is merged into the copy, as the client merges it. The function switches automatic commits
+    and automatic offset stores off, and refuses a setting that switches them on. The client gets
     ``auto.offset.reset=error``, and the user's value becomes ``start`` and ``out_of_range``. ``chosen`` lists all
-    other changes. Pure and idempotent.
+    settings that the function set. Pure and idempotent.
 
     Args:
         config: The user's dictionary.
@@ -224,7 +225,7 @@ def _protocol(given: UserSettings) -> Protocol:
     if "group.remote.assignor" in given:
         raise ConfigError(
             f"group.remote.assignor={given.get('group.remote.assignor')!r} without group.protocol='consumer': the "
-            "classic protocol ignores it; set partition.assignment.strategy, or group.protocol"
+            "classic protocol ignores it; set partition.assignment.strategy, or group.protocol='consumer'"
         )
     return _strategy(given.get("partition.assignment.strategy"))
 
@@ -318,7 +319,7 @@ _ALIASES: Final[Mapping[str, str]] = {
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
     "topic.auto.offset.reset": "auto.offset.reset",
 }
-"""Aliases of a consumer's settings, and the names that they have here."""
+"""The name that ``lanes`` uses for each alias of a consumer's setting."""
 
 _NESTED: Final = "default.topic.config"
 _ADDRESSES: Final = ("bootstrap.servers", "metadata.broker.list", "test.mock.num.brokers")
@@ -364,7 +365,7 @@ _CONSUMER_ONLY: Final = frozenset(
 _CALLED_BY_THE_CONSUMER: Final = frozenset(
     ("error_cb", "on_commit", "statistics.interval.ms", "stats_cb", "throttle_cb")
 )
-"""Every client would call them, and count its own events."""
+"""Callbacks that every client would call with its own events, and the interval of statistics."""
 
 _SECRET: Final = re.compile(r"sasl\.|ssl.key|.*(password|secret|private|token|\.pem$)")
 _LONG: Final = 6
@@ -387,14 +388,14 @@ def redacted(text: str, config: Mapping[str, Any]) -> str:
         if word
     }
     for word in sorted(words, key=len, reverse=True):
-        # A short secret may be part of a longer word by chance, so only whole words are replaced.
+        # A short secret may be part of a longer word by chance, so a short secret is replaced only as a whole word.
         alone = "" if len(word) >= _LONG else r"(?<!\w)", "" if len(word) >= _LONG else r"(?!\w)"
         text = re.sub(alone[0] + re.escape(word) + alone[1], "…", text)
     return text
 
 
 def connects(name: str) -> bool:
-    """Whether admin clients and producers use the setting too."""
+    """Whether ``lanes`` passes the setting ``name`` to admin clients and producers too."""
     bare = name.removeprefix("topic.")
     return bare not in _CONSUMER_ONLY and bare not in _CALLED_BY_THE_CONSUMER and bare != "transactional.id"
 

@@ -143,7 +143,7 @@ class ErrorLog:
         name: Name of the client's owner, for log lines.
         clock: Monotonic clock, in seconds.
         user: The ``error_cb`` of the user's configuration, called for every error; None = no callback.
-        settings: Configuration of the client. Its secrets are not shown.
+        settings: Configuration of the client. The log shows none of its secrets.
         down: Whether the client reported that it reaches no broker, and no broker has answered since that report.
     """
 

@@ -40,7 +40,7 @@ class KafkaSource:
     Args:
         config: The dictionary of a ``confluent_kafka.Consumer``, which also names the group. ``lanes`` switches
             automatic commits off, sets ``auto.offset.reset`` to ``error``, and gives unset fetch settings other
-            defaults. All other settings go to the client unchanged.
+            defaults. All other settings keep their values.
         topics: Names of the topics; patterns are not supported.
         key: A function from the client's message to its partition key. Default: the key of the record.
         start: Position at which a group without committed positions starts: ``"beginning"``, ``"next"`` or an aware
@@ -204,13 +204,15 @@ class KafkaSource:
         """
 
     async def release(self, partition: Partition) -> None:
-        """Give a drained partition back. If the group did not revoke it, it stays assigned and unread until ``aclose``.
+        """Give a drained partition back.
+
+        Unless the group revokes the partition, it stays assigned and unread until ``aclose``.
 
         Args:
             partition: The assignment to hand back.
 
         Raises:
-            SourceError: The last commit failed; this commit moves the position past a gap in the offsets.
+            SourceError: The client is closed, or the last commit failed, which moves the position past a gap.
         """
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
@@ -236,12 +238,12 @@ class KafkaSource:
             destination: The topic of the dead letters.
 
         Returns:
-            True for a topic of this name, also of another cluster: the dead letters name their origin by the topic.
+            True for a topic of this name, also of another cluster, because a dead letter names no cluster.
         """
         return destination.system == _SYSTEM and destination.name in self._topics
 
     async def aclose(self) -> None:
-        """Close the client and end its thread. A dynamic member leaves the group, a static member stays. Idempotent."""
+        """Close the client and end its thread. A dynamic member leaves the group; a static member stays. Idempotent."""
         client_thread = self._client_thread
         if client_thread is None or not client_thread.thread.is_alive():
             return

@@ -47,9 +47,9 @@ class PostgresAttempts:
     The store writes each failure in a separate transaction, independent of the handler's transaction. One call
     deletes the attempts of many settled messages.
 
-    If the partition has a fencing token, the token fences every write, so a call of a former owner changes no row.
-    Every call is idempotent. A cancelled call takes effect completely or not at all. The methods raise the same
-    errors as ``Positions``.
+    If the partition has a fencing token, the token fences every write, so a call of a former owner changes no row of a
+    newer owner. Every call is idempotent. A cancelled call takes effect completely or not at all. The methods raise
+    the same errors as ``Positions``.
 
     Args:
         connect: Function that returns a context manager with a connection, such as ``pool.connection`` of an
@@ -88,12 +88,12 @@ class PostgresAttempts:
 
         Raises:
             ConfigError: The setup must be changed, for example tables or permissions are missing.
-            SourceError: The database did not answer; retryable if a later call may succeed.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         return await self._perform(self._loading(partition))
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Store the failures of a message, unless the store has a newer attempt or an attempt of a newer owner.
+        """Store the failures of a message, unless the store has more attempts of it or an attempt of a newer owner.
 
         Args:
             message: The failed message.
@@ -101,7 +101,7 @@ class PostgresAttempts:
 
         Raises:
             ConfigError: ``attempt.state`` is unknown, or the setup must be changed.
-            SourceError: The database did not answer; retryable if a later call may succeed.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         states = get_args(AttemptState)
         if attempt.state not in states:
@@ -117,7 +117,7 @@ class PostgresAttempts:
 
         Raises:
             ConfigError: The setup must be changed.
-            SourceError: The database did not answer; retryable if a later call may succeed.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         if positions:
             await self._perform(self._dropping(partition, positions))

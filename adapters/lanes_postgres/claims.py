@@ -1,9 +1,9 @@
 """Claims: one SQL statement decides whether a message may have its effect, and stores the position of the message.
 
-The statement is a compare-and-set. If the stored position of the key is lower, the statement writes the position of the
-message and returns the row. The statement locks the row until the end of the transaction. A concurrent claim of the
-same key therefore waits, and then sees the outcome. If the statement returns no row, later statements find the
-reason.
+The statement is a compare-and-set. Unless a position as high or a higher epoch is stored for the key, the statement
+writes the position of the message and returns the row. The statement locks the row until the end of the transaction. A
+concurrent claim of the same key therefore waits, and then sees the outcome. If the statement returns no row, later
+statements find the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.topics import TRIES, Topics, being_changed
 
 _IDENTITY: Final = 5
-"""Number of ``Row`` fields that identify the row; the other fields are not compared."""
+"""Number of leading ``Row`` fields that decide the order of claims."""
 
 _OF_TOPIC: Final[LiteralString] = (
     "FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s AND (%s = '' OR incarnation = %s)"
@@ -53,7 +53,7 @@ _DEAD_LETTER: Final[LiteralString] = (
 
 
 class StoredRow(NamedTuple):
-    """The stored values of a row; ``position`` None = the key has no row yet."""
+    """The stored values of a row; ``position`` None = the key has no row, ``epoch`` None = no fencing token."""
 
     incarnation: str
     position: int | None
@@ -128,7 +128,7 @@ class Claims:
         raise being_changed(self._subscription, row.place)
 
     def _first_time(self, row: Row) -> Steps[bool]:
-        """Return whether the tables have no mark that the dead letter was handled."""
+        """Mark the dead letter as handled. Returns False if the tables already have the mark."""
         yield from self._stored_row(row)
         found = yield Statement(self._dead_letter, (Int8(row.partition), Int8(row.position), *self._topic_of(row)))
         return found is not None

@@ -65,7 +65,7 @@ def migrate(
 
     Raises:
         ConfigError: A newer version of ``lanes`` created the tables, or the setup must be changed.
-        SourceError: The database did not answer; retryable if a later call may succeed.
+        SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)
     return alone(connection, _migrating(schema, migrations()), f"migrations of the schema {schema!r}")
@@ -93,7 +93,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
 
     Raises:
         ConfigError: The tables are missing, older or newer than this version of ``lanes``.
-        SourceError: The database did not answer; retryable if a later call may succeed.
+        SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)
     return alone(connection, _checking(schema, migrations()), f"version of the schema {schema!r}")
@@ -131,7 +131,7 @@ def _migrating(schema: str, known: Sequence[Migration]) -> Steps[list[str]]:
 def _checking(schema: str, known: Sequence[Migration]) -> Steps[None]:
     there = yield Statement(compose(_IS_THERE, schema), (schema, schema))
     if there is None or not there[1]:
-        raise ConfigError(f"the schema {schema!r} has no tables of lanes; run lanes_postgres.migrate with schema=")
+        raise ConfigError(f"the schema {schema!r} has no tables of lanes; run lanes_postgres.migrate for this schema")
     version = yield from _version(schema)
     _refuse_newer(schema, version, known)
     if version < len(known):

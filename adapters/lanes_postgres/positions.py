@@ -43,13 +43,13 @@ class Positions:
 
     Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
     in the transaction of that connection. An instance has no state between calls, so threads and tasks may share it,
-    and it can be pickled. A cancelled asynchronous call rolls its transaction back.
+    and it can be pickled. If an asynchronous call is cancelled, the transaction block around the call rolls back.
 
     Every method raises ``ConfigError`` for a fault that a person must correct. The error stops a consumer after a
     drain. Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and
     effect. For other faults every method raises ``SourceError``. The attribute ``retryable`` of the error is True if
     the same transaction may succeed later: no connection, a serialization failure, a deadlock, a timeout. Errors of
-    the user's own statements are raised unchanged.
+    the user's own statements stay unchanged.
 
     Args:
         subscription: Purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are independent. All
@@ -198,7 +198,7 @@ class Positions:
         partition: int | None = None,
         below: int | None = None,
     ) -> Awaitable[int] | int:
-        """Delete the rows of a topic, including the rows of its dead letters and attempts.
+        """Delete the subscription's rows of a topic, including the rows of its dead letters and attempts.
 
         A message whose row is deleted has its effect again when the message is redelivered. Therefore delete only
         positions below the position that every consumer of the subscription has committed. Idempotent.

@@ -15,8 +15,8 @@ By = Literal["key", "message"]
 LEAST: Final = -(1 << 63)
 MOST: Final = (1 << 63) - 1
 
-# A hash domain of its own (BLAKE3 specification, "Modes"). With 32 bytes, an attacker needs about 2^128 tries to find
-# two keys that share a row.
+# The hash has a separate domain (BLAKE3 specification, "Modes"). With 32 bytes, an attacker needs about 2^128 tries to
+# find two keys that share a row.
 _KEY: Final = blake3(derive_key_context="lanes-runtime postgres v1: position of a key")
 
 

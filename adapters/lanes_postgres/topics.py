@@ -8,7 +8,8 @@ from lanes.errors import ConfigError, SourceError
 from lanes_postgres.steps import Statement, Steps, compose
 
 TRIES: Final = 5
-"""Maximum number of reads of a row that other transactions change. Then the caller gets a retryable error."""
+"""Maximum number of reads of a row that other transactions change. After these reads the caller receives a retryable
+error."""
 
 _FIND: Final[LiteralString] = "SELECT id, incarnation FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s"
 _ADD: Final[LiteralString] = (

@@ -185,8 +185,8 @@ def local_folder(spark: SparkSession, path: str) -> Path | None:
 def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
     """Return the file system that Spark's driver uses for this path, and the full path on that file system.
 
-    The file system is a text: its scheme, followed by ``://`` and its name if it has a name. For an unknown file
-    system it is None.
+    The file system is a text: its scheme, followed by ``://`` and its name if it has a name. Returns None for an
+    unknown file system, and without a JVM (Spark Connect).
     """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:

@@ -60,7 +60,7 @@ _REMEDIES: Final[Mapping[re.Pattern[str], str]] = {
 """Remedies for some errors of Spark, by a pattern of the error."""
 
 _LIMIT: Final = 500
-"""Most characters of Spark's error text."""
+"""Maximum number of characters of Spark's error text."""
 
 
 @contextmanager
@@ -90,10 +90,10 @@ def mapped_errors(topic: str) -> Iterator[None]:
 
 
 def as_ours(topic: str, name: str, text: str) -> LanesError:
-    """Return the error of ``lanes`` for an exception of Spark, whose text contains the error of a worker.
+    """Return the error of ``lanes`` for an exception of Spark, whose text may contain the error of a worker.
 
-    The result has the text of the worker's error in one line, and the ``retryable`` of the worker's error. Only
-    Spark's text contains the worker's traceback.
+    If ``text`` contains a worker's error, the result has the text of the worker's error in one line, and its
+    ``retryable``. Only Spark's text contains the worker's traceback.
 
     Args:
         topic: Topic name, for an error that ``lanes`` did not raise.

@@ -34,7 +34,7 @@ BUCKETS: Final = 65_536
 """Number of values of the column by which a shuffle distributes rows."""
 
 TASKS_PER_CORE: Final = 4
-"""Shuffle tasks per core: while one task has a hot key, the others keep the cores busy."""
+"""Shuffle tasks per core: while one task has a hot key, the other tasks keep the cores busy."""
 
 Effects = Literal["none", "fenced", "unfenced"]
 """Effects of the handler outside its process.
@@ -99,13 +99,14 @@ def make_plan(
         partitions: Number of selected topic partitions.
         aligned: Whether each task of the source reads whole partitions, in order.
         eras: Changes of the number of partitions, see ``Eras``.
-        tasks: Number of shuffle tasks, 1 or more. Default: 4 per core.
+        tasks: Number of shuffle tasks, 1 or more, and at most one a partition unless ``order`` is ``"key"``. Default:
+            4 per core.
 
     Returns:
         The plan, with its reasons.
 
     Raises:
-        ConfigError: The order cannot be kept. The message names the setting and the remedy.
+        ConfigError: An argument is invalid, the arguments exclude each other, or the order cannot be kept.
     """
     if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1):
         raise ConfigError(f"tasks={tasks!r}: must be a whole number, 1 or more; None = {TASKS_PER_CORE} for each core")
@@ -156,7 +157,7 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
         + (
             f"tasks={tasks}"
             if tasks
-            else f"{TASKS_PER_CORE} for each of {cores} cores, so that other tasks run beside the task of a hot key"
+            else f"{TASKS_PER_CORE} for each of {cores} cores, so that the task of a hot key does not idle cores"
         )
     )
     sort = _SORT
@@ -167,7 +168,7 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
             "the next era"
         )
     why.append(
-        "a shuffle keeps no order, so the rows are sorted by position, and not by key, so that keys run side by side"
+        "a shuffle keeps no order, so the rows are sorted by position, and not by key, so that keys run concurrently"
     )
     return Plan(kind="reshard", tasks=wanted, bucket=bucket, sort=sort, why=tuple(why))
 
@@ -219,7 +220,7 @@ CHECKED: Final = ("spark.speculation", _ROWS, *_REFUSED)
 
 
 def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
-    """Raise ``ConfigError`` for a setting of Spark with which a promise cannot be kept."""
+    """Raise ``ConfigError`` for unknown ``effects``, and for a setting of Spark with which a promise cannot be kept."""
 
     def on(name: str) -> bool:
         return (conf.get(name) or "false").strip().lower() == "true"

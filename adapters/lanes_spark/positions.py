@@ -25,7 +25,7 @@ Islands = Mapping[int, Sequence[Span]]
 
 
 def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None:
-    """Raise ``SourceError`` if the source has lost rows that were not read yet. The error names the range."""
+    """Raise ``SourceError`` if the source has lost rows that were not read yet. The error names the lost positions."""
     for partition, position in start.items():
         if partition not in spans:
             raise SourceError(
@@ -101,7 +101,7 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return these positions. A position between two islands becomes the first position of the later island."""
+    """Return these positions. A position before an island, but in no island, becomes the island's first position."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
@@ -116,7 +116,10 @@ def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
-    """Cut each range to the islands inside it. An empty range is left out."""
+    """Cut each range to the islands inside it.
+
+    A partition without an entry in ``islands`` keeps its range. An empty range is left out.
+    """
     found = {}
     for partition, (first, end) in ranges.items():
         of_partition = islands.get(partition)

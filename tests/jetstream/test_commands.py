@@ -120,7 +120,7 @@ async def test_a_member_is_drained(cohort_stream: CohortStream, command: Command
         assert said.err == "lanes: 'c' is no live member; name one of a, b\n"
         assert await command("undrain", "b", *where) == (0, "b: is not drained any more\n", "")
         await until(lambda: len(owned(b)) == 2)
-        assert await command("undrain", "b", *where) == (0, "b: was not to be drained\n", "")
+        assert await command("undrain", "b", *where) == (0, "b: was not drained\n", "")
 
 
 async def test_a_drain_that_outlives_its_member_can_be_withdrawn(cohort_stream: CohortStream, command: Command) -> None:

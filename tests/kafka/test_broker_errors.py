@@ -89,7 +89,7 @@ async def test_a_topic_that_may_not_be_seen_is_named(guarded: KafkaServer, topic
     there = topic(on=guarded)
     failure = await refused(guarded.config("bob") | {"group.id": "g"}, there.name)
     assert isinstance(failure, lanes.SourceError) and not failure.retryable
-    assert f"topic {there.name!r}: this user may not describe it; allow it Describe" in str(failure)
+    assert f"topic {there.name!r}: this user may not describe it; allow the user Describe" in str(failure)
 
 
 @pytest.mark.parametrize(

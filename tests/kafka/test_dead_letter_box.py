@@ -245,7 +245,7 @@ async def test_a_missing_origin_is_refused_and_not_created(topic: MakeTopic) -> 
     await park(dead, *sent)
     async with opened(dead) as box:
         for one in sent:
-            with pytest.raises(lanes.SourceError, match="does not exist; publish it by another client"):
+            with pytest.raises(lanes.SourceError, match="does not exist; publish the letter by another client"):
                 await box.publish(await parked(box, one))
     assert f"{dead.name}-not" not in dead.admin.list_topics(timeout=10).topics
 

@@ -313,7 +313,7 @@ async def test_a_revoked_permission_is_a_permanent_error(guarded: KafkaServer, t
     async with opened(guarded.config("ann"), dead.name) as target:
         await target.put(dead_letter())
         await run_sync(forbid, dead, acls)
-        with pytest.raises(lanes.SourceError, match=r"TOPIC_AUTHORIZATION_FAILED.*correct its permissions") as refused:
+        with pytest.raises(lanes.SourceError, match=r"TOPIC_AUTHORIZATION_FAILED.*correct the permissions") as refused:
             await target.put(dead_letter())
     assert not refused.value.retryable
 

@@ -174,7 +174,7 @@ def test_wrong_credentials_are_named_and_not_shown(guarded: KafkaServer) -> None
 )
 def test_a_setting_that_the_client_refuses_is_a_finding(settings: dict[str, Any], words: str) -> None:
     (found,) = examine(client_config({"bootstrap.servers": NOWHERE, "group.id": "g"} | settings), ["T"])
-    assert (found.name, found.ok, found.remedy) == ("client", False, "correct the setting it names")
+    assert (found.name, found.ok, found.remedy) == ("client", False, "correct the setting that the error names")
     assert words in found.detail
     assert PASSWORD not in found.detail
 

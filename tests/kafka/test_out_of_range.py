@@ -63,7 +63,7 @@ async def test_a_position_out_of_range_ends_the_source(cluster: MockCluster, nam
         (partition,) = await reader.assigned()
         await reader.settle(partition, 99)
     async with reading(cluster, "848", name) as reader:
-        with pytest.raises(lanes.SourceError, match=f"{name}/0: offset 99 is out of range, the log has 0 to 5"):
+        with pytest.raises(lanes.SourceError, match=f"{name}/0: offset 99 is out of range, because the log has 0 to 5"):
             await reader.receive()
     async with reading(cluster, "848", name, out_of_range="earliest") as reader:
         (partition,) = await reader.assigned()

@@ -146,8 +146,8 @@ async def test_keys_and_values_may_be_strings(text: Any) -> None:
 @pytest.mark.parametrize(
     ("second", "named"),
     [
-        ({"offset": 5}, "orders/0: position 5 comes twice"),
-        ({"offset": 3}, "orders/0: position 3 comes after 5"),
+        ({"offset": 5}, "orders/0: position 5 is repeated"),
+        ({"offset": 3}, "orders/0: position 3 follows position 5"),
         ({"offset": None}, "partition 0 and offset None"),
         ({"partition": None}, "partition None and offset 6"),
         ({"partition": 1, "offset": -1}, "partition 1 and offset -1"),
@@ -161,7 +161,7 @@ async def test_rows_in_an_order_that_cannot_be_kept_are_refused(second: dict[str
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("position", "named"), [(5, "comes twice"), (3, "comes after 5")])
+@pytest.mark.parametrize(("position", "named"), [(5, "is repeated"), (3, "follows position 5")])
 async def test_what_came_in_a_batch_before_counts(position: int, named: str) -> None:
     source = ArrowSource("orders")
     for offset in (5, position):
@@ -227,7 +227,7 @@ async def test_an_era_that_falls_is_refused() -> None:
     source = ArrowSource("orders")
     source.offer(batch)
     await source.receive(ROOM)
-    with pytest.raises(SourceError, match="position 2 is of era 0 and comes after era 1"):
+    with pytest.raises(SourceError, match="position 2 is of era 0 and follows era 1"):
         await source.receive(ROOM)
 
 

@@ -241,12 +241,12 @@ def test_each_control_is_found_exactly_and_nothing_else(spark: Any, tmp_path: Pa
     (witness,) = found["overlap"]["NoOverlap"].witnesses
     key = delivered(1)["key"]
     assert witness == (
-        f"S/0 position 1 key {key}, m-1 row 4: started while another one of its key was running in its process"
+        f"S/0 position 1 key {key}, m-1 row 4: started while another message of its key was running in its process"
     )
     reasons = {name: {one.reasons for one in found[name].values()} for name in missing()}
     assert reasons["whole"] == {()}
     assert all("m-1: no end row: the last rows may be missing" in why for why in reasons["crashed"])
-    assert all("m-1: rows are missing in between: dropped, or a file" in why for why in reasons["holed"])
+    assert all("m-1: rows are missing in between: dropped, or in a missing file" in why for why in reasons["holed"])
     assert all("m-1: no begin row: the first rows are missing" in why for why in reasons["headless"])
     for name in ("crashed", "holed", "headless"):
         assert {one.status for one in found[name].values()} == {"unproven"}

@@ -48,7 +48,7 @@ def test_the_verdicts_are_a_table_and_below_it_is_what_to_look_at() -> None:
     render(found(HELD, VIOLATED, UNPROVEN), Console(file=output, width=100, markup=False, highlight=False))
     text = output.getvalue()
     assert "4,800 rows of 2 processes" in text
-    assert "came again: 1,234 repeat\n" in text
+    assert "repeated messages: 1,234 repeat\n" in text
     rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
     assert rows.keys() == {"PerKeyOrder", "NoOverlap", "AtLeastOnce"}
     assert [cell.strip() for cell in rows["NoOverlap"].split("│")[1:-1]] == ["NoOverlap", "violated", "7", "3"]

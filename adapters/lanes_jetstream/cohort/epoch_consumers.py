@@ -43,12 +43,14 @@ LEASE: Final = "lanes-lease"
 """Metadata of a durable: the lease time in seconds of the member that created it."""
 
 MARKED: Final = "_lanes.cohort.mark"
-"""Filter subject of a cohort's mark, without the namespace at its end. The subjects of partitions have a number in the
-place of the first token. So no message matches both, and a work queue accepts the mark beside the durables.
+"""Filter subject of a cohort's mark, without the namespace at its end. The filter subjects of partitions have a number
+as one token, and the mark has none. So no message matches both, and a work queue accepts the mark together with the
+durables.
 """
 
 DEFAULT_ACK_WAIT: Final = 300.0
-"""Default of ``ack_wait`` in seconds, longer than a pause between two keep-alives. Leases decide about moves."""
+"""Default of ``ack_wait`` in seconds, longer than a pause between two keep-alives. Leases decide when a partition
+moves."""
 
 _TRIES: Final = 3
 
@@ -103,7 +105,8 @@ class JetStreamEpochConsumers:
         filters: Function that returns the filter subjects of a cohort partition.
         highest: Function that returns the highest sequence that this process has read. A stream that ends below this
             sequence is an error.
-        check: Function that raises ``ConfigError`` if the stream's configuration does not fit, called at each reading.
+        check: Function that raises ``ConfigError`` if the stream's configuration does not fit, called each time the
+            stream is read.
         lease: Lease time of this member in seconds, which its durables record; 0 = unknown.
         ack_wait: Seconds until the server redelivers a message, 1 or more.
         max_ack_pending: Limit of unacknowledged messages of each durable, 1 or more.
@@ -161,7 +164,7 @@ class JetStreamEpochConsumers:
                 described = _described(partition, epoch, sub, info)
                 if described.floor > self._last and described.floor > beyond:
                     # The message is newer than the listing. If the next listing ends below the message too, the stream
-                    # lost its end.
+                    # lost its last messages.
                     beyond = described.floor
                     break
                 consumers.append(described)
@@ -228,7 +231,7 @@ class JetStreamEpochConsumers:
             )
 
     async def names(self) -> list[EpochName]:
-        """List the names of all durables of the cohort, rising. Raises the errors of ``found``."""
+        """List all durables of the cohort, in order of partition, epoch and sub-number. Raises like ``found``."""
         return (await self._list())[0]
 
     # --- requests

@@ -237,7 +237,7 @@ class JetStreamLeaseStore:
         """Send one request within the timeout, or not at all.
 
         Raises ``ApiError`` for a refusal, ``UnknownResult`` without an answer, ``_NobodyThere`` without a server, and
-        ``SourceError`` without a permission.
+        ``SourceError`` for a missing permission or a closed connection.
         """
         client = self._connection.client
         denials = Denials(client, subject.casefold().__eq__)
@@ -302,7 +302,7 @@ class JetStreamLeaseStore:
     # --- the bucket itself
 
     async def _look_for_bucket(self, key: str) -> None:
-        """Create a missing bucket again. Raises ``UnknownResult`` if the bucket exists."""
+        """Create a missing bucket again. Raises ``UnknownResult`` if the bucket exists, or no server answers."""
         try:
             if await self._connection.find(f"STREAM.INFO.{self._stream}", codes.STREAM_NOT_FOUND) is None:
                 await self._make_anew()

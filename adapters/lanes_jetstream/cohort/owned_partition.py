@@ -53,7 +53,7 @@ class PulledPartition(OwnedPartition):
             self.pulls = None
 
     def take(self, key: KeyFunction | None, watch: KeyWatch | None) -> Delivered | None:
-        """Return the messages that arrived as one run. Redeliveries of finished messages go to ``again``.
+        """Return the arrived messages as one run. Redeliveries of finished messages go to ``again``.
 
         The run ends before the first gap in the delivery numbers, and the gap interrupts the pull requests.
 
@@ -89,7 +89,7 @@ class PulledPartition(OwnedPartition):
             run.append(message)
             size += message.size
         if pulls.last_delivery >= self.expected and pulls.caught_up and pulls.interruption is None:
-            # The last delivery never arrived, and a later delivery may never come to reveal the loss.
+            # The last delivery never arrived, and perhaps no later delivery shows the loss.
             pulls.interrupt("gap", f"delivery {pulls.last_delivery} missing")
         if last:
             self.seen = monotonic()
@@ -159,8 +159,8 @@ class Backlog:
     def asked(self, delivery: int, left: int, highest: int) -> None:
         """Record the server's answer about the durable.
 
-        A durable with several copies may report too few messages, until all copies know the last delivery. So an answer
-        counts only after a second answer with the same delivery number.
+        A durable with several copies may report too few messages, until all copies know the last delivery. So an
+        answer proves a removal only after a second answer with the same delivery number.
 
         Args:
             delivery: Delivery number of the last delivery.

@@ -26,7 +26,7 @@ MANAGED: Final = "lanes-cohort-stream"
 
 DEFAULT_PARTITIONS: Final = 64
 MOST_PARTITIONS: Final = 256
-"""The recommended limit, because 256 consumers have half the throughput of 64."""
+"""Recommended maximum number of partitions: 256 consumers have half the throughput of 64."""
 
 KEYS_WATCHED: Final = 100_000
 """Number of keys whose partition a ``KeyWatch`` remembers, in about 10 MB of memory."""
@@ -154,7 +154,7 @@ class Partitioning:
 
 
 def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
-    """Read the division from the configuration of a stream. Raises ``ConfigError`` if the stream has no division."""
+    """Read the division from a stream's configuration. Raises ``ConfigError`` for a missing or invalid division."""
     origins = config.get("sources") or ([config["mirror"]] if config.get("mirror") else [])
     own = config.get("subject_transform")
     if origins and own:

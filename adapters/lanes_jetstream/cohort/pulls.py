@@ -135,7 +135,7 @@ class ConsumerPulls(PullRequests):
         self._shared.remove(self, self.inbox)
 
     def delivered_by(self, token: str) -> bool:
-        """Return whether a delivery came from this consumer, not from an earlier consumer of the partition."""
+        """Return whether a reply subject names this consumer, and not an earlier consumer of the partition."""
         return f".{self.consumer}." in token
 
     def on_status(self, message: Msg) -> None:
@@ -171,9 +171,9 @@ class Turns:
     ) -> None:
         """Request messages, so that all open requests together stay within ``room``.
 
-        A quarter of the room is reserved for all partitions of the cohort, in equal shares. Partitions of other members
-        have a share too, because they may move to this member. The remaining room is divided evenly among the ``busy``
-        partitions.
+        About a quarter of the room is reserved for all partitions of the cohort, in equal shares of at least one
+        message. Partitions of other members have a share too, because they may move to this member. The remaining room
+        is divided evenly among the ``busy`` partitions.
 
         If the room is too small for all partitions, a request expires after ``BRIEF`` seconds. The partitions then take
         turns, and an idle partition gets a request every ``AGAIN`` seconds. So a message of an idle partition may wait

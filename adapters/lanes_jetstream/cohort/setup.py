@@ -45,7 +45,8 @@ async def find_cohort(
 ) -> CohortSetup:
     """Find or create the stream and the bucket, and check that both fit the cohort.
 
-    Raises ``ConfigError`` if the stream or the bucket does not fit, and ``SourceError`` if the server does not answer.
+    Raises ``ConfigError`` if the stream or the bucket does not fit, and ``SourceError`` if the server does not answer
+    or refuses a request.
     """
     with connection.api_errors(f"stream {stream!r}"):
         partitioning, info = await ensure_stream(

@@ -51,13 +51,14 @@ _CONFIRM: Final = 0.5
 """Seconds between two acknowledgements of a partition that request a confirmation, to detect a deleted consumer."""
 
 _FLUSH: Final = 1.0
-"""Seconds that a release waits until the server reads its acknowledgements. The ledger records unread messages."""
+"""Seconds that a release waits until the server reads its acknowledgements. The next owner receives unread ones by the
+ledger."""
 
 _LEAVING: Final = 4.0
 """Seconds that a leaving member has for its last requests."""
 
 _JOINING: Final = 10.0
-"""Seconds beyond a lease within which a member must have joined."""
+"""Seconds, in addition to one lease time, within which a member must have joined."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -249,7 +250,7 @@ class CohortSource:
         return None if owned is None else owned.lag
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether the stream stores what is published there; see ``lanes.source.Reading``."""
+        """Return whether the stream stores messages for this destination; see ``lanes.source.Reading``."""
         return self._intake.stores(destination.name, destination.subject)
 
     # --- membership

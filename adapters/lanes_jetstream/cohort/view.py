@@ -145,10 +145,10 @@ class CohortStatus:
 class CohortView:
     """Reads the cohort in a namespace of a stream, and writes drain requests.
 
-    Creates and changes no stream. Needs asyncio.
+    Call ``check`` first, because a read creates a missing bucket. Needs asyncio.
 
-    Every call raises ``SourceError`` if the server does not answer or the bucket has a malformed record, and
-    ``ConfigError`` if the cohort does not exist.
+    A call raises ``SourceError`` if the server does not answer or the bucket has a malformed record. ``check``,
+    ``config`` and ``status`` raise ``ConfigError`` if the cohort does not exist.
 
     Args:
         connection: Connection to the server.
@@ -186,7 +186,7 @@ class CohortView:
         if (found.stream, found.namespace) not in ((self._stream, self._namespace), (None, None)):
             raise ConfigError(
                 f"bucket {self._bucket!r} belongs to cohort {found.cohort!r} on stream {found.stream!r} in namespace "
-                f"{found.namespace!r}, not on {self._stream!r} in {self._namespace!r}; correct STREAM or --namespace"
+                f"{found.namespace!r}, not on {self._stream!r} in {self._namespace!r}; correct --stream or --namespace"
             )
         return found
 
@@ -276,10 +276,11 @@ class CohortView:
             member: Name of the member.
 
         Returns:
-            Whether the call wrote a request; False if the drain was requested already.
+            Whether the call wrote a request; False if the drain was requested already, or another client changed the
+            request at the same time.
 
         Raises:
-            ConfigError: The member is not live.
+            ConfigError: The member is not live, or ``member`` is no valid name of a member.
         """
         wish = _key_of(member, drain_key)
         if await self._one(Heartbeat, _key_of(member, member_key)) is None:
@@ -294,7 +295,8 @@ class CohortView:
             member: Name of the member.
 
         Returns:
-            Whether the call withdrew a request; False if no drain was requested.
+            Whether the call withdrew a request; False if no drain was requested, or another client changed the request
+            at the same time.
 
         Raises:
             ConfigError: ``member`` is no valid name of a member.
@@ -348,7 +350,7 @@ class CohortView:
                 if error.err_code != codes.STREAM_NOT_FOUND:
                     raise
         raise ConfigError(
-            f"there is no stream {self._stream!r} on {self._connection.servers}; correct STREAM or --server"
+            f"there is no stream {self._stream!r} on {self._connection.servers}; correct --stream or --server"
         )
 
 

@@ -152,7 +152,7 @@ class CohortWatch:
                     return
             except SourceError as error:
                 log.debug("%s: consumer %s: %s", self.name, consumer, error)
-            # The takeover meets and reports any other fault.
+            # The takeover detects and reports any other fault.
             self.partitions.take_over(owned)
             return
 

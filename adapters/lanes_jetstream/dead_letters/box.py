@@ -149,9 +149,9 @@ class JetStreamDeadLetterBox:
         self._places.pop(parked.dead_letter.id, None)
 
     async def publish(self, parked: StoredDeadLetter) -> str:
-        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds the id.
+        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds ``<id>-replayed``.
 
-        The subject is the published one: the transform of the original stream is undone.
+        The call undoes the transform of the original stream, so the message has the subject of its first publication.
         """
         letter = parked.dead_letter
         subject = await self._origin(letter)
@@ -165,10 +165,12 @@ class JetStreamDeadLetterBox:
         await self._connection.close()
 
     async def _origin(self, letter: DeadLetter) -> str:
-        """Return the subject that the original message was published to. Raises ``SourceError`` if there is none.
+        """Return the subject that the original message was published to.
 
-        A dead letter has the stored subject, because its handler saw that one. A stream with a transform captures
-        another subject, and would transform the stored subject a second time.
+        Raises ``SourceError`` if no stream captures this subject.
+
+        A dead letter has the stored subject, because its handler saw the stored subject. A stream with a transform
+        captures another subject, and would transform the stored subject a second time.
         """
         transforms = await self._transforms(letter.source)
         undone = [published_subject(letter.subject, *transform) for transform in transforms]

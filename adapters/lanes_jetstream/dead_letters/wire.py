@@ -36,8 +36,8 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
     - Control characters in values of original headers become blanks.
     - Only the last of several original headers with one name remains.
-    - A body above the server's limit is truncated. The header ``Lanes-Truncated`` then holds the original length in
-      bytes.
+    - A record above the server's limit has no original headers, and its body may be truncated. The header
+      ``Lanes-Truncated`` holds the original length of a truncated body in bytes.
 
     Args:
         message: Message of the stream that captures the dead-letter subject.
@@ -52,7 +52,7 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
 
 def read_whole(message: Message) -> ReadDeadLetter:
-    """Read a dead letter like ``read_dead_letter``, and the original length in bytes of a truncated body."""
+    """Read a dead letter like ``read_dead_letter``, and also return the original length of a truncated body."""
     return WIRE.read(message, WIRE.parts(message))
 
 

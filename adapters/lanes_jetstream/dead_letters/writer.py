@@ -23,7 +23,7 @@ class JetStreamDeadLetters:
 
     The body and the headers are those of the original message. Headers named ``Lanes-…`` hold the origin and the
     reason: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text (percent-encoded),
-    Epoch and Time (seconds since 1970). ``read_dead_letter`` reads the record of a stored dead letter.
+    Epoch and Time (seconds since 1970), for example. ``read_dead_letter`` reads the record of a stored dead letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
     of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the
@@ -38,7 +38,7 @@ class JetStreamDeadLetters:
         subject: Subject to publish to, without wildcards.
 
     Raises:
-        ConfigError: ``server`` is no NATS connection, or ``subject`` has blanks or wildcards.
+        ConfigError: ``server`` is no NATS connection, or ``subject`` is empty or has blanks or wildcards.
     """
 
     def __init__(self, server: Server, subject: str) -> None:
@@ -54,7 +54,7 @@ class JetStreamDeadLetters:
 
         Raises:
             ConfigError: No stream captures the subject.
-            SourceError: The server does not answer.
+            SourceError: The server does not answer, or refuses a request.
         """
         await self._connection.open()
         streams = await capturing_streams(self._connection, self._subject, "dead-letter subject")
@@ -100,18 +100,18 @@ class JetStreamDeadLetters:
 
 
 def dead_letter_subject(subject: str) -> str:
-    """Check a dead-letter subject. Raises ``ConfigError`` for blanks and wildcards."""
+    """Return a valid dead-letter subject. Raises ``ConfigError`` for blanks, wildcards, "" and other types."""
     if not isinstance(subject, str):
         raise ConfigError(f"dead-letter subject {subject!r} is {kind_of(subject)}; use a plain subject, a str")
     if not subject or any(c.isspace() or c in "*>" for c in subject):
-        raise ConfigError(f"dead-letter subject {subject!r} has blanks or wildcards; use a plain subject")
+        raise ConfigError(f"dead-letter subject {subject!r} is empty, or has blanks or wildcards; use a plain subject")
     return subject
 
 
 async def capturing_streams(connection: Connection, subject: str, what: str = "subject") -> Sequence[str]:
     """Return the names of the streams that capture a subject.
 
-    Raises ``SourceError``, whose text begins with ``what``.
+    Raises ``SourceError``, whose text begins with ``what``, if the request fails.
     """
     with connection.api_errors(f"{what} {subject!r}"):
         found = await connection.api("STREAM.NAMES", {"subject": subject})
@@ -134,7 +134,7 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
         ) from error
     if not isinstance(confirmation, dict) or "error" in confirmation or "stream" not in confirmation:
         why = confirmation.get("error") if isinstance(confirmation, dict) else None
-        refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream took it"
+        refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream accepted it"
         raise SourceError(f"{subject} refused a {what}: {refusal}; check the limits of the stream", retryable=True)
     return confirmation
 

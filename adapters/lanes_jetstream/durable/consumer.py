@@ -60,7 +60,7 @@ def ack_waits(config: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def filtered(config: Mapping[str, Any]) -> bool:
-    """Return whether the consumer delivers only a part of the stream."""
+    """Return whether the consumer has a subject filter."""
     return bool(config.get("filter_subject") or config.get("filter_subjects"))
 
 
@@ -112,8 +112,8 @@ class DurableConsumer:
         ack_wait: Seconds until the server redelivers, 1 or more, for a new consumer.
         max_ack_pending: Limit of unacknowledged messages, 1 or more, for a new consumer.
         start: Configuration fields from ``start_fields`` for a new consumer.
-        modify: Whether a takeover may change the timers of any consumer.
-        hold_back: Whether a takeover may change the timers of no consumer.
+        modify: Whether a takeover may also change the timers of a consumer that another program created.
+        hold_back: Whether a takeover must leave the timers unchanged, even of a consumer that ``lanes`` created.
     """
 
     def __init__(
@@ -182,9 +182,9 @@ class DurableConsumer:
         return self._modify or (MANAGED in self._metadata and not self._hold_back)
 
     def delivers(self, stream: str, subject: str) -> bool:
-        """Return whether messages of a subject of a stream come to this consumer.
+        """Return whether this consumer delivers messages that are published to a subject of a stream.
 
-        False also for a filter on subjects that the stream changes.
+        False also for a filtered consumer of a stream that transforms subjects.
         """
         if not self.stream_state.intake.stores(stream, subject):
             return False
@@ -272,7 +272,10 @@ class DurableConsumer:
         return "; ".join(wrong)
 
     async def refresh(self) -> ConsumerState:
-        """Read the configuration and the state again. Raises ``ApiError`` if the server refuses the request."""
+        """Read the configuration and the state again.
+
+        Raises ``ApiError`` for a refused request, and ``SourceError`` for a consumer that was created again.
+        """
         self.config, state = await self._info()
         return state
 
@@ -285,7 +288,7 @@ class DurableConsumer:
         return ConsumerSnapshot(stream, config, state)
 
     async def check_stream(self, highest: int) -> StreamState:
-        """Read the stream. Raise ``SourceError`` if the stream was replaced, or ends below the sequence ``highest``.
+        """Read the stream. Raise ``SourceError`` if the stream was deleted or replaced, or ends below ``highest``.
 
         In such a stream, new messages would reuse sequences that were read, and would count as settled messages.
         """

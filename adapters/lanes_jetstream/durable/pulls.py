@@ -1,6 +1,6 @@
 """The pull requests of one durable consumer, on a separate inbox.
 
-A message has its subject in the stream, and a status has the subject of the inbox.
+A message arrives with its subject in the stream, and a status arrives with a subject of the inbox.
 """
 
 from __future__ import annotations

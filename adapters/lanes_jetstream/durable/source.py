@@ -30,7 +30,7 @@ from lanes_jetstream.wire.stream import OutOfRange
 log = logging.getLogger("lanes.jetstream")
 
 _OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
-"""Seconds that a start waits for the end of another process's pull requests. Those of a dead machine end earlier."""
+"""Seconds that a start waits for the end of another process's pull requests. Requests of a dead machine end earlier."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -132,7 +132,7 @@ class DurableSource:
                 collected = await self._takeover.run(room, self._highest)
                 self._taken_over = True
                 if collected:
-                    # Sorted by sequence, so not by delivery number; the highest number is the last delivery.
+                    # The messages are in order of sequence. The highest delivery number belongs to the last delivery.
                     self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
                     return self._delivered(partition, collected, in_turn=False)
             arrived = self._pulls.take()
@@ -184,7 +184,7 @@ class DurableSource:
         return self._watch.lag
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether the consumer delivers what is published there; see ``JetStreamSource``."""
+        """Return whether the consumer delivers messages that are published to this destination."""
         return self.durable.delivers(destination.name, destination.subject)
 
     # --- messages
@@ -198,7 +198,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _idle(self) -> None:
-        """Extend the arrived messages of the paused partition, then sleep for ``POLL_INTERVAL`` seconds."""
+        """Keep the arrived messages of the paused partition alive, then sleep for ``POLL_INTERVAL`` seconds."""
         self._takeover.check_connection()
         now = monotonic()
         if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
@@ -226,8 +226,8 @@ class DurableSource:
             position, delivery = sequences(raw.reply)
             if in_turn:
                 if expected is not None and delivery != expected:
-                    # A delivery that the server counts did not arrive, and would return after newer messages. Drop all
-                    # messages from this one on, because the takeover brings them back in order.
+                    # A delivery that the server counts did not arrive, and would return after newer messages. Drop this
+                    # message and all later messages, because the takeover receives them again in order.
                     self._pulls.interrupt("gap", f"delivery {expected} missing, got {delivery}")
                     break
                 expected = delivery + 1

@@ -1,4 +1,4 @@
-"""The takeover brings all unacknowledged messages before new messages, at the start and after each interruption.
+"""The takeover makes unacknowledged messages arrive before new messages, at the start and after each interruption.
 
 Without a takeover, the server redelivers messages in the order in which they expired, and delivers new messages while
 older messages have not expired. Both would break a key's order.
@@ -90,7 +90,8 @@ class Takeover:
             highest: Highest sequence that was delivered so far.
 
         Returns:
-            The collected messages in order of sequence; empty if the server itself delivers in order.
+            The collected messages in order of sequence; empty if the server itself delivers in order, or the consumer
+            is shared.
 
         Raises:
             SourceError: The source cannot continue, for example because the connection is closed for good.
@@ -157,7 +158,7 @@ class Takeover:
             ) from None
 
     async def _barrier(self, state: ConsumerState, room: Room) -> list[Msg]:
-        """Bring unacknowledged messages before new messages. Returns the messages that were collected and sorted."""
+        """Make unacknowledged messages arrive before new messages. Returns the collected and sorted messages."""
         if self.shared:
             self._log_barrier("off, because several processes share the consumer", state.unacknowledged)
         elif not state.unacknowledged:
@@ -219,7 +220,7 @@ class Takeover:
         shrunk = await self._shrink(state.unacknowledged)
         if not shrunk:
             await self._hold_back()
-        # Without a shrink, messages that this process holds do not return, and new messages would come instead.
+        # Without a shrink, messages that this process holds do not return, and new messages would arrive instead.
         only_lost = self._ran_before and not shrunk
         wanted = min(state.unacknowledged, room.messages) if only_lost else state.unacknowledged
         collected: dict[int, Msg] = {}
@@ -229,7 +230,7 @@ class Takeover:
                 return []
             if await self._collect(wanted, collected, state.highest) or only_lost:
                 break
-            # No more messages come, because some were acknowledged in the meantime or had not expired.
+            # No more messages arrive, because some were acknowledged in the meantime or had not expired.
             wanted = (await self.durable.refresh()).unacknowledged
             if wanted > len(collected) and not await self._shrink(wanted):
                 await self._hold_back()
@@ -273,7 +274,10 @@ class Takeover:
         return True
 
     async def _shrink(self, count: int) -> bool:
-        """Requeue all unacknowledged messages by a shrink of ack_wait. Returns False if the shrink is not permitted."""
+        """Requeue all unacknowledged messages by a shrink of ack_wait.
+
+        Returns False if the shrink is not permitted, is refused, or stays unanswered.
+        """
         if not self.durable.modifiable:
             return False
         try:

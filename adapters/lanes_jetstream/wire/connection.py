@@ -170,8 +170,8 @@ class Connection:
     async def open(self) -> None:
         """Connect if a URL was given, else check that the client is connected. Idempotent.
 
-        Raises ``SourceError`` when no server is reached within ``CONNECT_TIMEOUT``, and ``ConfigError`` outside
-        asyncio.
+        Raises ``SourceError`` if no server is reached within ``CONNECT_TIMEOUT``, or the given client is not
+        connected. Raises ``ConfigError`` outside asyncio.
         """
         try:
             asyncio.get_running_loop()
@@ -196,7 +196,7 @@ class Connection:
             seen[isinstance(error, nats.errors.Error)] = error
             log.debug("%s: %s", self.servers, error)
             if give_up is not None and loop.time() > give_up:
-                # The client loses a cancellation that meets the end of an attempt, and then tries for ever.
+                # The client loses a cancellation at the end of an attempt, and then tries for ever.
                 raise TimeoutError
 
         try:
@@ -298,7 +298,7 @@ class Connection:
         Raises:
             ApiError: The API refused the request.
             NoAnswer: No answer arrived in time; ``NoJetStream`` if no server responds, ``NotPermitted`` after a denial.
-            SourceError: The connection is closed for good.
+            SourceError: The connection is closed for good, or the answer is no JSON object.
         """
         body = json.dumps(request).encode() if request is not None else b""
         try:

@@ -38,8 +38,8 @@ class SubjectTokens:
 def subject_token(index: int, *more: int) -> SubjectTokens:
     """Make a key function over one or several tokens of the subject.
 
-    ``subject_token(1)`` of ``orders.42.paid`` is ``42``, ``subject_token(0, 1)`` is ``orders.42``. The key
-    function raises ``LookupError`` for a subject with too few tokens.
+    For ``orders.42.paid``, ``subject_token(1)`` returns ``42``, and ``subject_token(0, 1)`` returns ``orders.42``. The
+    key function raises ``LookupError`` for a subject with too few tokens.
 
     Args:
         index: Index of the token, from 0; negative counts from the end.

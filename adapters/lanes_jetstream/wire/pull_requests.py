@@ -1,8 +1,8 @@
 """The open pull requests of one consumer: the number of messages that may still arrive, and the reasons to start again.
 
-Several requests stay open at once, so the server never waits for the client. The messages that open requests may still
-deliver never exceed the room. The count of these messages is correct only while the connection holds. A reconnect,
-missed heartbeats or a change of leader is an ``interruption``, after which the owner starts new requests.
+Several requests stay open at once, so the server never waits for the client. ``pull`` never requests more messages
+than the free part of the room. The count of outstanding messages is correct only while the connection holds. A
+reconnect, missed heartbeats or a change of leader is an ``interruption``, after which the owner starts new requests.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class PullRequests:
             self._oversized = False
             await self._ask(1, None)
         elif free > 0 and free >= fits // 2 and not self._oversized:
-            # Messages of other open requests take their share of the bytes.
+            # Messages of other open requests need a part of the bytes.
             await self._ask(free, max(1, room.bytes - int(self.outstanding * self._average_size)))
 
     async def request_exactly(self, count: int) -> None:
@@ -186,7 +186,7 @@ class PullRequests:
         if status == "503":
             self.interrupt("unanswered", "no responders")
             return
-        # The request is over, so the messages that the request did not bring are no longer outstanding.
+        # The request is over, so the messages that the request did not deliver are no longer outstanding.
         self._open = max(0, self._open - 1)
         self.outstanding = max(0, self.outstanding - (number(headers.get("Nats-Pending-Messages")) or 0))
         if text.startswith("Message Size Exceeds MaxBytes"):

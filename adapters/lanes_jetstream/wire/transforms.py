@@ -1,4 +1,4 @@
-"""Subject transforms of a stream: the tokens of their destination, and the published subject of a stored one."""
+"""Subject transforms of a stream: the tokens of their destination, and the published subject of a stored subject."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def dead_letter_box(topic: str, server: str, config: Path | None, settings: list
         The box, which is not open yet.
 
     Raises:
-        ConfigError: The file or a setting is invalid.
+        ConfigError: The file, a setting or the topic name is invalid.
         Misuse: No address of a broker is given.
     """
     return KafkaDeadLetterBox(_settings(config, settings, server=server), topic)
@@ -60,7 +60,7 @@ def partition(
     """Show where producers put a key.
 
     Java clients and kafka-python use murmur2. librdkafka uses CRC-32 by default. lanes writes a number as a key of 16
-    bytes. A Java Long has 8 bytes, so give it with --hex. For example, 42 is 000000000000002a.
+    bytes. A Java Long has 8 bytes, so give such a key with --hex. For example, the Long 42 is 000000000000002a.
     """
     if as_int and as_hex:
         raise ConfigError("--int and --hex contradict each other; leave one out")

@@ -72,7 +72,9 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         where = str(error).rpartition("(")[2].rstrip(")")
-        raise ConfigError(f'{path}: not TOML ({where}); quote names that extend others, as "group.protocol"') from None
+        raise ConfigError(
+            f'{path}: not TOML ({where}); correct it, and quote a name that extends another name, as "group.protocol"'
+        ) from None
     return dict(_joined(found, ""))
 
 

@@ -28,7 +28,7 @@ _LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NO
 """Errors of a partition that was just created, or whose leader moves."""
 
 _AGAIN: Final = 0.2
-"""Seconds until the next question after one of them."""
+"""Seconds until the next question after an error of ``_LEADER_MOVES``."""
 
 _SHOWN: Final = 5
 """Maximum number of broker addresses to show."""
@@ -41,7 +41,7 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
     """Check everything that a consumer of these topics needs. If no broker answers, no later check runs.
 
     Blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of the
-    client becomes a failed ``Check``.
+    client becomes a ``Check`` that failed or whose result is unknown.
     """
     try:
         # A client without a subscription checks every setting, and connects to no broker.
@@ -52,7 +52,7 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
     except (KafkaException, TypeError, ValueError) as failure:
         error, secrets = failure.args[0], config.client
         text = client_text(error, secrets) if isinstance(error, KafkaError) else redacted(str(failure), secrets)
-        return [Check("client", False, text, "correct the setting it names")]
+        return [Check("client", False, text, "correct the setting that the error names")]
     doctor = _Doctor(config, admin, errors, timeout)
     checks = [doctor.reachable()]
     if checks[0].ok is False:
@@ -99,8 +99,8 @@ class _Doctor:
         if not _allowed(found, AclOperation.READ):
             return [Check(what, False, f"{partitions}; this user may not read it", f"allow Read on topic {name}")]
         if leaderless:
-            waiting = f"{partitions}; {leaderless} have no leader"
-            return [Check(what, False, waiting, "wait for their brokers, or start them")]
+            waiting = f"{partitions}; partitions {leaderless} have no leader"
+            return [Check(what, False, waiting, "wait for the brokers of these partitions, or start them")]
         numbers = [each.id for each in found.partitions]
         return [Check(what, True, partitions), self._retention(name), self._transactions(name, numbers)]
 
@@ -109,7 +109,7 @@ class _Doctor:
         try:
             found = settings_of(self.admin, ResourceType.TOPIC, topic, self._deadline())
         except KafkaException as failure:
-            return self._unknown(what, failure, f"allow DescribeConfigs on topic {topic} to see it")
+            return self._unknown(what, failure, f"allow DescribeConfigs on topic {topic} to see the retention")
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
 
     def _transactions(self, topic: str, numbers: Sequence[int]) -> Check:
@@ -121,7 +121,7 @@ class _Doctor:
                 for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
             )
         except KafkaException as failure:
-            return self._unknown(what, failure, f"allow Describe on topic {topic} to see them")
+            return self._unknown(what, failure, f"allow Describe on topic {topic} to see open transactions")
         level = self.config.client.get("isolation.level", "read_committed")
         held = {number: ends[number] - stable[number] for number in numbers if ends[number] > stable[number]}
         if not held:
@@ -132,7 +132,7 @@ class _Doctor:
             None,
             f"isolation.level={level}; open transactions hold back {sum(held.values())} messages in {len(held)} "
             f"partitions, most in partition {most}: {held[most]}",
-            "wait until the producer commits; if it lasts, look for a producer that hangs or died",
+            "wait until the producer commits; if the messages stay, look for a producer that hangs or died",
         )
 
     def _ends(self, topic: str, numbers: Sequence[int], level: IsolationLevel) -> dict[int, int]:
@@ -160,13 +160,13 @@ class _Doctor:
         except (KafkaException, ValueError, TypeError) as failure:
             return self._failed(what, failure, allow, "start a first member", absent=True)
         if not _allowed(found, AclOperation.READ):
-            return Check(what, False, "this user may describe it and may not join it", allow)
+            return Check(what, False, "this user may describe the group, but may not join it", allow)
         kind, state = found.type.name.lower(), found.state.name.lower()
         if not found.members and state == "dead" and self._is_of_another_kind():
             return Check(
                 what,
                 False,
-                "it exists and is not a consumer group; it is probably a share group, which has no order",
+                "the group exists and is not a consumer group; it is probably a share group, which has no order",
                 "use another group.id",
             )
         if not found.members:
@@ -194,7 +194,7 @@ class _Doctor:
             remedy = "stop every member before the protocol changes, or see group.consumer.migration.policy"
         elif protocol != "848" and (assignor == "cooperative-sticky") != (protocol == "cooperative"):
             ok, fault = False, "this configuration names the other kind of assignor (cooperative or eager)"
-            remedy = "set the group's partition.assignment.strategy, or stop every member before it changes"
+            remedy = "set the group's partition.assignment.strategy, or stop every member before the strategy changes"
         elif instance in instances:
             ok, fault = None, f"{instance} is a member already"
             remedy = "give each process a group.instance.id of its own, unless that member is this running service"
@@ -211,7 +211,7 @@ class _Doctor:
             return [Check(what, None, str(failure), "run the command again")]
         if not found:
             unknown = "this user may not read a broker's settings"
-            remedy = "allow DescribeConfigs on the cluster to see it; the first commit of lanes shows the limit"
+            remedy = "allow DescribeConfigs on the cluster, and run the command again"
             checks = [Check(what, None, unknown, remedy)]
             return [*checks, Check("KIP-848", None, unknown, remedy)] if self.config.protocol == "848" else checks
         checks = [_carries(what, found.get(METADATA_LIMIT))]

@@ -1,4 +1,4 @@
-"""Commits of one client. A commit is sent after a check of its topic ids, and its answer arrives in a callback.
+"""Commits of one client. A commit waits for a check of its topic ids, if the broker has topic ids.
 
 For a commit, the broker checks that the client is a member. It checks neither that the client owns the partition nor
 that the position rises. Right before ``Commits`` sends, it therefore checks that every partition is still owned. The
@@ -7,9 +7,9 @@ engine guarantees that positions rise.
 ``TopicIdCheck`` holds a commit back until the broker has confirmed the ids of its topics. After a topic is deleted and
 created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback
 reports the change. Once the new topic has grown past the client's position, the client reads on in the new topic. A
-commit is therefore sent only after the broker shows the same topic id, in an answer to a question that is newer than
-the commit. Without an answer nothing is committed, and finished messages run again, because a commit could skip
-messages of the new topic.
+commit with topic ids is therefore sent only after the broker shows the same ids, in an answer to a question that is
+newer than the commit. Without such an answer nothing is committed, and finished messages run again, because a commit
+could skip messages of the new topic.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
 repetition. The committed position is then a position of the old topic, and the source stops with an error. Second,
@@ -59,16 +59,16 @@ _LOST: Final = frozenset(
         KafkaError._FATAL,
     }
 )
-"""Error codes of a commit by a process that is no longer a member of the group; nothing it sends is committed."""
+"""Error codes of a commit by a process that is no longer a member of the group, so no retry can succeed."""
 
-# A commit with any other error code is retried, because a repeated commit is harmless.
+# The engine retries a commit unless its error code is one of these: a repeated commit is harmless.
 _PERMANENT: Final = NOT_ALLOWED | {KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION}
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
     """Ask how many UTF-16 units of commit metadata the broker accepts before the client's NUL: 0 to ``LIMIT``.
 
-    If the broker does not answer, the result is ``LIMIT``, and the first refused commit lowers the limit. If the
+    If the broker does not tell its limit, the result is ``LIMIT``, and each refused commit halves the limit. If the
     limit is too small for a single completed message, the function logs a warning and returns 0. Blocks for up to 5
     seconds.
     """
@@ -109,7 +109,7 @@ class Commit:
         settlements: The positions, at most one for each partition.
         answer: The answer to the event loop.
         releases: The partition to give back after this commit; None = no partition.
-        deadline: Time of the clock after which an unanswered commit has failed; 0 until it is queued or sent.
+        deadline: Time of the clock after which an unanswered commit has failed; 0 until the commit is queued or sent.
         offsets: The positions in the client's own type, set when the commit is sent.
     """
 
@@ -153,8 +153,8 @@ class Commits:
         Args:
             client: The client.
             commit: The commit.
-            timeout: Maximum seconds to block until the broker has the commit; None = do not block. A callback of the
-                client needs a timeout, because no answers arrive inside a callback.
+            timeout: Maximum seconds to wait until the broker shows the stored positions; None = do not block. A
+                callback of the client needs a timeout, because no answer to a commit arrives inside a callback.
         """
         if commit.answer.given_up:
             return
@@ -251,7 +251,7 @@ class Commits:
 
 @dataclass(eq=False, repr=False)
 class TopicIdCheck:
-    """Sends each commit after a check of its topic ids. Used in the thread that owns the client.
+    """Sends commits, after a check of their topic ids if they have topic ids. Used in the thread that owns the client.
 
     The object is True while commits wait. Only one question to the broker is open at a time. The next question covers
     all commits that are queued meanwhile.
@@ -280,9 +280,9 @@ class TopicIdCheck:
         return bool(self._waiting)
 
     def commit(self, client: Consumer, commit: Commit, *, until: float | None) -> None:
-        """Queue a commit, which ``advance`` sends. Inside a callback of the client, send it at once and wait.
+        """Queue a commit for ``advance``; inside a callback of the client, or without topic ids, send it at once.
 
-        The wait inside a callback takes at most 5 seconds.
+        Inside a callback the call waits for the broker for at most 5 seconds, unless the broker refuses the commit.
 
         Args:
             client: The client.
@@ -386,8 +386,8 @@ def _has_ids(commit: Commit) -> bool:
 def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
     """Ask whether the broker stored the commit.
 
-    The broker answers a client's requests in order, so it has processed the commit. Blocks for at most ``timeout``
-    seconds. Raises ``KafkaException`` when the broker does not answer.
+    The broker answers a client's requests in order, so its answer shows the result of the commit. Blocks for at most
+    ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
     """
     found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)
     pairs = zip(found, commit.offsets, strict=True)

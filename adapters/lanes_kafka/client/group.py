@@ -1,7 +1,7 @@
 """The partitions that a client owns in its group, and the callbacks that assign and revoke them.
 
-All code of this module runs in the thread that owns the client, mostly inside a call of ``consume`` or ``close``. A
-callback raises no error. Instead the error ends the source.
+All code of this module runs in the thread that owns the client, mostly inside a call of ``consume`` or ``close``. An
+error in a callback ends the source, and the callback does not raise it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _COMMIT_STARTS_EVERY: Final = 5.0
 """Seconds between two attempts to commit the positions a group starts from."""
 
 _ASK_BOUNDS_EVERY: Final = 5.0
-"""Seconds between two questions for the bounds of a log that does not reach the position to read. Each may block."""
+"""Seconds between two questions for the bounds of a log that does not reach the position to read. A question may block
+the thread."""
 
 _TOPIC_ID_TIMEOUT: Final = 2.0
 """Seconds that an assignment waits for the ids of its topics."""
@@ -98,7 +99,7 @@ class Group:
         hands_over: Whether commits carry metadata for the next owner of a partition.
         owned: Assignments that were neither revoked nor lost, by partition.
         closing: Whether the client is about to be closed; no partition is assigned any more.
-        rebalances: Number of callbacks so far that changed assignments.
+        rebalances: Number of callbacks so far that assigned, revoked or lost partitions.
     """
 
     config: ClientConfig
@@ -134,7 +135,7 @@ class Group:
     def on_assign(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Fetch newly assigned partitions.
 
-        The client gets their start positions and pauses before it reads the first message.
+        The client learns the start position of each partition, and whether it is paused, before it reads a message.
         """
         self.rebalances += 1
         if self.closing:
@@ -165,8 +166,7 @@ class Group:
             limit = OF_POLL_INTERVAL * self.config.max_poll_interval
             self.deliver([Revoking(each.partition, limit) for each in waiting])
             until = self.clock() + limit
-            # A released partition is removed. A partition that is lost meanwhile, or that a stop gives back, is removed
-            # too.
+            # The wait for a partition ends when the partition is released, or is lost meanwhile.
             while any(self.owns(each.partition) for each in waiting) and not self.closing and self.clock() < until:
                 self.serve(until)
             self._lose(
@@ -219,7 +219,8 @@ class Group:
             at_once: Whether to restart partitions without the wait of 5 seconds.
 
         Raises:
-            KafkaException: The broker does not answer.
+            KafkaException: The broker does not answer, or answers with an error.
+            SourceError: A start position is out of range, and ``out_of_range`` is ``"fail"``.
         """
         self._commit_starts(client, again=True)
         self._move_into_range(client, again=True)
@@ -253,8 +254,8 @@ class Group:
                 self.fail(
                     SourceError(
                         f"{self.name}: topic {name!r} was {change} while it was read, so its offsets name other "
-                        "messages; nothing more is committed. Check the positions that the group has committed for it, "
-                        "reset those of the old topic, and start again"
+                        "messages; nothing more is committed. Check the positions that the group has committed for the "
+                        "topic, reset the positions of the old topic, and start again"
                     )
                 )
                 return
@@ -262,10 +263,13 @@ class Group:
     # --- inside
 
     def _start(self, client: Consumer, ids: list[PartitionId], *, known: bool = False) -> None:
-        """Fetch these partitions from their start positions. If the client already owns them (``known``), it seeks."""
+        """Fetch the partitions ``ids`` from their start positions.
+
+        If the client already owns the partitions (``known``), it seeks.
+        """
         if not ids:
             return
-        # Read the ids before the positions: a topic that is recreated in between is then found by its id.
+        # Read the ids before the positions: a topic that is recreated in between then has an outdated id here.
         topic_ids = {one.source: self.topics.id_of(one.source) for one in ids}
         found = self._start_positions(client, ids)
         started = [self._add(one, found[one], topic_ids[one.source]) for one in ids]
@@ -319,10 +323,9 @@ class Group:
         return assignment
 
     def _commit_starts(self, client: Consumer, *, again: bool = False) -> None:
-        """Commit start positions that ``start`` decided, so that a later run does not decide them again.
+        """Commit newly decided start positions, so that a later run does not decide them again.
 
-        A repetition after a failure (``again``) leaves out partitions with a commit, which may be above the start
-        position.
+        A repetition after a failure (``again``) leaves out partitions with a committed position, which may be higher.
         """
         if not self._uncommitted_starts or (again and self.clock() < self._commit_starts_at):
             return
@@ -396,7 +399,7 @@ class Group:
     def apply_pauses(
         self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
     ) -> None:
-        """Pause the client for ``to_pause`` and for all released partitions, and resume it for other partitions.
+        """Pause the client for ``to_pause`` and for all released partitions, and with ``resume``, resume others.
 
         Args:
             client: The client.

@@ -83,7 +83,7 @@ class Intake:
     def gap_after(self, partition: Partition, committed: int) -> int | None:
         """Return the end of the gap after the position ``committed``; None if a message or no gap follows the position.
 
-        A callback may call this method. Messages of the running ``consume`` count after ``consume`` returns.
+        A callback may call this method. In a callback, the messages of the running ``consume`` are not known yet.
         """
         assignment = self.group.assignment(partition)
         if assignment is None or assignment.end > committed:
@@ -111,7 +111,7 @@ class Intake:
         if assignment is None:
             return others
         deadline, left = time.monotonic() + patience, _READ_PAST_LIMIT
-        # A revoke within this call would wait for this release, which continues after it.
+        # A revoke within this call must not wait for this release, which continues only after the call.
         assignment.returning = True
         try:
             while self._is_unknown(assignment, committed) and left > 0 and (seconds := deadline - time.monotonic()) > 0:
@@ -138,7 +138,7 @@ class Intake:
         return self._without_stale(raws, rebalances) if raws and self.group.rebalances != rebalances else raws
 
     def _without_stale(self, raws: list[Raw], rebalances: int) -> list[Raw]:
-        """Drop messages of partitions that this call assigned again: they may belong to the former assignment."""
+        """Drop messages of partitions that the last ``consume`` assigned: they may belong to the former assignment."""
         again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:
@@ -178,7 +178,7 @@ class Intake:
     def _delivered(self, partition_id: PartitionId, run: list[Raw]) -> Delivered | None:
         assignment = self.group.owned.get(partition_id)
         if assignment is None or assignment.drained:
-            # The messages belong to a former assignment.
+            # The messages belong to a former assignment, or to a partition that is given back.
             return None
         if offset_of(run[0]) < assignment.position:
             run = [raw for raw in run if offset_of(raw) >= assignment.position]

@@ -16,10 +16,10 @@ ASK_AFTER: Final = 5.0
 full, fetches nothing and learns nothing."""
 
 _ASK_TIMEOUT: Final = 0.5
-"""Seconds allowed for the answer; the thread waits for it."""
+"""Seconds allowed for one question about end offsets; the question blocks the thread."""
 
 _NOT_AGAIN_FOR: Final = 30.0
-"""Seconds after which a broker that did not answer is asked again."""
+"""Seconds after which a failed question about end offsets is repeated."""
 
 
 class _End(NamedTuple):
@@ -80,7 +80,7 @@ class EndOffsets:
         try:
             answers = client.offsets_for_times([each.at(OFFSET_END) for each in assignments], timeout=_ASK_TIMEOUT)
         except KafkaException:
-            # An unknown lag needs no error: calls that matter report the outage.
+            # An unknown lag needs no error, because other calls of the client report the outage.
             self._not_before = now + _NOT_AGAIN_FOR
             return {}
         asked = {}

@@ -46,7 +46,7 @@ class Release:
     Attributes:
         partition: The assignment.
         answer: The answer of the thread.
-        committed: The committed position; None if a message above it is completed.
+        committed: The committed position; None if the position is unknown, or a message above it is completed.
     """
 
     partition: Partition
@@ -63,7 +63,7 @@ class Close:
 
 
 Command = Commit | Release | Expire | Close | None
-"""None only wakes the thread: there is a new ``Demand``."""
+"""None only wakes the thread, for a new ``Demand`` or for an answer about topics."""
 
 
 class Perform(Protocol):
@@ -108,7 +108,7 @@ class Mailbox:
             self._perform(command, until=None)
 
     def wait(self, seconds: float, *, until: float | None = None) -> bool:
-        """Wait for one command and perform it; return False if no command arrived within ``timeout`` seconds.
+        """Wait for one command and perform it; return False if no command arrived within ``seconds``.
 
         For ``until`` see ``Perform``.
         """

@@ -1,7 +1,7 @@
 """The position at which reading a partition starts.
 
-The start is the committed position. Without a committed position ``start`` decides, and ``out_of_range`` decides if
-the log does not contain the committed position.
+The start is the committed position. In a topic without committed positions ``start`` decides. If the log does not
+contain the committed position, ``out_of_range`` decides.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def start_positions(
 ) -> dict[PartitionId, StartPosition]:
     """Ask for the position at which reading each partition starts.
 
-    If the group has committed nothing for a topic, ``start`` decides the positions of all its partitions, and not only
-    of ``ids``. If later one partition has no position and others have positions, the partition is therefore newer
-    than the first run. A newer partition is read from its beginning.
+    If the group has committed nothing for a topic, a ``start`` other than ``"beginning"`` decides the positions of all
+    partitions of the topic, and not only of ``ids``. If later one partition has no position and others have positions,
+    the partition is therefore newer than the first run. A newer partition is read from its beginning.
 
     Blocks for up to ``QUERY_TIMEOUT`` seconds a question.
 
@@ -71,7 +71,7 @@ def start_positions(
         The start position of each partition in ``ids``, and of all partitions for which ``start`` decided.
 
     Raises:
-        KafkaException: The broker does not answer.
+        KafkaException: The broker does not answer, or answers with an error.
         SourceError: A position is out of range, and ``out_of_range`` is ``"fail"``.
     """
     topics = {one.source for one in ids} if start != "beginning" else set()
@@ -110,7 +110,7 @@ def position_in_range(
 
     Raises ``SourceError`` when ``out_of_range`` is ``"fail"``.
     """
-    what = f"{partition_id}: offset {offset} is out of range, the log has {low} to {high}, " + (
+    what = f"{partition_id}: offset {offset} is out of range, because the log has {low} to {high}, and " + (
         f"{low - offset} offsets were deleted before they were read" if offset < low else "it was truncated"
     )
     if out_of_range == "fail":
@@ -123,7 +123,7 @@ def position_in_range(
 
 
 def log_bounds(client: Consumer, ids: Sequence[PartitionId]) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
-    """Ask for the first offset of each log and for its readable end. Blocks until the broker answers."""
+    """Ask for the first offset and the readable end of each log. Blocks for up to twice ``QUERY_TIMEOUT`` seconds."""
     return _offsets(client, ids, OFFSET_BEGINNING), _offsets(client, ids, OFFSET_END)
 
 

@@ -1,9 +1,9 @@
 """Reading more messages than the event loop has room for, so that all partitions share the room.
 
 The client has one queue, which holds thousands of messages of one partition, then thousands of the next partition. In
-the order of the queue, handlers would run for one partition at a time, and no more of them than the partition has
-keys. ``ReadAhead`` decides in the client's thread how many messages to read. ``Prefetched`` keeps the messages on the
-event loop, and divides the room among the partitions.
+the order of the queue, handlers would run for one partition at a time, and at most one handler for each key of this
+partition. ``ReadAhead`` decides in the client's thread how many messages to read. ``Prefetched`` keeps the messages on
+the event loop, and divides the room among the partitions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READ_AHEAD: Final = 20_000
 until they are dropped."""
 
 READ_AHEAD_BYTES: Final = 8 * 1024 * 1024
-"""Approximate size of those messages in bytes, estimated from the average size of recent messages."""
+"""Maximum size in bytes of the messages read beyond the room, estimated from the average size of a message."""
 
 REWIND_AFTER: Final = 1.0
 """Seconds that a partition stays paused before its messages are dropped and the client is paused for it. Both discard
@@ -158,8 +158,8 @@ class Prefetched:
     def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
         """Drop the messages of partitions that stay paused, and choose the partitions for which the client is paused.
 
-        A partition stays paused after ``REWIND_AFTER`` seconds of pause. It also does when paused partitions use up
-        half of the read-ahead.
+        A partition counts as staying paused after ``REWIND_AFTER`` seconds, or as soon as the messages of paused
+        partitions use up half of the read-ahead.
 
         Args:
             room: The room on the event loop, with the paused partitions.

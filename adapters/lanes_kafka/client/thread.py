@@ -38,7 +38,7 @@ from lanes_kafka.errors import ErrorLog, client_message, exception_text, fatal_e
 log = logging.getLogger("lanes.kafka")
 
 POLL: Final = 0.02
-"""Maximum time in seconds that one call of the client waits for messages; a command waits as long."""
+"""Maximum time in seconds that one call of the client waits for messages; a command may wait as long."""
 
 BATCH: Final = 1_000
 """Maximum number of messages read by one call."""
@@ -63,22 +63,22 @@ _HOUSEKEEPING_EVERY: Final = 0.5
 """Seconds between two checks of positions, log ends, and whether the loop still runs."""
 
 FIRST_PAUSE: Final = 1.0
-"""Seconds before the first rebuild; each further pause is twice as long."""
+"""Seconds before the first rebuild; each further pause is twice as long, up to ``LONGEST_PAUSE``."""
 
 LONGEST_PAUSE: Final = 30.0
 """Maximum pause in seconds before a rebuild."""
 
 HEALTHY_AFTER: Final = 300.0
-"""Seconds without a failure after which all attempts are available again.
+"""Seconds without a failure after which all rebuilds are available again.
 
-It is much longer than the longest pause: of two clients that fence each other in turn, each works while the other one
-pauses."""
+This time is much longer than the longest pause: of two clients that fence each other in turn, each works while the
+other one pauses."""
 
 _LAST_CALLBACKS: Final = 2.0
-"""Seconds allowed for the last callbacks; ``close`` serves later ones."""
+"""Seconds allowed for the last callbacks; ``close`` serves later callbacks."""
 
 _QUIET_FOR: Final = 0.01
-"""Seconds without a callback after which no more are expected."""
+"""Seconds without a callback after which no further callback is expected."""
 
 
 @dataclass(eq=False, repr=False)
@@ -244,11 +244,11 @@ class ClientThread:
         now = self.clock()
         demand = self._demand
         if not demand.number:
-            # The opener may still refuse the source: join and commit nothing before the first receive.
+            # The caller of ``open`` may still refuse the source: join and commit nothing before the first receive.
             self._mailbox.wait(POLL)
             return
         if demand is not self._applied:
-            # Deliver under the old number, so that rewound messages are not delivered twice.
+            # Deliver under the old demand's number, so that rewound messages are not delivered twice.
             self._deliver([])
             self._apply(demand)
         count, patience = 0, _ANSWER_POLL if self._topic_id_check else POLL
@@ -280,7 +280,7 @@ class ClientThread:
             if assignment is not None and not assignment.released:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
-        # Without room no partition is resumed: partitions that lack of room paused stay paused.
+        # Resume no partition here: a partition that was paused for lack of room stays paused.
         self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)
 
     def _read(self, count: int, timeout: float, demand: Demand) -> None:
@@ -298,7 +298,7 @@ class ClientThread:
     # --- commands
 
     def _serve_callback(self, until: float) -> None:
-        """Serve commands of the loop for half a second, inside a callback of the client that must end at ``until``."""
+        """Perform one command that arrives within half a second, inside a callback that must end at ``until``."""
         self._topic_id_check.resend(self._client, until)
         self._mailbox.wait(min(until - self.clock(), _HOUSEKEEPING_EVERY), until=until)
         self._check_loop()
@@ -321,8 +321,8 @@ class ClientThread:
                 self._read_ahead.gather(self._intake.read_past(command.partition, command.committed, self._patience))
                 self._patience = max(0.0, self._patience + before - self.clock())
                 self._deliver([])
-            # No event tells the engine of a gap that is found after its last message. The lag would remain, so commit
-            # the gap here.
+            # No event reports a gap after the last message of a released partition. The lag would remain, so commit the
+            # gap here.
             gap = self._intake.gap_after(command.partition, command.committed)
         if gap is None:
             self._group.release(command.partition)
@@ -379,7 +379,7 @@ class ClientThread:
         """Handle a permanent failure of the client. The client calls no rebalance callback for such a failure."""
         what = f"the client has failed for good: {client_message(error, self.config.client)}"
         if self.config.instance is not None:
-            what += f"; only one member may have group.instance.id={self.config.instance!r}, give each its own"
+            what += f"; only one member may have group.instance.id={self.config.instance!r}; give each one its own"
         self._group.lose_all(what)
         if self._rebuild_in is not None:
             # The client reports the same error repeatedly.
@@ -395,7 +395,7 @@ class ClientThread:
         self._rebuild_in = None
         self._close()
         self.limit = self._commits.limit
-        # The new group owns nothing, so commands for the former assignments are answered as lost.
+        # The new group owns nothing, so commits of the former assignments fail.
         self._make_group()
         due = self.clock() + pause
         while not self._group.closing and (left := due - self.clock()) > 0:
@@ -422,7 +422,7 @@ class ClientThread:
             try:
                 self._group.reclaim(self._client)
             except KafkaException as failure:
-                self._fail(fatal_error(f"{self.name}: partitions not assigned again", failure, self.config.client))
+                self._fail(fatal_error(f"{self.name}: cannot assign partitions again", failure, self.config.client))
 
     def _deliver(self, events: Sequence[SourceEvent]) -> None:
         """Send the gathered messages to the loop, followed by ``events``."""

@@ -16,11 +16,11 @@ from lanes.errors import ConfigError
 from lanes_kafka.broker import unanswered_topics, wait_for
 
 ASK_EVERY: Final = 1.0
-"""Seconds between two questions for the ids."""
+"""Seconds between two regular questions for the ids; ``ask`` may ask earlier."""
 
 _GONE_AFTER: Final = 0.5
-"""Seconds that a known topic must stay unknown before it counts as deleted: a broker that has just started may not know
-it yet."""
+"""Seconds that a known topic must stay unknown before it counts as deleted: a broker that has just started may not
+know the topic yet."""
 
 _TIMEOUT: Final = 5.0
 _GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
@@ -97,7 +97,7 @@ class Topics:
         return self._wanted
 
     def wait(self, timeout: float) -> bool:
-        """Ask, and block for up to ``timeout`` seconds; return whether the answer came in time."""
+        """Ask, and block for up to ``timeout`` seconds; return whether a complete answer arrived in time."""
         number, deadline = self.ask(), time.monotonic() + timeout
         while self._asked:
             assert self.admin is not None, "no question is open after close"
@@ -130,8 +130,8 @@ class Topics:
             name: Name of the source, for errors.
 
         Raises:
-            ConfigError: A topic does not exist.
-            SourceError: No broker answers, or a permission is missing.
+            ConfigError: A topic does not exist or is not visible to this user, or the client refuses its settings.
+            SourceError: No broker answers, the login is refused, or a permission is missing.
         """
         if not self.wait(timeout):
             raise unanswered_topics(settings, self.names, name)

@@ -38,7 +38,7 @@ _Position = tuple[int, int]
 """Number of the partition, and offset."""
 
 _NEAR: Final = 1_000
-"""Dead letters within so many offsets are read together, with the records between them."""
+"""Distance in offsets below which two dead letters are read together, with the records between them."""
 
 _Wanted = Callable[[], bool]
 
@@ -47,8 +47,8 @@ class KafkaDeadLetterBox:
     """The dead letters that ``KafkaDeadLetters`` wrote to a topic; see ``lanes.dead_letters.box.DeadLetterBox``.
 
     Reading needs the permission Read on the topic, and no permission for a group. Disposing needs Write on the topic.
-    Each call first reads the records that were written since the last call. The box keeps the ids and positions of
-    all dead letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
+    ``ids`` and ``find`` first read the records that were written since the last call. The box keeps the ids and
+    positions of all dead letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` client.
@@ -131,8 +131,8 @@ class KafkaDeadLetterBox:
             facts = await self._producer.call(lambda wanted: describe_topic(self._settings, one.source, wanted))
         if facts is None or one.partition >= facts.partitions:
             raise SourceError(
-                f"dead letter {one.id}: its origin {one.source}/{one.partition} does not exist; publish it by another "
-                "client, then drop it"
+                f"dead letter {one.id}: its origin {one.source}/{one.partition} does not exist; publish the letter by "
+                "another client, then drop the letter"
             )
         key = one.key if one.record_key is None else one.record_key
         record = Record(key, None if one.tombstone else one.value, [*WIRE.republished(one)])

@@ -68,7 +68,10 @@ class LogReader:
         self._consumer.close()
 
     def ranges(self) -> dict[int, Range]:
-        """Ask for the range of offsets in each partition. Blocks. Raises ``SourceError`` if no broker answers."""
+        """Ask for the range of offsets in each partition. Blocks.
+
+        Raises ``SourceError`` if no broker answers, or the broker refuses the question.
+        """
         try:
             found = self._consumer.list_topics(self._topic, timeout=SILENCE).topics[self._topic]
             if found.error is not None:

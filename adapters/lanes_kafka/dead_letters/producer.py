@@ -25,13 +25,13 @@ from lanes_kafka.errors import ErrorLog, settings_error
 log = logging.getLogger("lanes.kafka")
 
 WRITE_TIMEOUT_MS: Final = 10_000
-"""Milliseconds after which an unconfirmed record has failed. The caller decides about a retry."""
+"""Milliseconds after which an unconfirmed record has failed, unless the user's settings name another time."""
 
 FLUSH_TIMEOUT: Final = 5.0
 """Seconds that a close waits for unconfirmed records."""
 
 _POLL: Final = 0.1
-"""Seconds of one poll while records are unconfirmed; a report ends it at once."""
+"""Seconds of one poll while records are unconfirmed; a report ends the poll at once."""
 
 _SERVE: Final = 30.0
 """Seconds between two polls of an idle client, which serve its callbacks."""
@@ -65,7 +65,7 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make the settings of a safe producer from the dictionary of a consumer. Pure.
 
     Settings that only consumers have are left out. Raises ``ConfigError`` if a setting makes writes unsafe, if no
-    broker is named, or if ``config`` is not a dictionary.
+    broker is named, if an address holds credentials, or if ``config`` is not a dictionary of settings.
     """
     whole = UserSettings(config)
     check_addresses(whole)
@@ -73,7 +73,7 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if str(given.get("enable.idempotence", True)).lower() not in ("true", "t", "1"):
         raise ConfigError(
             f"enable.idempotence={given['enable.idempotence']!r}: retries could write dead letters twice or out of "
-            "order; leave it out"
+            "order; leave the setting out"
         )
     for name in _SPELLINGS["acks"]:
         if str(given.get(name, "all")).lower() not in ("all", "-1"):
@@ -119,7 +119,7 @@ class ConfirmedProducer:
     async def connect(self) -> None:
         """Create the client, which connects in the background. Idempotent.
 
-        Raises ``ConfigError`` for settings that the client refuses.
+        Raises ``ConfigError`` if the client refuses its settings, and ``SourceError`` if the producer is not open.
         """
         if self._producer is None:
             await self.call(lambda wanted: self._connect())
@@ -134,8 +134,8 @@ class ConfirmedProducer:
             The result of the function.
 
         Raises:
-            SourceError: The producer is not open, or a callback of the settings raised an error that ended
-                ``function``.
+            SourceError: The producer is not open, or a callback of the settings raised an error, for example
+                ``SystemExit``, that is not an ``Exception``.
         """
         self._check_open()
         outcome: Answer[_T] = Answer(self._bridge)
@@ -157,11 +157,23 @@ class ConfirmedProducer:
         return await outcome.wait()
 
     async def send(self, topic: str, record: Record, partition: int = _ANY_PARTITION) -> tuple[int, int]:
-        """Write a record and wait for its confirmation; return its partition and offset.
+        """Write a record and wait for its confirmation.
 
         Without a client, for example after a fatal error, the call creates one first. A cancelled call may still write
-        the record. If the broker does not confirm the record, the call raises ``KafkaException``. In that case the log
-        may still contain the record.
+        the record.
+
+        Args:
+            topic: Name of the topic.
+            record: The record.
+            partition: Number of the partition; -1 = the partitioner of the client chooses.
+
+        Returns:
+            The partition and the offset of the record.
+
+        Raises:
+            KafkaException: The broker did not confirm the record, the client's queue is full, or the client has
+                failed. The log may contain the record.
+            SourceError: The producer is not open.
         """
         self._check_open()
         await self.connect()

@@ -21,7 +21,8 @@ DISPOSITION: Final = "Lanes-Disposition"
 _KEYS: Final = ("Lanes-Key", "Lanes-Record-Key")
 _OVERHEAD: Final = 128
 _OVERHEAD_OF_HEADER: Final = 10
-"""Upper bounds of the bytes that a batch of one record, and a header of it, take beside their content."""
+"""Upper bound of the bytes of a header in the log without its name and value; ``_OVERHEAD`` is the bound of a
+record."""
 
 
 class Record(NamedTuple):
@@ -49,7 +50,7 @@ class Record(NamedTuple):
 def dead_letter_record(dead_letter: DeadLetter, *, by_id: bool = False, limit: int | None = None) -> Record:
     """Make the record of a dead letter.
 
-    The key of the record is the key of the original record, or else the key of the lane.
+    Without ``by_id``, the key of the record is the key of the original record, or else the key of the lane.
 
     Args:
         dead_letter: The dead letter.
@@ -117,7 +118,8 @@ def read_disposition(message: Message) -> tuple[str, Disposition] | None:
         The id of the dead letter, and ``"replayed"`` or ``"dropped"``; None for a message without a disposition.
 
     Raises:
-        MessageError: The message has the headers of a disposition with values that ``lanes`` never writes.
+        MessageError: A header is repeated or malformed, or the headers of a disposition have values that ``lanes``
+            never writes.
     """
     fields = WIRE.parts(message).fields
     how = fields.get(DISPOSITION)
@@ -162,7 +164,7 @@ def _is_sendable(name: str) -> bool:
 WIRE: Final = Wire(
     writer="KafkaDeadLetters", remedy="and let no other producer write to its topic", id_field=ID, sendable=_is_sendable
 )
-"""How dead letters are written to a topic."""
+"""The wire format of dead letters in a topic."""
 
 
 def _kept_key(message: Message) -> bytes | None:

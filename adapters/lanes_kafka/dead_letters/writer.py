@@ -46,8 +46,8 @@ class KafkaDeadLetters:
       client cannot send.
 
     A dead letter that is too large for the topic loses its original headers first, and then the end of its value. The
-    header ``Lanes-Truncated`` holds the original length of the value. In a compacted topic the key of the record is the
-    id of the dead letter, because dead letters of one key would replace each other.
+    header ``Lanes-Truncated`` holds the original length of the value in bytes. In a compacted topic the key of the
+    record is the id of the dead letter, because dead letters of one key would replace each other.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` client, usually the dictionary of the consumer. Settings that
@@ -55,7 +55,7 @@ class KafkaDeadLetters:
         topic: Name of the dead-letter topic.
 
     Raises:
-        ConfigError: A setting could lose dead letters, or the topic name is not valid.
+        ConfigError: A setting is invalid or could lose dead letters, or the topic name is invalid.
     """
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
@@ -73,7 +73,8 @@ class KafkaDeadLetters:
 
         Raises:
             ConfigError: The topic does not exist, or the client refuses its settings.
-            SourceError: No broker answers (retryable), or this user may not write to the topic.
+            SourceError: No broker answers (retryable), the login is refused, or this user may not describe or write to
+                the topic.
         """
         self._producer.open()
         try:
@@ -85,7 +86,7 @@ class KafkaDeadLetters:
                 )
             if not found.writable:
                 raise SourceError(
-                    f"dead-letter topic {self._topic!r}: this user may not write to it; allow it Write on the topic"
+                    f"dead-letter topic {self._topic!r}: this user may not write to it; allow the user Write on it"
                 )
             await self._producer.connect()
         except BaseException:
@@ -95,7 +96,7 @@ class KafkaDeadLetters:
         self._limit = found.max_message_bytes or _USUAL_LIMIT
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter, cut to the limit of the topic, and wait for its confirmation for up to 10 seconds.
+        """Write a dead letter, cut to the limit of the topic, and wait for its confirmation for up to 10 seconds a try.
 
         A repeated call writes another record with the same id. A cancelled call may still write the dead letter.
 
@@ -103,7 +104,8 @@ class KafkaDeadLetters:
             dead_letter: The dead letter.
 
         Raises:
-            SourceError: The broker does not confirm the write (retryable), or refuses it permanently.
+            SourceError: The broker does not confirm the write (retryable) or refuses it, or the source also reads this
+                topic.
         """
         if self._topic in (dead_letter.source, dead_letter.subject):
             raise SourceError(
@@ -141,7 +143,9 @@ class KafkaDeadLetters:
         text = client_text(error, self._settings)
         if error.code() not in _PERMANENT:
             return SourceError(f"dead letter not confirmed by {self._topic} ({text})", retryable=True)
-        return SourceError(f"dead letter refused by {self._topic} ({text}); correct its permissions or settings")
+        return SourceError(
+            f"dead letter refused by {self._topic} ({text}); correct the permissions or settings of the topic"
+        )
 
     def destination(self) -> Destination:
         """Return the topic; see ``lanes.source.Addressed.destination``.

@@ -95,7 +95,7 @@ def audit(
         The verdicts.
 
     Raises:
-        ConfigError: The folder has no journal.
+        ConfigError: The folder has no journal, no rows, or a journal of an earlier ``lanes``.
         SourceError: Spark cannot read or write.
     """
     from lanes_spark.audits.judge import judge

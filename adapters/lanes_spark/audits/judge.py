@@ -1,4 +1,7 @@
-"""Verdicts from findings and counts. The number of rows that reach the driver depends only on the findings."""
+"""Verdicts from findings and counts.
+
+The number of rows that reach the driver depends on the findings and doubts, not on the messages.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from lanes_spark.tables.journal import TYPES
 
 _ACROSS: Final = ("PerKeyOrder", "NoOverlap", "ExclusiveOwner")
 _NOTHING_DUE: Final = "messages are in the source: it does not say what had to be handled"
-_UNSEEN: Final = "messages of the source were handled at most where rows are missing"
+_UNSEEN: Final = "messages of the source have no row of a finished handler, and other rows are missing"
 _RECREATED: Final = "partitions were recreated, so positions do not tell messages apart"
 
 _POSITION: Final = ("history", "partition", "position")

@@ -123,7 +123,7 @@ def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
     here = keyed.where((F.col("event") != "produced") & ~F.col("gappy"))
     of_position = Window.partitionBy(*_LANE, "position").orderBy("ts")
     so_far = of_position.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # A finished message that came late waits after queued messages, also when the broker delivers it once more.
+    # A finished message that arrived late waits after queued messages, also when the broker delivers it once more.
     waits = F.coalesce(F.last("mark", ignorenulls=True).over(so_far) == "R", F.lit(False))
     opens = (F.col("event") == "delivered") & ~waits | F.col("begins")
     return _turns(here, (*_LANE, "position"), opens, F.col("mark"))
@@ -157,7 +157,7 @@ def _queued_again(turns: DataFrame) -> DataFrame:
 
 
 def per_key_order(rows: DataFrame) -> DataFrame:
-    """Return the findings among these rows."""
+    """Return the violations of PerKeyOrder among these rows."""
     ts, position = F.col("ts"), F.col("position")
     keyed = computed(_keyed(rows))
     turns = computed(_turns_of_lanes(keyed))
@@ -197,18 +197,18 @@ def per_key_order(rows: DataFrame) -> DataFrame:
     above = Window.partitionBy(*_KEY).orderBy(F.desc("position")).rangeBetween(Window.unboundedPreceding, -1)
     overtaken = across.withColumn("higher_start", F.min("started_at").over(above))
     unseen = overtaken.where(F.col("higher_start") < F.col("first.ts")).select("history", "first.name.*")
-    found = finding(after, "PerKeyOrder", "started after a later one of its key")
+    found = finding(after, "PerKeyOrder", "started after a later message of its key")
     for wrong, what in (
         (again, "started again after it had ended for good in the same assignment"),
-        (early, "started before an earlier one of its key had ended for good"),
-        (unseen, "first seen after the start of a later one of its key"),
+        (early, "started before an earlier message of its key had ended for good"),
+        (unseen, "first seen after the start of a later message of its key"),
     ):
         found = found.unionByName(finding(wrong, "PerKeyOrder", what))
     return found
 
 
 def no_overlap(rows: DataFrame) -> DataFrame:
-    """Return the findings among these rows."""
+    """Return the violations of NoOverlap among these rows."""
     event, ts = F.col("event"), F.col("ts")
     used = rows.where(event.isin("started", "ended", "zombie"))
     following = (
@@ -254,7 +254,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
     where = F.when(~F.col("gappy") & (F.col("here") > ts), "in its process").when(
         beside | F.coalesce(others, F.lit(False)), "elsewhere"
     )
-    what = F.concat(F.lit("started while another one of its key was running "), where)
+    what = F.concat(F.lit("started while another message of its key was running "), where)
     return finding(judged.where(where.isNotNull()), "NoOverlap", what)
 
 

@@ -15,18 +15,18 @@ _OWNERSHIP: Final = (*ASSIGNMENT, "since")
 
 
 def exclusive_owner(known: Known) -> DataFrame:
-    """Return the findings. Without overlapping owners, few rows are read."""
+    """Return the violations of ExclusiveOwner. Reads few rows if no owners overlap."""
     events = _events(known)
     ownerships = _ownerships(events)
     same = Window.partitionBy(*SEGMENT, "partition").orderBy("since").rowsBetween(Window.unboundedPreceding, -1)
     twice = ownerships.withColumn("held", F.max("until").over(same)).where(F.col("held") > F.col("since"))
-    return finding(twice, "ExclusiveOwner", "assigned while the process had it already").unionByName(
+    return finding(twice, "ExclusiveOwner", "assigned while the process already owned the partition").unionByName(
         _rivals(known, events, ownerships)
     )
 
 
 def _events(known: Known) -> DataFrame:
-    """Return the rows about ownership of processes without gaps. The column ``ts`` orders all rows."""
+    """Return the ownership rows of the processes that lack no rows. The column ``ts`` orders all rows."""
     processes = known.segments.where(~F.col("gappy")).select(
         *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
     )
@@ -71,7 +71,7 @@ def _ownerships(events: DataFrame) -> DataFrame:
 
 
 def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame:
-    """Find owners that started handlers or committed while the partition had a rival, and revoked it later."""
+    """Find owners that worked while another process owned the partition too, and that later handed it over."""
     # If another ownership of the assignment follows, only the later ownership counts.
     revoked = F.col("revoked")
     own = ownerships.where(
@@ -130,5 +130,5 @@ def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame
     return finding(
         first.select(*ASSIGNMENT, "act.*"),
         "ExclusiveOwner",
-        "acted while it was another process's, then handed it over",
+        "acted while another process owned the partition, and then handed the partition over",
     )

@@ -68,7 +68,7 @@ class Known:
 
 def check_columns(table: DataFrame) -> None:
     """Raise ``ConfigError`` if the table is no journal."""
-    journal.check_kinds(table, COLUMNS, "no journal")
+    journal.check_kinds(table, COLUMNS, "the table is no journal")
 
 
 def journal_rows(table: DataFrame) -> DataFrame:
@@ -90,7 +90,7 @@ def due_positions(spark: SparkSession, source: ParquetTable | KafkaTopic | DataF
         named = rows.select(partition.alias("partition"), F.col("offset").alias("position"))
     else:
         kinds = {"partition": "string", "position": "bigint"}
-        journal.check_kinds(source, kinds, "source", "positions are as orders/3, 120")
+        journal.check_kinds(source, kinds, "source", "write a partition as orders/3, and a position as 120")
         named = source.select("partition", "position")
     nowhere = F.raise_error(F.lit("source: a row has no partition or no position; leave it out"))
     partition, position = F.coalesce("partition", nowhere), F.coalesce("position", nowhere).cast("bigint")
@@ -198,7 +198,10 @@ def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
     unreadable = (F.col("bad") > 0) | F.col("members") | (F.col("rows") > F.col("distinct"))
     gap = (
         F.when(F.col("begin").isNull(), "no begin row: the first rows are missing")
-        .when(missing | (incomplete & (F.col("dropped") > 0)), "rows are missing in between: dropped, or a file")
+        .when(
+            missing | (incomplete & (F.col("dropped") > 0)),
+            "rows are missing in between: dropped, or in a missing file",
+        )
         .when(unreadable, "rows that cannot be read")
         .when(incomplete & (F.col("ended") == 0), "no end row: the last rows may be missing")
     )

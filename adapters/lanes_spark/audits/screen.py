@@ -1,8 +1,8 @@
 """The one pass over the messages of a journal, which finds the suspect messages. DataFrames only.
 
 Nearly every message is delivered, started and ended once, after the end of its key's previous message. The numbers of
-a message's first and last rows prove this order. All other messages are suspects, because only suspects can break a
-promise about order, exclusion or settlement. Messages of two keys with the same hash are suspects too.
+a message's first and last rows prove this order. All other messages are suspects. Only suspects can break a promise
+about order, exclusion or settlement. Messages of two keys with the same hash are suspects too.
 """
 
 from __future__ import annotations

@@ -88,13 +88,13 @@ def passed(committed: DataFrame) -> DataFrame:
 
 
 def no_commit_past_unfinished(passes: DataFrame) -> DataFrame:
-    """Return the findings among the messages of ``passed``."""
+    """Return the violations of NoCommitPastUnfinished among the messages of ``passed``."""
     what = "a position above the message was committed before the message had finished"
     return finding(passes.where(F.col("what") == "unfinished"), "NoCommitPastUnfinished", what)
 
 
 def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> DataFrame:
-    """Return the findings among these rows and among those of ``passed``."""
+    """Return the violations of DeadLetterBeforeSettle among these rows and the messages of ``passed``."""
     event = F.col("event")
     used = rows.where(event.isin("dlq_sent", "dlq_confirmed", "archived", "ack") & ~F.col("gappy"))
     before = Window.partitionBy(*_MESSAGE).orderBy("ts").rowsBetween(Window.unboundedPreceding, -1)
@@ -109,7 +109,7 @@ def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> Data
 
 
 def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tuple[DataFrame, DataFrame]:
-    """Return the findings among these rows, and the messages that are neither settled nor handled."""
+    """Return the violations of AtLeastOnce among these rows, and the messages that are neither settled nor handled."""
     event = F.col("event")
     acked = (event == "ack") | (event == "redelivered") & (F.col("cause") == "settled") & F.col("committing")
     used = rows.where(event.isin("produced", "delivered", "started") | F.col("final") | acked)

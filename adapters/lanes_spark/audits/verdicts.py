@@ -13,10 +13,10 @@ AUDITED: Final = (
     "NoCommitPastUnfinished",
     "DeadLetterBeforeSettle",
 )
-"""Checkers of an audit, in the order of its verdicts. ``lanes check`` has the same checkers."""
+"""Checkers of an audit, in the order of its verdicts. ``lanes check`` has these checkers and more."""
 
 WITNESSES: Final = 5
-"""Most violations that a verdict names, and most reasons of a kind. The findings contain all violations."""
+"""Maximum number of violations, and of reasons of a kind, that a verdict names. The findings contain all violations."""
 
 CAUSES: Final = ("held", "settled", "late", "retry", "takeover", "repeat")
 """Causes of repeated messages, see ``settling.duplicates``."""
@@ -34,7 +34,7 @@ class AuditVerdict:
         checked: Number of checks.
         violations: Number of violations.
         witnesses: The first violations.
-        reasons: Reasons why the promise is unproven.
+        reasons: Reasons why more violations are possible.
     """
 
     name: str

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lanes")
 
 _LOOK: Final = 0.2
-"""Most seconds until a second signal takes effect."""
+"""Maximum time in seconds until a second signal takes effect."""
 
 
 spark = command_group("Run a handler over history, or audit a journal, on Spark.")
@@ -63,7 +63,7 @@ def replay_command(
     partitions: options.Partitions = "",
     from_: options.FirstPosition = "",
     to: str = typer.Option("", help="End, exclusive; written as --from.", metavar="AT"),
-    only: str = typer.Option("", help="Only dead_lettered, abandoned or unfinished of a journal.", metavar="STATE"),
+    only: str = typer.Option("", help="State in a journal: dead_lettered, abandoned or unfinished.", metavar="STATE"),
     from_journal: list[str] = typer.Option(
         [], help="Journal for --only; repeatable.", metavar="DIR", show_default=False
     ),
@@ -83,7 +83,7 @@ def replay_command(
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
     explain: bool = typer.Option(False, "--explain", help="Print the plan with its reasons; run nothing."),
 ) -> None:
-    """Run a handler over a table or a Kafka topic. Exit status: 0 = done, 3 = not possible, 5 = halted by a message.
+    """Run a handler over a table or a Kafka topic. Exit status: 0 = done, 3 = failed, 5 = halted by a message.
 
     This process and local workers import modules from the current folder. For a cluster, send the handler's modules
     by --conf spark.submit.pyFiles=PATH.
@@ -135,7 +135,7 @@ def stream_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Run a handler over a Kafka topic until a signal. Exit status: 0 = stopped, 3 = not possible, 5 = halted.
+    """Run a handler over a Kafka topic until a signal. Exit status: 0 = stopped, 3 = failed, 5 = halted by a message.
 
     SIGTERM or SIGINT stops the stream after the current batch. A second signal stops the stream at once, with exit
     status 4.
@@ -172,7 +172,7 @@ def audit_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Audit journals. Exit status: 0 = all promises held, 1 = violated, 2 = unproven, 3 = not possible."""
+    """Audit journals. Exit status: 0 = all promises held, 1 = violated, 2 = unproven, 3 = failed."""
     source = source_of_audit(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column))
     with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
         found = audit(session, journals, source=source, findings_to=findings or None)
@@ -256,7 +256,7 @@ def only_of(of: str, paths: Sequence[str], topic: str) -> JournalSelection | Non
 
 @contextmanager
 def spark_session(master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
-    """Yield a session, and stop the session after the block. Local workers get this process's Python and folder.
+    """Yield a session, and stop the session after the block. Local workers import modules from the current folder.
 
     Raises ``ConfigError`` if Spark does not start.
     """
@@ -309,7 +309,7 @@ class Signals:
             signal.signal(number, before)
 
     def wait(self, running: Stream) -> bool:
-        """Wait for the end of the stream. The first signal stops the stream, the second signal cancels it.
+        """Wait for the end of the stream. The first signal stops the stream, and the second signal cancels it.
 
         Args:
             running: The stream to wait for.

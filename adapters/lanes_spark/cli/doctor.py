@@ -1,7 +1,7 @@
 """The command ``lanes doctor spark``: checks of this machine before a replay begins.
 
-The command starts no session and leaves no file behind. Java only prints its version, and the workers' Python only
-lists the modules that it can import.
+The command starts no session and leaves no file behind. Java only prints its version. The workers' Python only prints
+versions and the modules that it lacks.
 """
 
 from __future__ import annotations

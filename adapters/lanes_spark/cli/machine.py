@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 SECONDS: Final = 20.0
-"""Most seconds that a program may take to print its version. A busy machine starts a JVM in two seconds."""
+"""Maximum time in seconds that a program may take to print its version. A busy machine starts a JVM in two seconds."""
 
 MIB: Final = 1024**2
 
@@ -118,7 +118,7 @@ def worker_environment(master: str, env: Mapping[str, str], folder: str) -> dict
         folder: Folder from which local workers import modules.
 
     Returns:
-        The variables that give local workers the Python of this process, and its module path.
+        The Python and the module path of local workers. An existing ``PYSPARK_PYTHON`` stays.
     """
     if not is_local(master):
         return {}
@@ -229,7 +229,7 @@ def _container_limits(root: Path) -> list[int]:
         lines = []
     for line in lines:
         _, kinds, path = [*line.split(":", 2), "", ""][:3]
-        # In version 2 of cgroups the group and its parents bound memory, in version 1 the group of the memory
+        # In version 2 of cgroups the group and its parents bound memory, and in version 1 the group of the memory
         # controller.
         place = Path(path.lstrip("/"))
         if not kinds:

@@ -49,7 +49,9 @@ DeadLetterMaker = Annotated[str, typer.Option(help="Creates the dead letter stor
 Setup = Annotated[str, typer.Option(help="Called before the first message.", metavar="MODULE:FUNCTION")]
 Teardown = Annotated[str, typer.Option(help="Called after the last message.", metavar="MODULE:FUNCTION")]
 EffectsName = Annotated[str, typer.Option(help="Effects of a repeated task.", metavar="none|fenced|unfenced")]
-RowsPerBatch = Annotated[int, typer.Option(help="Most rows of a batch; needs --checkpoint.", metavar="NUMBER")]
+RowsPerBatch = Annotated[
+    int, typer.Option(help="Maximum number of rows of a batch; needs --checkpoint.", metavar="NUMBER")
+]
 Journal = Annotated[str, typer.Option(help="Folder for the journals of all tasks.", metavar="DIR")]
 Tasks = Annotated[
     int | None, typer.Option(help="Number of shuffle tasks.", metavar="NUMBER", show_default="4 per core")
@@ -81,7 +83,7 @@ def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(option: str, text: str) -> Callable[..., Any]:
-    """Import the function of MODULE:FUNCTION. Raises ``ConfigError`` if the name is missing or is no function."""
+    """Import the function of MODULE:FUNCTION. Raises ``ConfigError`` if the import fails or finds no function."""
     found = _named(option, text)
     if not callable(found):
         raise ConfigError(f"{option} {text}: {text} is a {type(found).__name__}; name a function")

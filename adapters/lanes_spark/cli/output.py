@@ -86,7 +86,7 @@ def render(found: Audit, console: Console) -> None:
     """Print the verdicts as a table, and the violations and reasons below the table."""
     console.print(f"{found.rows:,} rows of {found.processes:,} processes", soft_wrap=True)
     came = ", ".join(f"{count:,} {cause}" for cause, count in found.duplicates.items() if count)
-    console.print(f"came again: {came or 'nothing'}", soft_wrap=True)
+    console.print(f"repeated messages: {came or 'nothing'}", soft_wrap=True)
     table = Table("promise", "verdict", *(Column(heading, justify="right") for heading in ("checked", "violations")))
     for verdict in found.verdicts:
         status = Text(verdict.status, style=_STYLES[verdict.status])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _PATIENCE: Final = 180.0
-"""Most seconds to wait for the topic's id after a batch."""
+"""Maximum time in seconds to wait for the topic's id after a batch."""
 
 _PAUSE: Final = 1.0
 """Seconds between two questions for the topic's id."""
@@ -201,7 +201,7 @@ def _key_in(rows: DataFrame, keys: tuple[bytes, ...]) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     if rows.schema["key"].dataType.simpleString() == "string":
-        # A string column contains no key that is not valid UTF-8.
+        # Every key in a string column is valid UTF-8.
         texts = [key.decode(errors="replace") for key in keys]
         return F.col("key").isin([text for text, key in zip(texts, keys, strict=True) if text.encode() == key])
     return F.col("key").isin([bytearray(key) for key in keys])

@@ -1,7 +1,7 @@
 """A server on the driver that sends current offset ranges to the Python process of a stream's Spark source.
 
-This process has no JVM and cannot ask the brokers. It asks the driver over a socket that only this user can open. To
-stop a stream between two batches, the driver answers that no positions follow.
+The Python process has no JVM and cannot ask the brokers. It asks the driver over a socket that only this user can
+open. To stop a stream between two batches, the driver answers that no positions follow.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from lanes_spark.positions import Span
 log = logging.getLogger("lanes")
 
 _PATIENCE: Final = 180.0
-"""Most seconds for an answer. An answer needs several questions to the brokers."""
+"""Maximum time in seconds for an answer. An answer needs several questions to the brokers."""
 
 _LOOK: Final = 0.1
-"""Most seconds until ``close`` ends the server."""
+"""Maximum time in seconds until ``close`` ends the server."""
 
 
 class OffsetServer(socketserver.UnixStreamServer):

@@ -29,7 +29,7 @@ EVERY: Final = 1.0
 _DATAGRAM: Final = 2_048
 
 _ENDS_WITHIN: Final = 1.0
-"""Most seconds that ``close`` waits for the listening thread."""
+"""Maximum time in seconds that ``close`` waits for the listening thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class Progress:
         delivered: Number of delivered rows, as in ``Report``.
         finished: Number of delivered rows that were handled or dead-lettered.
         dead_lettered: Number of delivered rows that were dead-lettered.
-        positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including those that earlier
-            runs on this checkpoint handled. For a stream, the number of all positions of the topic.
+        positions: Number of positions that ``only``, ``partitions``, ``from_`` and ``to`` select, including those that
+            earlier runs on this checkpoint handled. For a stream, the end of the topic at the latest check counts.
         left: Number of selected positions that are not handled yet. For a stream, this is the lag.
         seconds: Seconds since this run began.
         running: Number of tasks that have reported and have not ended.
@@ -100,7 +100,7 @@ class Counts:
 
 
 class RunningTasks(NamedTuple):
-    """Sums over the latest reports of the current batch's running tasks."""
+    """Sums over the latest reports of the current batch's tasks."""
 
     tasks: int = 0
     delivered: int = 0
@@ -114,7 +114,7 @@ class ProgressTracker:
 
     Args:
         spark: Session of the run.
-        tell: Function that takes the progress. Without a function, tasks send no reports.
+        tell: Function that receives the progress. Without a function, tasks send no reports.
 
     Attributes:
         started: Time at which the run began, in seconds of ``time.monotonic``.
@@ -169,7 +169,7 @@ class ProgressTracker:
             self._at = dict(at)
 
     def done(self, ranges: Mapping[int, Span]) -> None:
-        """Record the end of a batch. Raises ``LanesError`` if ``tell`` raises an error, or did since the last batch."""
+        """Record the end of a batch. Raises ``LanesError`` if ``tell`` raises an error now, or did so before."""
         with self._lock:
             self._batches, self._done = self.counts.batches, dict(self.counts.by_name)
             self._at |= {partition: end for partition, (_, end) in ranges.items()}
@@ -268,8 +268,8 @@ class TaskReports:
             # A datagram wakes the thread, but the close of the socket does not.
             found.sendto(b"", found.getsockname())
         except OSError as error:
-            # If the datagram fails, a report has just woken the thread, or the thread stays. Progress must not fail a
-            # replay.
+            # If the datagram fails, a report has just woken the thread, or the thread continues to wait. Progress must
+            # not fail a replay.
             log.debug("cannot close the socket for progress: %s", error)
         self._thread.join(_ENDS_WITHIN)
 

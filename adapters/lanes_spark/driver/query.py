@@ -57,7 +57,7 @@ def begin_query(
         The running query.
 
     Raises:
-        ConfigError: The folder for results belongs to another checkpoint.
+        ConfigError: The folder for results does not fit the checkpoint, see ``ResultsFolder.check``.
     """
     scope = run.scope
     folder = ResultsFolder(spark, run.batches.results_to, checkpoint)

@@ -7,7 +7,7 @@ checkpoint:
 - The note in the results folder has the id of the checkpoint's query. A replay writes this note before its first
   results.
 - The note in the checkpoint has an id of the results folder, so that the folder may be moved. A different folder
-would lack the results of finished batches.
+  would lack the results of finished batches.
 
 A replay that was killed between the two notes has written no results. It may continue with any folder.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ResultsFolder:
-    """The folder of ``results_to`` of a replay with a checkpoint; None for a replay without results."""
+    """The folder ``results_to`` of a replay with a checkpoint. ``folder`` is None for a replay without results."""
 
     def __init__(self, spark: SparkSession, folder: str | None, checkpoint: str) -> None:
         self._spark = spark

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS_PER_BATCH: Final = 200_000
-"""Most positions of a batch. The overhead of a batch is 0.7 s, which is 3 to 4 % at 10,000 messages a second."""
+"""Default maximum number of positions of a batch. The overhead of a batch is 0.7 s, which is 3 to 4 % at 10,000
+messages a second."""
 
 
 class RunOptions(TypedDict, total=False):
@@ -51,8 +52,8 @@ class RunOptions(TypedDict, total=False):
             Parquet files whose statistics show no selected row. Default: the first position of the source.
         rows_per_batch: Maximum number of rows of a batch, 1 or more. A replay without a checkpoint has one batch.
             Default: 200,000.
-        tasks: Number of shuffle tasks, 1 or more. Default: 4 per core.
-        effects: Effects that remain when Spark repeats an attempt of a task, see ``Effects``. Default ``"unfenced"``.
+        tasks: Number of shuffle tasks, 1 or more, see ``make_plan``. Default: 4 per core.
+        effects: Kind of the handler's effects outside its process, see ``Effects``. Default: ``"unfenced"``.
         progress: Function that is called after each batch and about once a second, in a thread of the driver. An
             exception of the function stops the run after the current batch, and the run raises it unchanged. A
             continued run handles the current batch again.

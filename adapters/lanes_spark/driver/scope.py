@@ -125,8 +125,8 @@ def open_scope(
         The scope, which the caller closes.
 
     Raises:
-        ConfigError: A promise cannot be kept.
-        SourceError: The source has lost positions, or another replay uses the checkpoint.
+        ConfigError: An argument is invalid, or a promise cannot be kept.
+        SourceError: The source has lost positions or does not answer, or another replay uses the checkpoint.
     """
     check_conf(settings_of(spark), effects)
     with ExitStack() as opened:
@@ -213,7 +213,7 @@ def _joined(plan: Plan, chosen: Chosen, cap: int | None) -> Plan:
         )
     islands = sum(map(len, chosen.islands.values()))
     why = (
-        f"only=… selects {chosen.facts.positions:,} positions as {chosen.facts.of} in {islands} place(s) of "
+        f"only=… selects {chosen.facts.positions:,} positions as {chosen.facts.of} in {islands} range(s) of "
         f"{len(chosen.islands)} partition(s); rows are joined to these positions "
         + ("in memory, without a shuffle" if small else "by a shuffle before the sort")
     )

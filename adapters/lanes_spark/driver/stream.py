@@ -28,7 +28,7 @@ INTERVAL: Final = 1.0
 """Seconds between two questions for new messages of an idle topic."""
 
 _LOOK: Final = 0.2
-"""Most seconds until the watching thread sees the end of the query."""
+"""Maximum time in seconds until the watching thread sees the end of the query."""
 
 
 def stream(
@@ -57,7 +57,7 @@ def stream(
         The running stream.
 
     Raises:
-        ConfigError: A promise cannot be kept with these arguments.
+        ConfigError: An argument is invalid, or a promise cannot be kept with these arguments.
         SourceError: Positions are gone, or Spark or the brokers failed. ``Stream.join`` raises later errors.
     """
     if not isinstance(source, KafkaTopic):
@@ -78,8 +78,8 @@ class Stream:
     """A running stream, returned by ``stream``.
 
     As a context manager, the stream is stopped and joined at the end of the block, and cancelled if the block raises.
-    Any thread may call the methods. A ``progress`` callback may call only ``stop``, because ``cancel`` and ``join``
-    wait for the callback.
+    Any thread may call the methods. A ``progress`` callback must not call ``cancel`` or ``join``, because these
+    methods wait for the callback.
     """
 
     def __init__(self, _spark: SparkSession, _run: SparkRun, _checkpoint: str, _interval: float) -> None:
@@ -154,6 +154,7 @@ class Stream:
         Raises:
             SourceError: Positions are gone, the topic was recreated, or Spark or the brokers failed.
             HandlerHalted: A message failed under the poison policy ``exit``.
+            LanesError: A task failed with another error of ``lanes``.
             Exception: The exception of ``progress``, unchanged.
         """
         if not self._ended.wait(timeout):

@@ -31,7 +31,7 @@ MESSAGES: Final = ("delivered", "redelivered", "started", "ended", "retry", "dlq
 """Events of a message in an assignment that has not ended."""
 
 _TOPICS: Final = 5
-"""Most names of other topics in an error."""
+"""Maximum number of names of other topics in an error."""
 
 
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:

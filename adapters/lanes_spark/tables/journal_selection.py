@@ -31,10 +31,10 @@ GAP: Final = 200_000
 """Largest gap between two ranges of one batch, in positions. A larger gap begins another batch."""
 
 SMALL: Final = 1_000_000
-"""Most selected positions of a batch that an executor keeps in memory."""
+"""Maximum number of selected positions of a batch that an executor keeps in memory."""
 
 _TERMS: Final = 256
-"""Most ranges of positions in one filter condition."""
+"""Maximum number of ranges of positions in one filter condition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ class JournalSelection:
         of: State of the selected messages. ``"dead_lettered"``: the dead letter of the message was confirmed, in any
             run. ``"unfinished"``: the message was delivered, but no run handled, dead-lettered or acknowledged it, or
             committed a higher position. Work after the end of an assignment does not count. ``"abandoned"``: the
-            message is unfinished, and a run gave it up behind a blocked key, at the end of a drain, or with a lost
-            partition. A message of a killed process is only unfinished.
+            message is unfinished, and a run gave it up because its key was blocked, a drain ended, or its partition
+            was lost. A message of a killed process is only unfinished.
         topic: Topic name in the journal. Default: the topic name of the source.
 
     Raises:
@@ -109,7 +109,7 @@ class JournalSelection:
         Raises:
             ConfigError: The folder has no journal, or the journal has no rows of this topic.
             SourceError: The checkpoint has another selection or has lost its selection, or the topic was recreated
-                during the journal.
+                while the journal was written.
         """
         # A caller that names the topic confirms that both topics have the same messages.
         incarnation, topic = "" if self.topic else incarnation, self.topic or topic
@@ -162,13 +162,13 @@ class Chosen:
     digest: str
 
     def small(self, cap: int | None) -> bool:
-        """Return whether a batch of at most ``cap`` positions has few enough chosen ones for an executor's memory."""
+        """Return whether a batch of at most ``cap`` positions selects few enough positions for an executor's memory."""
         return self.facts.positions <= SMALL or (cap is not None and cap <= SMALL)
 
     def near(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Return the rows whose positions are in an island of these ranges, so that Spark skips other files.
+        """Filter the rows by the islands inside these ranges, so that Spark skips other files.
 
-        Reads no row yet.
+        Returns ``rows`` unchanged if the filter would be too long or select whole ranges. Reads no row yet.
         """
         parts = [
             (partition, (max(first, one), min(end, other)))

@@ -37,7 +37,7 @@ _TIMEOUT: Final = 30
 """Seconds that brokers have for each answer."""
 
 _LIMIT: Final = 300
-"""Most characters of the client's error text."""
+"""Maximum number of characters of the client's error text."""
 
 _CLASSES: Final[Mapping[str, str]] = {
     "spark-sql-kafka-0-10": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
@@ -76,7 +76,7 @@ class KafkaTopic:
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
     Raises:
-        ConfigError: An option could lose order or messages.
+        ConfigError: An argument is invalid, or an option could lose order or messages.
     """
 
     servers: str
@@ -113,7 +113,7 @@ class KafkaTopic:
             )
 
     def spans(self, spark: SparkSession) -> Spans:
-        """Ask the brokers for the current positions of the topic. Blocks for about a minute at most.
+        """Ask the brokers for the current positions of the topic, in four questions. Each blocks for up to 30 seconds.
 
         Args:
             spark: Session with the Kafka connector.
@@ -194,7 +194,9 @@ class KafkaTopic:
         }
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Do nothing, because each task of the connector reads one partition in order. Other options are refused.
+        """Do nothing, because each task of the connector reads one partition in order.
+
+        With ``aligned``, the constructor refuses options that let several tasks read one partition.
 
         Args:
             rows: Not used.
@@ -213,8 +215,7 @@ class KafkaTopic:
 def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str]) -> tuple[dict[int, Span], str]:
     """Read the offset range of each partition, and the id of the topic.
 
-    Blocks for about a minute at most, unless the client has other timeouts. Error texts have no values of secret
-    settings.
+    Blocks for up to 30 seconds for each of four questions. Error texts have no values of secret settings.
 
     Args:
         spark: Session with the Kafka connector.

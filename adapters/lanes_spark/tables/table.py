@@ -91,7 +91,7 @@ class ParquetTable:
             The rows.
 
         Raises:
-            ConfigError: As in ``spans``.
+            ConfigError: A column is missing or has a wrong type.
         """
         return self._all(spark).where(within(ranges))
 
@@ -109,7 +109,7 @@ class ParquetTable:
         return {}
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Check that one task reads each partition, by one pass over two columns. Blocks.
+        """Check that one task reads each partition, by one pass over the column ``partition``. Blocks.
 
         Args:
             rows: Rows of this table.

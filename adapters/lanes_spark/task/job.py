@@ -26,9 +26,9 @@ class TaskJob:
     """A handler and its resources for the tasks of Spark.
 
     ``setup`` and ``teardown`` open and close clients in variables of the handler's module. A plain ``setup`` runs once
-    in a worker process, before the first task. A plain ``teardown`` runs when the process exits or begins another
-    job, but not when Spark kills the process. Async functions run in every task, on its event loop: ``setup`` before
-    the first message, and ``teardown`` after the last message or an error.
+    in a worker process, before the first task of the job. A plain ``teardown`` runs when the process exits or begins
+    another job, but not when Spark kills the process. Async functions run in every task, on its event loop: ``setup``
+    before the first message, and ``teardown`` after the last message or an error.
 
     Args:
         topic: Topic of the rows.

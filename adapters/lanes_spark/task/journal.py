@@ -25,7 +25,7 @@ from lanes.history.journal import Journal, buffer_of
 log = logging.getLogger("lanes")
 
 PATIENCE: Final = 30.0
-"""Most seconds that a task waits for its journal."""
+"""Maximum time in seconds that a task waits for its journal."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _HOST_LIMIT: Final = 24
@@ -59,7 +59,7 @@ def checked_folder(journal: object) -> str | None:
 
 @contextmanager
 def shared(folder: str | None, name: str) -> Iterator[None]:
-    """Create the folder, and for the time of the block a hidden file, which workers search. Blocks.
+    """Create the folder, and for the time of the block a hidden file, which workers look for. Blocks.
 
     Args:
         folder: Folder of the journals; None without journals.
@@ -129,7 +129,7 @@ class Pace:
         if buffer.half_full:
             self._hurried = False
             log.warning(
-                "%r: no row was written for %g s; the task continues, and rows are dropped; check the disk",
+                "%r: for %g s the buffer was over half full; the task continues, and rows may be lost; check the disk",
                 self._journal,
                 PATIENCE,
             )

@@ -20,12 +20,12 @@ Address = tuple[str, int, str]
 """Host, port, and the secret that a report must contain."""
 
 Tell = Callable[[Mapping[str, object]], None]
-"""Function that takes a report of a task. The function must not block."""
+"""Function that receives a report of a task. The function must not block."""
 
 
 @contextmanager
 def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iterator[Tell | None]:
-    """Yield a function that sends reports of an attempt; None if the driver receives no reports.
+    """Yield a function that sends reports of an attempt; None if the driver receives no reports or cannot be found.
 
     A failure drops the report.
     """
@@ -57,7 +57,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
 def telling(
     tell: Tell | None, delivered: Callable[[], int], finished: Callable[[], int], status: Callable[[], Status]
 ) -> Iterator[None]:
-    """Send a report about once a second, from the running event loop, and a last report at the end of the block."""
+    """Send a report about once a second from the running event loop, and a last report unless the block raises."""
     if tell is None:
         yield
         return

@@ -128,7 +128,7 @@ class Returns:
 
 
 def rows_batch(schema: Any, results: Sequence[Result]) -> Any:
-    """Return an Arrow batch of rows. Raises ``LanesError`` for a row that does not fit, with its message."""
+    """Return an Arrow batch of rows. Raises ``LanesError``, which names the message, for a row that does not fit."""
     rows = [_fitting(schema, result) for result in results]
     kind = _row_type(schema)
     try:

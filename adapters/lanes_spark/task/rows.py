@@ -21,7 +21,7 @@ NEEDED: Final = ("key", "partition", "offset", "value")
 """Required columns. A missing optional column is null in all rows."""
 
 _WINDOW: Final = 1_024
-"""Most rows that are converted to Python objects before the consumer has room for them."""
+"""Maximum number of rows that are converted to Python objects before the consumer has room for them."""
 
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 """Type of a header in the rows of the Kafka connector."""

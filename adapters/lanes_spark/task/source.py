@@ -1,11 +1,11 @@
 """The source of one task of Spark: a finite number of rows of Arrow batches.
 
 The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. A
-partition is assigned at its first row, and stays assigned until the end of the task.
+partition is assigned at the first batch with rows of it, and stays assigned until the end of the task.
 
 Two faults of a plan stop the task: a position that does not rise within its partition, and an era that falls. Rows
-of the next era wait until all earlier rows are settled. A key may have another partition in the next era, and lanes
-keep no order across partitions.
+of the next era wait until all earlier rows are settled. A key may have another partition in the next era, and a lane
+has no order across partitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lanes.source import Assigned, Delivered, Exhausted, SourceEvent, SourceTrai
 from lanes_spark.task.rows import ERA, OFFSET, PARTITION, Row, RowReader, Window, windows
 
 _AT_ONCE: Final = 4_096
-"""Most messages that one ``receive`` returns."""
+"""Maximum number of messages that one ``receive`` returns."""
 
 
 class _Place:
@@ -274,7 +274,7 @@ class ArrowSource:
                 "more; remove such rows from the source"
             )
         highest = self._places[number].highest
-        what = "comes twice" if offset == highest else f"comes after {highest}"
+        what = "is repeated" if offset == highest else f"follows position {highest}"
         return SourceError(
             f"{self._topic}/{number}: position {offset} {what}: positions of a task must rise within a partition; "
             "leave out aligned=True, and remove repeated rows from the table"
@@ -284,7 +284,7 @@ class ArrowSource:
         era = row[ERA]
         if era is None or (self._era is not None and era < self._era):
             raise SourceError(
-                f"{self._topic}/{row[PARTITION]}: position {row[OFFSET]} is of era {era} and comes after era "
+                f"{self._topic}/{row[PARTITION]}: position {row[OFFSET]} is of era {era} and follows era "
                 f"{self._era}: sort the rows of a task by era first"
             )
         if self._unsettled or begun:

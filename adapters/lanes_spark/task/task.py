@@ -6,7 +6,7 @@ call passes a batch to the loop's thread, which returns rows in batches of a few
 
 ``Settings.max_in_flight`` and ``max_in_flight_bytes`` bound the messages, and ``AHEAD`` bounds the Arrow batches with
 undelivered rows. All rows are handled and settled before the generator ends. After a failure, or if the generator is
-closed early, the task cancels its handlers. The task always closes its loop, thread and clients.
+closed early, the task cancels its handlers. At its end the task closes its loop, thread and clients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lanes_spark.task.source import ArrowSource
 log = logging.getLogger("lanes")
 
 AHEAD: Final = 2
-"""Most Arrow batches that the consumer has received, but not completely delivered."""
+"""Maximum number of Arrow batches that the consumer has received, but not completely delivered."""
 
 _ROWS_AT_ONCE: Final = 4_096
 """Number of returned rows that the loop passes to the generator together."""
@@ -174,7 +174,9 @@ class _Task:
                 if event.error is not None:
                     raise event.error
                 if self._source.left:
-                    raise LanesError(f"{self._source!r}: the consumer ended before its rows; please report this bug")
+                    raise LanesError(
+                        f"{self._source!r}: the consumer ended before its rows were settled; please report this bug"
+                    )
                 return
             if isinstance(event, _Taken):
                 self._waiting -= 1
