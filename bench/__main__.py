@@ -8,7 +8,7 @@
 For a rough result, `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures once.
 
 Each file holds a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The exit
-status is 0 with met and with missed goals, 1 when a needed component is missing, and 2 for an unknown case.
+status is 0 with met and with missed goals, 1 when a needed component is missing, and 2 for a wrong argument.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(names: Sequence[str], *, effort: Effort | None = None, folder: Path = O
     """Measure the named cases, or all cases if none is named, and return the exit status."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
-        print(f"bench: unknown case {unknown[0]!r}: known are {', '.join(CASES)}", file=sys.stderr)
+        print(f"bench: unknown case {unknown[0]!r}; use {', '.join(CASES)}", file=sys.stderr)
         return 2
     figures: list[Figure] = []
     for name in dict.fromkeys(names or CASES):

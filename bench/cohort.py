@@ -10,7 +10,7 @@ consumer that reads the whole stream.
 
 Failover: two members share the partitions of a stream during a steady publication, and one member ends by ``kill -9``.
 The figure is the time until the other member has handled a message of each partition of the killed member. The baseline
-is the lease.
+is the length of the lease.
 
 Idle: the CPU time of a member with 64 partitions and the default lease on an idle stream. The baseline is the CPU time
 of one consumer that waits at the same time.
@@ -164,7 +164,7 @@ async def _moves(url: str, client: Client, count: int, repeats: int) -> Pair:
 
 
 async def _until_served(source: JetStreamSource, stream: DividedStream, client: Client, count: int) -> float:
-    """Return the seconds until ``count`` partitions were assigned and each has handled a message."""
+    """Return the seconds until ``count`` partitions were assigned, and a message of each partition was handled."""
     subjects = stream.subjects()
     served: dict[int, float] = {}
     publishing: set[asyncio.Task[None]] = set()
@@ -243,7 +243,7 @@ async def _idle(url: str, client: Client, effort: Effort) -> Pair:
     measured: list[Pair] = []
     with holding(stream, "idle", lease=IDLE_LEASE) as member, holding(stream, "alone", lease=0) as alone:
         await until(lambda: (member.held, alone.held) == (PARTITIONS, 1), "everything to be assigned")
-        # The first renewals of all partitions come together.
+        # The first renewals of all partitions happen at the same time.
         await asyncio.sleep(seconds / 2)
         for _ in range(effort.repeats):
             begin, before = time.perf_counter(), (await member.used(), await alone.used())

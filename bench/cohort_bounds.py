@@ -40,7 +40,7 @@ STUCK_PAIRS_MORE: Final = 2
 STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, PER_SECOND = 100, 4_000, 0.001, 2_000.0
 
 PASSING_KEYS, PASSING, IN_FLIGHT = 1_000, 1_000_000, 2_000
-# Memory of a message in a ledger: a dict entry, an object of five fields and a number, in a heap that is 2/3 full.
+# Memory of a message in a ledger: a dict entry, an object of four fields and a number, in a heap that is 2/3 full.
 OUTSTANDING_BYTES: Final = 400
 
 
@@ -111,7 +111,7 @@ async def _p99(stream: DividedStream, client: Client, count: int, *, hangs: bool
 
 
 class Passed(NamedTuple):
-    """Return peaks of memory in MiB (after a fifth, at the end), epoch of the partition, and bytes of its record."""
+    """Peaks of memory in MiB after a fifth and at the end, epoch of the stuck partition, and bytes of its record."""
 
     first: float
     last: float

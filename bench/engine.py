@@ -1,13 +1,13 @@
 """The engine alone: receive, take, finish, collect and settled, in microseconds of CPU a message.
 
 Like busy workers, the driver takes as many messages as ``concurrency`` allows before it finishes the first message. The
-driver settles once a batch. The figure includes the loops of the driver, but not the time to make the messages.
-The baseline is a fixed loop that puts each message into a dict and a queue and takes it out again. Every
-consumer does at least this work.
+driver settles after every ``settle_every`` batches. The figure includes the loops of the driver, but not the time to
+make the messages. The baseline is a fixed loop that puts each message into a dict and a queue and takes it out again.
+Every consumer does at least this work.
 
 The cases ``engine … ×`` divide the cost of a message among many messages by the cost among few. The ratio of a constant
-cost is 1. Beyond ten thousand messages the processor's caches count too. The baseline of these cases is therefore the
-growth of the bare loop over the same objects.
+cost is 1. Beyond ten thousand messages the processor's caches count too. The baseline beyond ten thousand messages is
+therefore the growth of the bare loop over the same objects.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Case:
         traffic: Share of each key in the traffic.
         commits: Whether the ledger is that of a source that commits one position.
         settle_every: Number of batches in a settle step.
-        stuck: Number of completed messages above the first message, which never ends; None = every message ends.
+        stuck: Number of finished messages above the first message, whose handler never ends; None = every handler ends.
         in_flight: Number of messages delivered before the first message is taken.
     """
 

@@ -47,7 +47,8 @@ class Figure:
         unit: Unit of ``figure`` and ``baseline``.
         baseline: The value of the baseline.
         ratio: ``figure`` divided by ``baseline``.
-        goal: Highest allowed cost, or lowest allowed ratio of a rate; after ``at_least`` the lowest allowed rate.
+        goal: Highest allowed cost, or lowest allowed ratio of a rate. After ``within`` the highest allowed ratio, after
+            ``at_least`` the lowest allowed rate.
         holds: Whether the goal is met; None without a goal.
     """
 
@@ -110,7 +111,7 @@ def middle(measured: Sequence[Pair]) -> Pair:
 
 
 def cpu_micros(work: Callable[[], object], messages: int) -> float:
-    """Return microseconds of this thread's CPU a message; the CPU of other processes does not count."""
+    """Return microseconds of this thread's CPU a message; the CPU of other threads and processes does not count."""
     begin = time.thread_time_ns()
     work()
     return (time.thread_time_ns() - begin) / 1_000 / messages

@@ -1,8 +1,8 @@
 """JetStream on a real server with one stuck key: the delay of the other keys.
 
 Messages are published at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
-ended. The figure is the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the
-same run without the hang.
+ended. The figure is the p99 of the time from the delivery of a message to the end of its handler, for the other keys.
+The baseline is the same run without the hang.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.components import running
 
 GOAL: Final = 1.25
 PAIRS_MORE: Final = 2
-"""Additional pairs: the tail of a distribution is less steady than its mean."""
+"""Number of additional pairs, because the tail of a distribution is less steady than its mean."""
 # A hundredth of all messages has the stuck key. These messages stay fewer than ``max_in_flight`` to the end.
 KEYS, MESSAGES, SIZE, WAIT, BURST, PER_SECOND = 100, 6_000, 100, 0.001, 20, 2_000.0
 STUCK: Final = b"0"

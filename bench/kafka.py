@@ -1,14 +1,14 @@
-"""Kafka on a real broker, with a handler that does nothing or burns CPU: the cost of `lanes` beside a plain loop.
+"""Kafka on a real broker, with a handler that does nothing or burns CPU: `lanes` compared with a plain loop.
 
-No-op: messages a second, from the end of the first handler to the end of the last handler. The baselines are plain
-loops that consume by the same pair of calls, call the same function and commit once a second. The tuned loop has the
-setting that keeps the client from stalling (``fetch.queue.backoff.ms=5``). The second loop has the client's defaults,
-and the third loop calls ``poll`` for each message.
+No-op: messages a second, from the end of the first handler to the end of the last handler. The baselines are three
+plain loops. Two loops consume by the same pair of calls as `lanes` and commit once a second. The tuned loop has the
+setting that keeps the client from stalling (``fetch.queue.backoff.ms=5``), and the second loop has the client's
+defaults. The third loop calls ``poll`` for each message, and the client commits by its defaults.
 
 CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. A plain loop is faster here.
 
-FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler, which is at least
-once. Without FastStream a message says that this case is not measured.
+FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler. Without FastStream the
+    command prints that this case is not measured.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _burn(seconds: float) -> None:
 def _peer_is_there() -> bool:
     if importlib.util.find_spec("faststream") is not None:
         return True
-    print("bench: kafka: without FastStream its case is left out: pip install 'faststream[confluent]'", file=sys.stderr)
+    print("bench: kafka: FastStream is missing and not measured: pip install 'faststream[confluent]'", file=sys.stderr)
     return False
 
 

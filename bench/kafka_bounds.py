@@ -3,13 +3,13 @@
 Backlog: the number of messages handled of the fastest of four equal partitions, divided by the number of the slowest
 partition. Both numbers are read when the fastest partition is nearly done.
 
-Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
-ended. The figure is the p99 of the time from ``produce`` to the end of the handler, for the other keys. The baseline is
-the same run without the hang.
+Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until 98 % of the handlers of the other
+keys have ended. The figure is the p99 of the time from ``produce`` to the end of the handler, for the other keys. The
+baseline is the same run without the hang.
 
 Stuck partition: a key of one of four partitions hangs while a long backlog of the other partitions passes. The figures
-are the peak of the process's memory and the messages a second, both at the end. The baselines are the same two values
-after the first fifth of the messages.
+are the peak of the process's memory at the end, and the messages a second after the first fifth. The baselines are the
+peak after the first fifth, and the messages a second during the first fifth.
 
 Held: the memory of a message in flight, without its key, value and headers. The baseline is the size of key, value and
 headers.
@@ -138,7 +138,13 @@ def _p99(url: str, count: int, *, hangs: bool) -> float:
 
 
 class Passed(NamedTuple):
-    """Return memory in MiB and messages a second of a process, after a fifth and at the end."""
+    """The result of ``pass_by``.
+
+    Attributes:
+        memory: Peaks of memory in MiB at the end and after a fifth of the messages.
+        rates: Messages a second after and during that fifth.
+        reasons: Reasons of the health at the end.
+    """
 
     memory: Pair
     rates: Pair

@@ -55,7 +55,10 @@ class Backlog:
 
 @contextmanager
 def broker(properties: Mapping[str, str | int] | None = None) -> Iterator[str]:
-    """Start a new broker and yield its address. A first group has formed already, so the next group forms at once."""
+    """Start a new broker and yield its address.
+
+    The broker's coordinator of groups is ready, so the first group forms at once.
+    """
     server = KafkaServer(properties=properties, arguments=["-Xmx1g"])
     server.prepare()
     with server:
@@ -88,7 +91,7 @@ def create(url: str, topic: str, partitions: int = PARTITIONS) -> None:
         if found is not None and sum(each.leader >= 0 for each in found.partitions.values()) == partitions:
             return
         time.sleep(0.05)
-    raise TimeoutError(f"topic {topic} has no leaders")
+    raise TimeoutError(f"topic {topic}: some of its {partitions} partitions have no leader after {TIMEOUT:g} s")
 
 
 def fill(

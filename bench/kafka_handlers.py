@@ -3,7 +3,7 @@
 10 ms: the case of `bench.waiting`, on Kafka. The baseline is 1,000 bare tasks over the same number of messages of the
 same keys, without a broker.
 
-Zipf: the baseline is the highest rate of the busiest key, whose messages run one at a time.
+Zipf: the baseline is the highest rate that the busiest key allows, because its messages run one at a time.
 
 Batch: ten handler calls of 1 ms at once, with 50 messages a call. The baseline has one message a call.
 """
@@ -28,8 +28,8 @@ WAITING: Final = Settings(concurrency=CONCURRENCY, max_in_flight=4 * CONCURRENCY
 
 ZIPF_GOAL: Final = 0.9
 ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 40_000, 0.001
-# The busiest key has a seventh of the traffic of all partitions, and a fetch brings thousands of one partition. The
-# bound has to hold some messages of each partition.
+# The busiest key has a seventh of the traffic of all partitions, and a fetch returns thousands of messages of one
+# partition. The bound has to hold some messages of each partition.
 ZIPF: Final = Settings(max_in_flight=10_000)
 
 BATCH_GOAL: Final = 5.0

@@ -1,4 +1,4 @@
-"""Kafka when the client gets a command, or when a member leaves: the delay until the effect.
+"""The delay until a Kafka client pauses, and until the other member continues after a member has left the group.
 
 Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. The
 time is measured with a backlog and with an empty topic. The baseline is the longest call of the client.
@@ -109,7 +109,7 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
         owned |= {event.partition for event in await source.receive(Room(100, 1 << 20)) if isinstance(event, Assigned)}
     times = []
     for number in range(count):
-        # Each pause comes at another moment of the call that waits for messages.
+        # Each pause is requested at another moment of the call that waits for messages.
         with anyio.move_on_after((number % 10) * POLL / 10 + POLL):
             while True:
                 await source.receive(Room(100, 1 << 20))
@@ -119,9 +119,9 @@ async def _ask_for_pauses(backlog: Backlog, count: int) -> list[float]:
         with anyio.move_on_after(10 * POLL):
             while not told_at:
                 with anyio.move_on_after(POLL):
-                    # Without room for messages, prefetched messages would be delivered first.
+                    # With room for messages, prefetched messages would be delivered first.
                     await source.receive(Room(0, 0, frozenset(owned)))
-        # A partition that still rests, because its messages wait for room, is not reported again.
+        # A partition that is still paused, because its messages wait for room, is not reported again.
         times += [at - asked_at for at in told_at[:1]]
     await source.aclose()
     assert len(times) >= 2, "the client was never told to pause"

@@ -23,7 +23,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """A panel of lines, with a logarithmic axis of values.
+    """A panel of lines. The axis of values is logarithmic if ``zone`` is given; otherwise it is linear from 0.
 
     Attributes:
         title: Title of the panel.

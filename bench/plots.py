@@ -1,7 +1,7 @@
 """Draw the figures of `bench/out` as `docs/plots/<plot>.svg`: `python -m bench plots [PLOT...]`.
 
 The command measures nothing. If a figure of a plot is missing, the error names its file and the case to run, and no
-plot is written. The exit status is 0 when every plot is drawn, 1 when figures are missing, and 2 for an unknown plot.
+plot is written. The exit status is 0 when every plot is drawn, 1 when figures are missing, and 2 for a wrong argument.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int
     """Draw the named plots, or all plots if none is named, and return the exit status."""
     unknown = [name for name in names if name not in DRAWN]
     if unknown:
-        print(f"bench: unknown plot {unknown[0]!r}: known are {', '.join(DRAWN)}", file=sys.stderr)
+        print(f"bench: unknown plot {unknown[0]!r}; use {', '.join(DRAWN)}", file=sys.stderr)
         return 2
     measured = Measured(folder)
     try:

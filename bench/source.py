@@ -112,7 +112,10 @@ class FiniteSource:
         return SourceTraits(name="bench", settles="cumulative" if self._commits else "individual")
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """Return the next run. Without room, wait until the call is cancelled."""
+        """Return the assignment, the next run, or ``Exhausted``.
+
+        Without room for a run, wait until the call is cancelled.
+        """
         partition = self.messages[0].partition
         if not self._assigned:
             self._assigned = True

@@ -2,8 +2,8 @@
 
 The journal is from 16 processes, each with a partition of 625 keys, 100 messages in flight and a commit after every 100
 messages. The journal has no violations. The query counts the violations of each promise by the journal's columns. The
-query trusts the clocks and the row numbers, and names neither witnesses nor unproven promises. Both read the
-same files in the same session of two cores.
+query trusts the clocks and the row numbers, and names neither witnesses nor unproven promises. The audit and the query
+read the same files in the same session of two cores.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _queried(spark: SparkSession, path: str, count: int) -> float:
 
 
 def write_journal(spark: SparkSession, path: str, events: int) -> int:
-    """Write a journal of about this many events and return their number.
+    """Write a journal of about ``events`` events, and return the exact number.
 
     The journal has the columns that ``lanes.run(journal=…)`` writes.
     """

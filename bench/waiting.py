@@ -8,8 +8,8 @@ so no code can be faster than the busiest key. The baseline is 1 / (share of tha
 of the same run.
 
 Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
-ended. The figure is the p99 of the time from the delivery to the end of the other keys' messages. The baseline is the
-same run without the hang.
+ended. The figure is the p99 of the time from the delivery of a message to the end of its handler, for the other keys.
+The baseline is the same run without the hang.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 20_000, 0.001
 
 STUCK_GOAL: Final = 1.25
 STUCK_PAIRS_MORE: Final = 2
-"""Additional pairs: the tail of a distribution is less steady than its mean."""
+"""Number of additional pairs, because the tail of a distribution is less steady than its mean."""
 # A hundredth of all messages has the stuck key. These messages stay fewer than ``max_in_flight`` to the end.
 STUCK_KEYS, STUCK_MESSAGES, STUCK_WAIT, STUCK_BATCH, PER_SECOND = 100, 10_000, 0.001, 20, 5_000.0
 STUCK_KEY: Final = b"key-0"

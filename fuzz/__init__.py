@@ -1,6 +1,7 @@
 """Random attacks on targets. A target is an invariant and a generator of hostile input.
 
-The invariant is the first line of the target's module. `python -m fuzz` runs the attacks; see `fuzz.__main__`.
+The invariant is the first line of the docstring of the target's module. `python -m fuzz` runs the attacks; see
+`fuzz.__main__`.
 """
 
 from __future__ import annotations

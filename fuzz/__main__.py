@@ -1,9 +1,9 @@
 """Attack the targets, each for its share of N seconds (60): `python -m fuzz [--seconds N] [TARGET...]`.
 
-In the first half of its share, a target gets random examples. In the second half a coverage-guided fuzzer attacks it,
-if the fuzzer is installed. The last output is a table of target, random examples, inputs of the fuzzer, seconds and
-failures. The command prints the traceback of each failure. The exit status is 1 if a target failed, and 2 for a wrong
-argument.
+If a coverage-guided fuzzer is installed, it attacks a target for the first half of a share of 4 s or more. Random
+examples attack the target for the remaining time. The last output is a table of target, random examples, inputs of the
+fuzzer, seconds and failures. The command prints the traceback of each failure. The exit status is 1 if a target failed,
+and 2 for a wrong argument.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fuzz.running import Result, Target, run
 from fuzz.targets import TARGETS
 
 GUIDED_LEAST: Final = 4.0
-"""Seconds of a target below which the fuzzer is not worth its start."""
+"""Share of a target in seconds below which the coverage-guided fuzzer does not start."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     unknown = [name for name in chosen.targets if name not in TARGETS]
     if unknown:
-        print(f"fuzz: unknown target {unknown[0]!r}: known are {', '.join(TARGETS)}", file=sys.stderr)
+        print(f"fuzz: unknown target {unknown[0]!r}; use {', '.join(TARGETS)}", file=sys.stderr)
         return 2
     if not 0 <= chosen.seconds < float("inf"):
         print(f"fuzz: --seconds {chosen.seconds}: must be a finite number, 0 or more", file=sys.stderr)

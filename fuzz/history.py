@@ -22,7 +22,7 @@ from tests.core.builders import new_message, new_partition
 
 @functools.cache
 def real_lines() -> tuple[bytes, ...]:
-    """The lines of a real segment with every kind of row, from which the attack starts."""
+    """The lines of a real segment with most kinds of rows, from which the attack starts."""
     with tempfile.TemporaryDirectory() as folder:
         history = Recorder(folder, member="m")
         rules = Rules.of(Settings(), SourceTraits(name="S", extend_interval=1.0), "skip")

@@ -16,7 +16,7 @@ FEW_RUNS = 4
 
 
 class NaiveLedger:
-    """A naive ledger: the held and the settled positions."""
+    """A naive ledger: the messages in flight and the settled positions."""
 
     def __init__(self) -> None:
         self.unsettled: dict[int, Message] = {}
@@ -34,7 +34,7 @@ class NaiveLedger:
 
 
 class Step(NamedTuple):
-    """A step: admit positions, ``gap`` above the highest position, then settle some of the held positions."""
+    """A step: admit messages from ``gap`` above the highest position on, then settle some known messages."""
 
     gap: int
     admit: int
@@ -64,7 +64,7 @@ def check(steps: list[Step]) -> None:
         _admit(partition, step, naive, [ledger, few], known)
         messages = [known[index % len(known)] for index in step.settle if known]
         if step.strangers:
-            # The same positions of another assignment are not held here.
+            # Messages of the same positions that are not in flight in these ledgers.
             messages += [new_message(partition, message.position) for message in messages]
         settled = naive.settle(messages)
         assert ledger.settle(messages) == settled

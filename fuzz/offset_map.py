@@ -33,7 +33,7 @@ def changed(draw: st.DrawFn) -> tuple[str, int, Runs]:
 
 
 def check_changed(text: str, floor: int, runs: Runs) -> None:
-    """Check that a changed text completes no position that the original text does not complete."""
+    """Check that a changed text completes only positions that the original text completes."""
     for start, end in decode(text, floor, OFFSETS_END) or []:
         assert any(first <= start < end <= last for first, last in merged(runs))
 
@@ -46,7 +46,7 @@ def merged(runs: Runs) -> Runs:
 
 
 def check_forged(body: bytes, form: int, floor: int, reach: int, falsified: int) -> None:
-    """Check a text in which everything but the set is valid."""
+    """Check a text with any set, and with a size that is ``falsified`` bytes too high."""
     text = forged(body, form=form, floor=floor, longer=falsified)
     runs = decode(text, floor, reach)
     if runs is None:

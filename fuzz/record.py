@@ -233,7 +233,7 @@ def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], 
         floor, runs = case
         committed = max(0, min(2**63 - 1, floor + shift))
         found = check_committed(encode(floor, runs), committed, 0, 2**63 - 1, hands_over=True)
-        # Metadata of one committed position says nothing about another.
+        # Metadata of one committed position says nothing about another position.
         assert bool(found) == (bool(runs) and committed == floor and encode(floor, runs) != "")
 
     @effort

@@ -64,7 +64,7 @@ class Result:
 def run(target: Target, seconds: float, *, batch: int | None = None) -> Result:
     """Attack for ``seconds``, with at least one batch, and stop at the first failure.
 
-    After a failure, the search for a smaller failing example takes minutes.
+    After a failure, the search for a smaller failing example may take minutes.
     """
     examples = 0
 

@@ -34,9 +34,9 @@ class Attempts(Protocol):
     """A store of failed messages, so that the next owner of a partition continues their attempts.
 
     The runtime makes all calls from one event loop. Several calls may run at once, but never two calls for the same
-    message. Each call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After
-    any exception but an error of ``lanes``, the caller repeats the call until it succeeds. A ``SourceError`` that is
-    not retryable, and any other error of ``lanes``, stop the consumer after a drain.
+    message. Each call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After a
+    retryable ``SourceError``, or an exception that is no error of ``lanes``, the caller repeats the call until it
+    succeeds. Any other error of ``lanes`` stops the consumer after a drain.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:

@@ -1,4 +1,4 @@
-"""The clock of every decision: monotonic, and it counts the time that the machine was suspended."""
+"""The default clock: monotonic, and on Linux it also counts the time in which the machine is suspended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 __all__ = ["Clock", "monotonic"]
 
 Clock = Callable[[], float]
-"""A function that returns seconds from an arbitrary start, and never goes back."""
+"""A function whose result is the number of seconds since an arbitrary start, and never falls."""
 
 
 def _boot_time() -> float:
@@ -18,4 +18,4 @@ def _boot_time() -> float:
 
 # Without CLOCK_BOOTTIME, as on macOS, the clock stops while the machine is suspended.
 monotonic: Final[Clock] = _boot_time if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-"""The monotonic clock in seconds. It counts the time of a suspended machine where the system does."""
+"""The monotonic clock in seconds. It counts the time of a suspended machine where the system has ``CLOCK_BOOTTIME``."""

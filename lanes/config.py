@@ -37,7 +37,7 @@ SyncHandlers = Literal["threads", "inline"]
 
 LANES_LIMIT: Final = 1 << 32
 COMMIT_COUNT_LIMIT: Final = 5_000
-"""Maximum number of finished messages of a partition that wait for the next commit."""
+"""Maximum of ``Settings.commit_count``."""
 
 SETTLE_WITHIN: Final = 5.0
 """Seconds for the last settlement of a drained partition, or the unused part of ``drain_timeout`` if that is longer."""
@@ -52,7 +52,8 @@ class Retry:
 
     Attributes:
         attempts: Maximum number of attempts of a message, 1 or more. 1 = no retry.
-        backoff: Maximum number of seconds before the second attempt, 0 or more. The maximum doubles with every attempt.
+        backoff: Maximum number of seconds before the second attempt, 0 or more. The maximum doubles with every attempt,
+            up to ``max_backoff``.
         max_backoff: Bound of the backoff in seconds, at least ``backoff``.
 
     Raises:
@@ -79,9 +80,9 @@ class Settings:
     """The settings of a consumer.
 
     Attributes:
-        concurrency: Number of handlers that run at once, 1 or more.
-        max_in_flight: Hard bound on messages delivered and not yet settled, at least ``concurrency``. ``None`` = 2,000,
-            or the limit of the broker's consumer where that is lower.
+        concurrency: Maximum number of handlers that run at once, 1 or more.
+        max_in_flight: Hard bound on messages delivered and not yet settled, at least ``concurrency``. ``None`` = 2,000
+            or ``concurrency``, whichever is higher, but at most the limit of the broker's consumer.
         max_in_flight_bytes: Bound on the bytes of messages in flight, 1 or more. One received batch may exceed
             the bound.
         max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
@@ -89,7 +90,7 @@ class Settings:
         order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.
             ``"serial"`` = one message at a time, from a source of one partition. ``"none"`` = no order.
         keyless: Order of messages without a key. ``"any"`` = none. ``"one_lane"`` = in order within their partition.
-        lanes: Number of lanes of a partition, 1 or more; keys that share a lane wait for each other. ``None`` = a lane
+        lanes: Number of lanes of a partition, 1 … 2³²; keys that share a lane wait for each other. ``None`` = a lane
             for every key.
         batch: Maximum number of messages that the handler receives as one list, 1 or more. ``None`` = one message
             a call.
@@ -104,8 +105,9 @@ class Settings:
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
             letter and stop its key. ``"exit"`` = stop the consumer after a drain with ``HandlerHalted``. ``None`` =
             ``"skip"`` with dead letters and an order other than ``"serial"``, else ``"exit"``.
-        commit_interval: Maximum number of seconds that a finished message waits for its commit, 0 or more. The
-            commit is sent earlier when 5,000 messages or a quarter of ``max_ahead`` wait for it.
+        commit_interval: Seconds after which the commit of a finished message is due, 0 or more. The commit is due
+            earlier when 5,000 messages or a quarter of ``max_ahead`` wait for the commit, or when ``max_ahead`` is
+            reached.
         unhealthy_after: Seconds after which an unfinished message makes the consumer unhealthy, above 0.
         drain_timeout: Seconds that running handlers get when a partition is given up or the consumer stops, 0 or
             more. ``longest_drain`` also includes the time of the last settlement and of the release.
@@ -153,8 +155,8 @@ class Settings:
         self._check_batch()
         if self.order == "serial" and self.poison in ("skip", "block_and_dlq"):
             raise ConfigError(
-                f'order="serial" with poison="{self.poison}": serial order has no message to skip; use '
-                'poison="exit" or "block", or order="partition"'
+                f'order="serial" with poison="{self.poison}": serial order must not replace a message '
+                'by a dead letter; use poison="exit" or "block", or order="partition"'
             )
 
     def _check_max_in_flight(self, max_in_flight: int) -> None:
@@ -189,8 +191,8 @@ class Settings:
     def _check_batch_against(self, max_in_flight: int) -> None:
         if self.batch is not None and self.batch > max_in_flight:
             raise ConfigError(
-                f"batch={self.batch} is above max_in_flight={max_in_flight}: it could never be full; raise "
-                "max_in_flight or lower batch"
+                f"batch={self.batch} is above max_in_flight={max_in_flight}: a batch could never be "
+                "full; raise max_in_flight or lower batch"
             )
 
     @property
@@ -271,8 +273,8 @@ class Settings:
         """
         if not ordered and self.order != "none":
             raise ConfigError(
-                f'order="{self.order}": several processes take from one consumer of {name}, so no order can be kept; '
-                'use order="none" or shared=False'
+                f'order="{self.order}": several processes receive from one consumer of {name}, so no order can be '
+                'kept; use order="none" or shared=False'
             )
 
     def in_flight_bound(self, allowed: int | None) -> int:

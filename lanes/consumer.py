@@ -35,7 +35,10 @@ from lanes.workers.outcomes import cancellation_of
 log = logging.getLogger("lanes")
 
 CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the last settlement. Source and dead letters get twice as long to close; librdkafka takes 5 s."""
+"""Seconds at the end of a run for the last settlement, and for the end of the journal.
+
+The source and the target of dead letters each get twice as long to close.
+"""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -67,8 +70,9 @@ class Consumer:
         settings: Bounds, order, retries and times. ``None`` = the defaults.
         dead_letters: Target for messages whose attempts are used up.
         attempts: Store by which the next owner of a partition continues the attempts of its messages.
-        history: History in whose directory every event is recorded, row by row.
-        journal: Directory of Parquet files with the same rows, for SQL. Writing the files delays no handler.
+        history: History that records the events of the run, row by row, in a file of its directory.
+        journal: Journal, or the directory of a journal: Parquet files with the rows of a history, for SQL. Writing the
+            files delays no handler.
         decode: Plain function that returns ``Message.data`` before the handler is called.
         on_event: Function that is called with each ``GroupEvent``.
         clock: Monotonic clock in seconds, for simulation.
@@ -134,12 +138,15 @@ class Consumer:
         """Consume until ``stop`` is called or a finite source has ended.
 
         Blocks until every partition is drained and settled, and the source is closed. A cancellation stops at once:
-        handlers are cancelled, finished messages are settled, and all other messages are redelivered later. A handler's
-        exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer after a drain and is raised.
+        handlers are cancelled, finished messages are settled, and all other messages are redelivered later. A
+        ``MemoryError`` of a handler, or an exception that is not an ``Exception``, such as ``SystemExit``, stops the
+        consumer after a drain and is raised.
 
         Raises:
-            ConfigError: A setting contradicts the broker or the source; raised before the first message.
+            ConfigError: A setting contradicts the broker or the source, mostly found before the first message; or a
+                handler returned an awaitable or raised a ``ConfigError``.
             SourceError: The broker cannot be reached at the start, or is gone for good.
+            ContractError: The source broke a rule of ``lanes.source``.
             HandlerHalted: A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
             LanesError: ``run`` was called before.
         """
@@ -249,7 +256,7 @@ class Consumer:
         - The oldest unfinished message is older than ``Settings.unhealthy_after``.
         - A partition has waited longer than ``Settings.unhealthy_after`` for the store of attempts or for a failing
         settlement.
-        - A lane is blocked, or its dead letter cannot be written.
+        - A lane is blocked, or waits for the confirmation of its dead letter.
         - All threads are stuck.
         - ``max_ahead`` is reached.
 
@@ -429,12 +436,12 @@ class Consumer:
             subject = f" (subject {found.subject!r})" if found.subject else ""
             raise ConfigError(
                 f"{self._name}: the dead letters go to {found.name!r}{subject}, which this source reads too, so each "
-                "dead letter would make another one; use a topic or stream of its own"
+                "dead letter would make another one; write the dead letters to a separate topic or stream"
             )
 
     def _notify(self, event: GroupEvent) -> None:
         assert self._on_event is not None and self._run is not None, (
-            "events come after the start, and only where a callback wants them"
+            "an event follows the start, and only a consumer with on_event notifies"
         )
         try:
             self._on_event(event)
@@ -467,7 +474,7 @@ class Consumer:
             reason = "failed"
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if run is not None:
-                # A cancellation may have left finished messages. After a drain none are left.
+                # A cancellation may have left finished messages. After a drain no finished message is left.
                 await run.settler.settle()
         for closed in (self._source, self._dead_letters):
             with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
@@ -476,9 +483,22 @@ class Consumer:
                         await closed.aclose()
                 except Exception as error:
                     # The error is logged only, because it would hide the reason why the run ended.
-                    log.warning("%s: cannot close %r (%s, %s)", self._name, closed, type(error).__name__, error)
+                    log.warning(
+                        "%s: cannot close %r (%s, %s); the run ends all the same, and the end of the process frees "
+                        "what is still open",
+                        self._name,
+                        closed,
+                        type(error).__name__,
+                        error,
+                    )
             if closing.cancelled_caught:
-                log.warning("%s: %r did not close within %g s and is abandoned", self._name, closed, 2 * CLOSE_TIMEOUT)
+                log.warning(
+                    "%s: %r did not close within %g s; the run ends all the same, and the end of the process frees "
+                    "what is still open",
+                    self._name,
+                    closed,
+                    2 * CLOSE_TIMEOUT,
+                )
         if self._recorder is not None:
             self._recorder.close(reason, self._clock())
         if self._journal is not None:

@@ -16,14 +16,14 @@ ERROR_TEXT_LIMIT: Final = 500
 
 
 REASON_LIMIT: Final = 80
-"""Maximum number of characters of a reason in one line."""
+"""Maximum number of characters of the one-line reason of a failure."""
 
 
 class Details(NamedTuple):
-    """Properties of a message that only its broker has.
+    """Properties of a message at its broker that ``Message`` lacks.
 
     Attributes:
-        record_key: Key of the record at the broker, which may differ from the key of the lane.
+        record_key: Key of the record at the broker, which may differ from ``Message.key``. ``None`` = no key.
         tombstone: Whether the record has no value. A record with an empty value is no tombstone.
         null_headers: Rising indices of the headers that have no value.
         timestamp: Time of publishing in seconds since the epoch. ``None`` = unknown.
@@ -60,11 +60,11 @@ class DeadLetter:
         partition: Number of the partition.
         position: Position of the message.
         subject: Subject of the message, where the broker has subjects.
-        key: Key of the lane.
+        key: Partition key of the message. ``None`` = no key.
         value: Payload of the message.
         headers: Headers of the message.
         attempts: Number of attempts, 1 or more.
-        error_type: Type of the last exception.
+        error_type: Name of the type of the last exception.
         error_text: Text of the last exception, at most ``ERROR_TEXT_LIMIT`` characters.
         epoch: Epoch of the assignment, as in ``Message.epoch``.
         time: Time of giving up, in wall-clock seconds since the epoch.
@@ -158,7 +158,7 @@ def reason_line(kind: str, text: str) -> str:
         text: Text of the exception, which may be empty.
 
     Returns:
-        The type and the text. ``Nak`` and ``Term`` with a text are only a text, which the handler chose.
+        The type and the text. For ``Nak`` or ``Term`` with a text, the text alone, which the handler chose.
     """
     shown = text if text and kind in ("Nak", "Term") else f"{kind}: {text}" if text else kind
     # An escaped character is up to ten characters long, so the text is cut after it was escaped.

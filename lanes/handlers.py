@@ -56,7 +56,7 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
     """Raise ``ConfigError`` for an invalid handler or decoder."""
     wanted = "a list of messages" if settings.batch is not None else "one message"
     if isinstance(handler, type):
-        # Each message would make an instance, and be acknowledged.
+        # Each call would make an instance, and acknowledge the message.
         raise ConfigError(
             f"handler={handler.__qualname__} is a class: pass a function of {wanted}, or an instance with __call__"
         )
@@ -114,7 +114,7 @@ def _signature(function: Callable[..., object]) -> inspect.Signature | None:
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError, NameError):
-        # Some functions in C have no signature. From Python 3.14 on, an annotation may name what does not exist.
+        # Some functions in C have no signature. From Python 3.14 on, an annotation may contain an undefined name.
         return None
 
 

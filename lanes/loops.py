@@ -22,7 +22,7 @@ def entry_of_loop() -> Callable[[Callable[[], None]], object]:
 
 
 class ThreadSafeCall:
-    """A call of a function on the event loop of this object's constructor. Does not block.
+    """A callable that calls a function on the event loop on which the object was made. Does not block.
 
     In a task of that loop, the function is called at once. From a callback of the loop, such as a signal handler, or
     from another thread, ``wake`` is called in the next turn of the loop. The task that ``wake`` wakes then calls

@@ -28,19 +28,19 @@ log = logging.getLogger("lanes")
 
 # Exit statuses of consumers and commands alike: each number has one meaning.
 EXIT_DRAINED: Final = 0
-"""Drained: after the first signal, or at the end of a finite source."""
+"""The consumer was drained, after the first signal or at the end of a finite source; or the command succeeded."""
 EXIT_FAILED: Final = 1
-"""A setting cannot be kept, or the broker is gone."""
+"""An error of ``lanes`` ended the consumer, for example an invalid setting or a lost broker."""
 EXIT_UNUSABLE: Final = 3
-"""A command got bad input, or misses a part that it needs."""
+"""The command failed, for example because of bad input, a missing package or a broker that cannot be reached."""
 EXIT_AT_ONCE: Final = 4
-"""Stopped at once, by a second signal; unfinished messages are delivered again."""
+"""A second signal stopped the consumer at once; unfinished messages are delivered again."""
 EXIT_HALTED: Final = 5
-"""A message was given up under the poison policy ``exit``, and the consumer was drained."""
+"""A message failed for good under the poison policy ``exit``, or user code cancelled a handler; a drain followed."""
 EXIT_USAGE: Final = 64
-"""The command or the option does not exist."""
+"""The command line is wrong: a command or option is unknown or missing, or options contradict each other."""
 EXIT_INTERRUPTED: Final = 130
-"""Ended by Ctrl-C."""
+"""Ctrl-C ended the command."""
 
 SAME_REQUEST: Final = 1.0
 """Seconds after a signal in which further signals count as the same one.
@@ -96,7 +96,7 @@ async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
     one second of a signal count as the same signal, because a supervisor may signal the process and its group.
 
     A thread answers the signals, so the process responds at once even while a handler blocks the event loop. If the
-    consumer has not ended ``grace`` seconds after the second signal, the thread ends the process with
+    consumer has not ended ``grace`` seconds after the second signal, another thread ends the process with
     ``EXIT_AT_ONCE``.
 
     An error of ``lanes`` is printed as one line on stderr. The log has the traceback of a handler whose exception
@@ -145,7 +145,7 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
     halted = isinstance(failure, HandlerHalted)
     if halted and failure.__cause__ is not None:
         # The line on stderr has no traceback, and no caller gets the error, so the log has both.
-        log.error("this failure of the handler ends the run", exc_info=failure.__cause__)
+        log.error("the run ends: %s", error_text(failure), exc_info=failure.__cause__)
     _say(_describe(failure))
     return EXIT_HALTED if halted else EXIT_FAILED
 
@@ -154,7 +154,7 @@ _JOINED_WITHIN: Final = 1.0
 """Seconds that the thread of ``_StopSignals`` gets to end."""
 
 _ANSWERED: Final = 0x80
-"""Bit of a byte from the signal handler of ``_StopSignals``, which no other program has to get."""
+"""Bit that marks a byte from the signal handler of ``_StopSignals``. The thread does not forward such a byte."""
 
 
 class _StopSignals:
@@ -164,8 +164,8 @@ class _StopSignals:
     signal handler and the thread work without the main thread, so a handler that blocks the event loop, in Python or
     in C, delays no answer. Only a C function that keeps the interpreter's lock delays the thread.
 
-    Other programs, such as the event loop, may use the same socket of the process for their signals. The thread
-    forwards the bytes of other programs.
+    Other code, such as the event loop, may have set a wakeup socket for its signals. The thread forwards the number of
+    each signal to that socket.
 
     Args:
         drain: Function that the thread calls after the first signal.
@@ -225,7 +225,7 @@ class _StopSignals:
         writing = self._writing.fileno()
         other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if other != writing:
-            # Another program has replaced the socket since, and has received the byte of this signal.
+            # Other code has replaced the socket since, and has received the byte of this signal.
             self._other = other
             with suppress(OSError):
                 self._writing.send(bytes([number | _ANSWERED]))
@@ -244,11 +244,12 @@ class _StopSignals:
 
     def _request(self, request: int, name: str) -> None:
         if request == 1:
-            # First the request: a reader of the answer may end the running handler at once.
+            # The drain is requested before the line is written, because a reader of the line may end the running
+            # handler at once.
             self._drain()
             _say_now(f"{name}: draining; a second signal stops at once")
         elif request == 2:
-            # A thread of its own, because stderr may block this thread.
+            # A separate thread ends the process, because stderr may block this thread.
             threading.Thread(target=self._end_process, name="lanes-exit", daemon=True).start()
             _say_now(f"{name}: stopping at once")
             with suppress(RuntimeError):
@@ -285,7 +286,8 @@ def main(
         **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
 
     Raises:
-        SystemExit: Always; with 0 (drained), 1 (failed), 4 (stopped at once) or 5 (halted).
+        SystemExit: The consumer has ended: 0 = drained, 1 = failed, 4 = stopped at once, 5 = halted. An exception that
+            is no error of ``lanes`` propagates instead.
     """
 
     async def job() -> int:

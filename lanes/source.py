@@ -1,7 +1,7 @@
 """The contract between ``lanes`` and a backend.
 
 A source delivers messages, settles them and gives up partitions. A source decides nothing about order, retries or
-bounds. The engine and the runtime know a backend only through the values and Protocols of this file.
+bounds. The engine and the runtime use a backend only through values and Protocols, most of which are in this file.
 """
 
 from __future__ import annotations
@@ -181,8 +181,9 @@ class Source(Protocol):
     """A backend.
 
     The runtime makes all calls in one task group of one event loop, and calls ``receive`` concurrently with the other
-    methods. The first call is ``open``, the last call is ``aclose``, even after a failed ``open``. No method may
-    block the event loop; a blocking call belongs in a thread. An anyio scope may cancel each call.
+    methods. The first call is ``open``, unless the target of dead letters cannot be opened. The last call is
+    ``aclose``, even if ``open`` failed or was never called. No method may block the event loop; a blocking call belongs
+    in a thread. An anyio scope may cancel each call.
     """
 
     async def open(self) -> SourceTraits:
@@ -199,10 +200,10 @@ class Source(Protocol):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for the next events. Cancel-safe: a cancelled call loses no event.
 
-        With room for messages, the call returns as soon as a message is available. Without room for messages or for
-        bytes, the call waits for events of ownership only. If the source settles each message individually, it may
-        deliver a message for the first time after later positions of the partition. While the connection is lost, the
-        call waits for a new connection, because any exception stops the consumer after a drain.
+        With room for messages and bytes, the call returns as soon as a message is available. Without room for messages
+        or for bytes, the call waits for events of ownership only. If the source settles each message individually, it
+        may deliver a message for the first time after later positions of the partition. While the connection is lost,
+        the call waits for a new connection, because any exception stops the consumer after a drain.
 
         Args:
             room: Bounds of this call. The call returns at most ``room.messages`` new messages. Only the batch that
@@ -241,8 +242,9 @@ class Source(Protocol):
     async def extend(self, messages: Sequence[Message]) -> None:
         """Keep these unsettled messages alive at the broker. Idempotent; best effort while disconnected.
 
-        Called only with ``extend_interval``. The source skips messages that the broker has already delivered to
-        another process. The source raises no transient errors, because any exception stops the consumer after a drain.
+        Called only if ``SourceTraits.extend_interval`` is set. The source skips messages that the broker has already
+        delivered to another process. ``extend`` must not raise an exception for a transient failure, because any
+        exception stops the consumer after a drain.
 
         Args:
             messages: The messages to keep alive.
@@ -266,8 +268,8 @@ class Source(Protocol):
     async def aclose(self) -> None:
         """Close everything that ``open`` opened. Idempotent; the user's own connection stays open.
 
-        A cancelled run has released no partition. The broker redelivers the unsettled messages after its own timeout.
-        The runtime logs an exception of the call.
+        After a cancellation, the owned partitions are not released. The broker redelivers their unsettled messages
+        after its own timeout. The runtime logs an exception of the call.
         """
 
 
@@ -303,19 +305,22 @@ class Destination(NamedTuple):
 
 @runtime_checkable
 class Reading(Protocol):
-    """An optional part of a source that knows what it reads.
+    """An optional part of a source: whether the source reads a given topic or stream.
 
-    The consumer calls it once, after both ``open``, and refuses dead letters that the source would read again.
+    The consumer calls ``reads`` at most once, after the source and the dead letters are open. The consumer refuses dead
+    letters that the source would read again.
     """
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether the source reads messages that are written there. Sends nothing and does not block.
+        """Return whether the source reads messages that are written to ``destination``.
+
+        Sends nothing and does not block.
 
         Args:
             destination: Topic or stream, possibly of another broker.
 
         Returns:
-            True if the source reads such messages. False if it does not, or if the answer is unknown.
+            True if the source reads messages of the destination. False if it does not, or if the answer is unknown.
         """
 
 

@@ -44,7 +44,7 @@ _pools: list[AsyncConnectionPool[psycopg.AsyncConnection[Any]]] = []
 
 
 async def begin(url: str) -> None:
-    """Open the pool. Call it on the event loop that runs the handler."""
+    """Open the pool. Call this function on the event loop that runs the handler."""
     pool = AsyncConnectionPool(url, min_size=2, max_size=8, open=False)
     _pools.append(pool)
     await pool.open()

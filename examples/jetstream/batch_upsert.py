@@ -32,7 +32,7 @@ calls = 0
 
 
 def store(messages: list[lanes.Message]) -> None:
-    """The handler: its return acknowledges all messages, an exception retries all of them."""
+    """The handler. Its return acknowledges all messages; an exception retries all of them."""
     global calls
     calls += 1
     rows = [(message.key, json.loads(message.value)["place"], message.position) for message in messages]

@@ -102,7 +102,7 @@ async def set_up(stream: JetStreamContext) -> None:
 
 
 async def clean_up(stream: JetStreamContext) -> None:
-    """Delete the stream, and the bucket in which the members met."""
+    """Delete the stream, and the bucket of the cohort."""
     await stream.delete_stream(STREAM)
     await stream.delete_key_value(f"lanes_{STREAM}_lanes")
     os.remove(DATABASE)

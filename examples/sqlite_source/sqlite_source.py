@@ -175,7 +175,7 @@ class SqliteSource:
 
         def transact() -> T:
             if self._connection is None:
-                raise lanes.SourceError(f"{self._path}: not open")
+                raise lanes.SourceError(f"{self._path}: the source is not open; call open() first")
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection:  # commits, or rolls back
                 return work(self._connection)
@@ -211,7 +211,7 @@ class SqliteSource:
             self._connection = sqlite3.connect(uri, 1.0, isolation_level=None, check_same_thread=False, uri=True)
             return str(self._connection.execute("SELECT id FROM queue_incarnation").fetchone()[0])
         except sqlite3.Error as error:
-            raise lanes.ConfigError(f"{self._path}: {error}: call create() on it first") from error
+            raise lanes.ConfigError(f"{self._path}: {error}: call create() with this path first") from error
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None

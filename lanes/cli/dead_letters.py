@@ -33,7 +33,7 @@ from lanes.workers.outcomes import counts
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _AT_ONCE: Final = 16
-"""Number of dead letters in memory at once."""
+"""Maximum number of dead letters that ``list`` keeps in memory with their values."""
 
 _REASON_WIDTH: Final = 30
 """Minimum width of the reasons in a list, in columns of the terminal."""
@@ -44,7 +44,7 @@ _LEFT_OUT: Final = ("bytes", "key", "attempts", "dead-lettered")
 _WIDE: Final = 250
 """Width of a table in columns when stdout is no terminal."""
 
-_ORDER: Final = "they run after later messages of their keys, so the order within a key is not kept"
+_ORDER: Final = "dead letters are replayed after later messages of their keys, so the order within a key is not kept"
 
 Topic = Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)]
 Config = Annotated[
@@ -238,7 +238,7 @@ async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> 
     else:
         _note(f"{where}: no dead letters")
     if len(ids) > limit:
-        _note(f"there are more than {limit}; use --limit to show more of them")
+        _note(f"there are more than {limit} dead letters; use --limit to show more")
     return 0
 
 
@@ -283,7 +283,7 @@ Act = Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[str]]
 
 
 async def _publish(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
-    return f"replayed: it is {await box.publish(stored)} now"
+    return f"replayed: the message is now {await box.publish(stored)}"
 
 
 def _handle(handler: str, decode: str) -> Act:
@@ -351,7 +351,7 @@ async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) ->
     dead_letter = stored.dead_letter
     if stored.whole_size is not None:
         raise _Stays(
-            f"stays: its value was cut to {len(dead_letter.value)} of {stored.whole_size} bytes; take the message from "
+            f"stays: its value was cut to {len(dead_letter.value)} of {stored.whole_size} bytes; read the message from "
             f"{dead_letter.source}/{dead_letter.partition} position {dead_letter.position}, then drop the dead letter"
         )
     try:

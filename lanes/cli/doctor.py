@@ -15,7 +15,10 @@ _MARKS: Final = {True: "ok", None: "look", False: "FAILED"}
 
 
 class Check(NamedTuple):
-    """One result; ``ok`` None = a limitation or an unknown value, ``remedy`` empty = no action is needed."""
+    """One result.
+
+    ``ok`` False = the check failed, None = a limitation or an unknown value; ``remedy`` empty = no action is needed.
+    """
 
     name: str
     ok: bool | None

@@ -38,7 +38,7 @@ from lanes.errors import SourceError
 log = logging.getLogger("lanes")
 
 _LOOKS: Final = (0.0, 0.01, 0.05)
-"""Seconds between a hint and each look, because a hint may arrive before its write is applied."""
+"""Seconds between a hint and each read of the key, because a hint may arrive before its write is applied."""
 
 
 class Alarm:
@@ -100,7 +100,7 @@ class LeaseKeeper:
         nonce: Function that returns a value that was never used before.
         patience: Seconds to wait for the answer to a request for consumers. After this time the result is unknown.
         drain_within: Seconds within which a revoked partition should be drained.
-        overdue: Called once with the number of a partition that is not drained in time. The keeper still owns the
+        overdue: Called once with the number of a partition that is not drained in time. This member still owns the
             partition, because only the consumer can report the finished messages by ``drained``.
     """
 

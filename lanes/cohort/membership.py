@@ -2,8 +2,8 @@
 
 ``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``, and decides
 nothing about ownership itself. Each cohort partition has a keeper, which performs one action after the other. The
-keeper gives up an action at the lease's deadline, so that a loss is reported in time. After a hint about a changed
-key, the membership reads the key at once. Without hints, the membership reads changed keys at regular intervals.
+keeper gives up an action at the lease's deadline, so that a loss is reported in time. After a hint about a changed key,
+the membership reads the key at once. Without hints, the membership reads the keys at regular intervals.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CohortSettings:
     Attributes:
         lease: Seconds for which a partition is owned without a renewal, a whole number of 3 or more.
         weight: Weight of this member, 1 or more. Members share the partitions in proportion to their weights.
-        target: Number of members that share the partitions, 1 or more; None = all. The value of the member that
+        target: Maximum number of members that share the partitions, 1 or more; None = all. The value of the member that
             joined last applies.
         drain_within: Seconds within which a moving partition should be drained, more than 0.
         overdue: Rule for a partition that is not drained in time. ``"keep"`` = log a warning, and let the next
@@ -189,7 +189,8 @@ class Membership:
         After a cancellation, as after a crash, the leases expire.
 
         Raises:
-            ConfigError: The cohort was set up with another configuration, or the member name is used twice.
+            ConfigError: The cohort was set up with another configuration, the member name is used twice, or a foreign
+                durable overlaps.
             SourceError: The store is gone for good, or has an entry that no member wrote.
         """
         try:
@@ -209,7 +210,7 @@ class Membership:
 
     @property
     def joined(self) -> anyio.Event:
-        """The event that is set when the member has joined and has read a plan."""
+        """The event that is set when the member has joined and has looked for a plan in the bucket."""
         return self._joined
 
     def stop(self) -> None:
@@ -267,9 +268,9 @@ class Membership:
         return self._roster.plan is not None and not self.planned
 
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
-        """Release a partition after no result of it counts.
+        """Release a partition whose results no longer count.
 
-        After ``stop``, the call may come before the event ``LeaseRevoked`` that the call answers.
+        After ``stop``, the call may precede the event ``LeaseRevoked`` that the call answers.
 
         Args:
             partition: Number of the cohort partition.

@@ -37,7 +37,7 @@ class OwnedPartition(ABC):
     Attributes:
         number: Number of the cohort partition.
         partition: The assignment that the consumer receives.
-        ledger: The delivered messages, and the finished ones among them.
+        ledger: The delivered messages, and which of them are finished.
         expected: Number of the durable's next delivery.
         announced: Whether the consumer has received the assignment.
         revoked: Whether the plan gives the partition to another member.
@@ -90,7 +90,7 @@ T = TypeVar("T", bound=OwnedPartition)
 
 
 class MakesMembership(Protocol):
-    """A function that makes a ``Membership`` from the argument ``changed``, and has all other arguments."""
+    """A function that makes a ``Membership`` from the argument ``changed`` alone."""
 
     def __call__(self, *, changed: Callable[[], None]) -> Membership:
         """Make a membership that does not run yet.
@@ -289,7 +289,7 @@ class OwnedPartitions(Generic[T]):
         now = self._clock()
         for owned in list(self.by_number.values()):
             if owned.partition.deadline <= now < self.membership.deadline(owned.number):
-                self.lose(owned, "the lease ended here before its renewal was seen")
+                self.lose(owned, "the deadline passed before the renewal of the lease was seen")
 
     def next_events(self) -> list[SourceEvent]:
         """Return the new events for the consumer, in order, without the events of partitions that are being released.
@@ -346,8 +346,8 @@ class OwnedPartitions(Generic[T]):
             settlement: Messages of one partition.
 
         Returns:
-            The ownership whose messages the source may acknowledge now. None = the lease does not hold, and nothing
-            is recorded. The source then acknowledges a settled message when the server redelivers it.
+            The ownership whose messages the source may acknowledge now. None = the lease does not hold, nothing is
+            recorded, and the source must acknowledge no message.
         """
         owned = self.leased(settlement.partition)
         if owned is None:

@@ -80,17 +80,17 @@ class Roster:
         consumers: The durables of the cohort.
         config: Configuration of the cohort.
         member: Name of the member.
-        nonce: Identifies this process.
-        session: Time of the join, in milliseconds since the epoch.
-        weight: Share of the partitions in proportion to the other members' weights.
-        target: Number of members that share the partitions; None = all.
+        nonce: Text that identifies this process.
+        session: Time of the join, in milliseconds since 1970.
+        weight: Weight of the member. Members share the partitions in proportion to their weights.
+        target: Maximum number of members that share the partitions; None = all.
         ttl: Seconds after which a heartbeat expires.
         start: First sequence of a cohort that is set up for the first time; None = every stored message.
         clock: Clock of the times, in seconds.
 
     Attributes:
         plan: The newest plan that was read or written; None = no plan yet.
-        begun: The first sequence in the configuration of the cohort, after ``set_up``.
+        begun: ``start`` in the configuration of the cohort; before ``set_up``, in the configuration of this member.
     """
 
     def __init__(
@@ -165,7 +165,8 @@ class Roster:
         self.begun = config.start
         if self.begun != self._config.start:
             log.info(
-                "cohort %s: start=%s is ignored, because the cohort was set up with %s; it goes on from its position",
+                "cohort %s: start=%s is ignored, because the cohort was set up with %s; the cohort continues "
+                "from its position",
                 self._config.cohort,
                 self._config.start,
                 self.begun,

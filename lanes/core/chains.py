@@ -1,4 +1,4 @@
-"""The chains of all lanes, and the one queue of their heads.
+"""The chains of all lanes, and the one queue of the heads that can start.
 
 The engine itself links and unlinks the messages of its hot path. This module chooses the lane of a message, inserts a
 late message by its position, and removes abandoned messages from their lanes.
@@ -31,8 +31,8 @@ class Chains:
 
     Attributes:
         ready: The heads that can start.
-        fenced: Messages whose handlers still run although their assignment is over. Each of these messages keeps
-            its lane.
+        fenced: Messages whose handlers still run although their assignment is fenced. Each of these messages keeps its
+            lane.
         tails: The last message of each lane, by partition. All assignments of a partition share its lanes.
         relabels: Whether the lane of a message may differ from its key.
     """
@@ -92,7 +92,7 @@ class Chains:
         """Put a late message into the chain of its lane by position.
 
         The late message goes before queued messages of higher positions, and after every started message. The call is
-        O(in flight), and is made only for a message that was redelivered after later messages.
+        O(in flight), and is made only for a late message.
         """
         if message.lane is None:
             self.ready.append(message)
@@ -143,7 +143,7 @@ class Chains:
         return kept
 
     def abandon(self, partition: Partition, messages: list[Message]) -> None:
-        """Remove waiting messages from the queue and from their lanes."""
+        """Mark messages as abandoned, and remove them from the queue and from their lanes."""
         for message in messages:
             step(message, "abandon")
         ready = [m for m in self.ready if m.state == QUEUED]

@@ -23,8 +23,7 @@ from lanes.core.types import NEVER, Message, Partition, Settlement
 class PartitionCommits:
     """The commits of one assignment.
 
-    A finished message waits at most ``_interval`` seconds for its commit. A commit is due at once when ``_count``
-    finished messages wait.
+    A commit is due ``_interval`` seconds after its first change, or at once when ``_count`` changes wait.
 
     Attributes:
         confirmed: The floor that the broker has confirmed.
@@ -86,7 +85,8 @@ class PartitionCommits:
         """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
         self.sending = None
         self._not_before = again_at
-        # ``since`` is the time of that commit's first change. With ``_count`` changes the next commit does not wait.
+        # ``since`` is the time of that commit's first change. With ``_count`` changes the next commit does not wait for
+        # the interval.
         self.changes += self._count
 
     def __repr__(self) -> str:

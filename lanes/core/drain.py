@@ -1,8 +1,9 @@
 """The drain of a partition: the order of the steps, and the time limit of each step.
 
-Each phase of a drain is a task for the runtime: let handlers end, cancel handlers, settle finished messages, let the
-source release the partition. The runtime performs the task and reports the result to the drain. Between phases the
-drain lets the engine abandon messages, fence the partition, end its commits and forget the partition.
+Most phases of a drain are a task for the runtime: let handlers end, cancel handlers, settle finished messages, write
+the store of attempts, let the source release the partition. The runtime performs the task and reports the result to the
+drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and forget the
+partition.
 
 ``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With
 ``close_prefix`` the queued messages below the highest started message start too. The runtime closes the prefix if
@@ -48,7 +49,7 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
 }
 """(phase, event) -> phase.
 
-``late``: the time of the phase has passed. The code below adds ``lost``, and after it every event changes nothing.
+``late``: the time of the phase has passed. The code below adds ``lost``. After ``lost``, no event changes the phase.
 """
 
 _PERFORMED: Final = ("ended", "late", "settled", "kept", "released", "refused")
@@ -87,7 +88,7 @@ class PartitionDrain:
         close_prefix: See ``Ownership.drain``.
         phase: The phase, one of the constants of this module.
         until: Time at which the phase ends as late. ``NEVER`` = the phase has no time limit.
-        abandoned: The messages that the last event abandoned before their handlers started.
+        abandoned: The messages that the last event abandoned while no handler ran for them.
         zombies: The messages whose handlers still ran at the fence.
     """
 
@@ -131,7 +132,8 @@ class PartitionDrain:
         """Apply the result of the phase.
 
         Args:
-            event: The result. ``lost`` is allowed at any time and repeatedly, after the engine has lost the partition.
+            event: The result. ``lost`` is allowed repeatedly, in every phase but ``idle`` and ``handed over``, after
+                the engine has lost the partition.
             now: Clock reading in seconds.
 
         Raises:
@@ -154,7 +156,7 @@ class PartitionDrain:
             self.until = until
         elif self.phase == RELEASING and self.partition.commits is not None:
             # Messages that could not be settled in time run again. The next owner may commit before the release
-            # returns, and no commit of this process may follow that one.
+            # returns, so this process must begin no further commit.
             self.partition.commits.over = True
         elif self.phase == HANDED_OVER:
             self.engine.release(self.partition)

@@ -81,14 +81,14 @@ class Abandoned(Effect):
 
 @dataclass(slots=True, eq=False)
 class Drained(Effect):
-    """The last handler of the draining partition has ended: settle finished messages, then release the partition."""
+    """No handler of the draining partition runs any more: settle finished messages, then release the partition."""
 
     partition: Partition
 
 
 @dataclass(slots=True, eq=False)
 class Redelivered(Effect):
-    """The source delivered a position again.
+    """The source delivered a position that is not new, or that is below the highest delivered position.
 
     Attributes:
         message: The new delivery.

@@ -3,20 +3,20 @@
 Rules
 -----
 1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
-   lane starts after the execution is finished. A message that is retried or dead-lettered is not finished.
-2. In flight = delivered and not settled. A message leaves the count when its settlement was sent. If the source
-   commits, a message leaves the count when it is finished. An abandoned message leaves the count at once. A fenced
-   message leaves the count when its handler ends. A draining partition admits no message.
-3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its key: messages of a
-   new assignment of the same partition queue after the handler.
-4. A redelivered position never runs twice at once. If the position is in flight, its message receives the new token.
-If the position is settled, it is settled again. An unknown position is inserted into its lane by position, and counts
-as late. The positions of a source that commits always rise.
-5. A draining partition starts no message. Queued and stopped messages are abandoned at once. Running messages may end,
-   and their results count. The engine emits ``Drained`` once, when no message runs. An interrupted handler
-   (``ABANDON``) drains its partition, because later messages of its lane must not overtake its message.
-   If a source cannot hand over the completed set, finished messages above a queued message would run again. For such
-   a source the queued messages below the highest started message run too (*prefix-closing*), until ``stop_closing``.
+   lane starts after the execution is finished. A message that waits for a retry or for its dead letter is not finished.
+2. In flight = delivered and not settled. If the source settles each message individually, a message leaves the count
+when its settlement was sent. If the source commits, a message leaves the count when it is finished. An abandoned
+message leaves the count at once. A message whose handler runs at the fence leaves the count when the handler ends. A
+draining partition admits no message. 3. A result counts only while ``message.partition.live``. A handler of a fenced
+assignment keeps its lane: messages of that lane in a new assignment wait for the handler. 4. A redelivered position
+never runs twice at once. If the position is in flight, its message receives the new token. If the position is settled,
+it is settled again. An unknown position is inserted into its lane by position, and counts as late. The positions of a
+source that commits always rise. 5. A draining partition starts no message. Queued and stopped messages are abandoned at
+   once. Running handlers may end. A success counts, and a failed message is abandoned. The engine emits ``Drained``
+   once, when no message runs. An interrupted handler (``ABANDON``) drains its partition, because later messages of its
+   lane must not overtake its message. If a source cannot hand over the completed set, finished messages above a queued
+   message would run again. For such a source the queued messages below the highest started message run too
+   (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
 7. A partition has at most one commit on its way. The floor and the completed set of a commit describe the same
@@ -29,11 +29,11 @@ Operation
 worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the ``finished`` list of
 its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as settlements. If the
 source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or ``unsettled``
-reports the result. In ``finish``, one ``if`` separates acknowledgements from all other outcomes. Time is an argument,
-in monotonic seconds. Random numbers are part of a ``Failure``.
+reports the result. In ``finish``, one ``if`` separates acknowledgements of steady partitions from all other cases. Time
+is an argument, in monotonic seconds. Random numbers are part of a ``Failure``.
 
-Calls never block and must come from one thread. ``effects`` lists the other tasks of the runtime. The runtime performs
-the effects and empties the list after every call.
+Calls never block and must be made on one thread. ``effects`` lists tasks for the runtime. The runtime performs the
+effects and empties the list after its calls.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Engine(Ownership):
         self.dirty = self.outbox.dirty  # the same list: the hot path saves one attribute access a message
         self._ready = self.chains.ready  # the same queue
 
-    # --- the way of a message
+    # --- single messages
 
     def receive(self, partition: Partition, run: list[Message], size: int, now: float) -> None:
         """Admit a run of consecutive messages of one partition.
@@ -315,7 +315,10 @@ class Engine(Ownership):
     # --- time and budgets
 
     def due(self, now: float) -> None:
-        """Make each lane ready whose hold has ended, and pause the clients when a bound has lasted."""
+        """Make each lane ready whose hold has ended.
+
+        Emit ``PauseDue`` when a bound has lasted for ``PAUSE_AFTER`` seconds.
+        """
         self._ready.extend(self.stopped.due(now))
         if self.flow.due(now):
             self.effects.append(fx.PauseDue())
@@ -374,8 +377,8 @@ class Engine(Ownership):
     def collect(self, now: float, *, everything: bool = False) -> list[Settlement]:
         """Collect the settlements to send now, at most one for each partition.
 
-        The caller must later pass each settlement to ``settled`` or ``unsettled``. Until that call the messages of the
-        settlement stay in flight, and the partition has no other commit.
+        The caller must later pass each settlement to ``settled`` or ``unsettled``. Until that call the messages to
+        acknowledge stay in flight, and a partition with a commit has no other commit.
 
         Args:
             now: Time now.
@@ -438,7 +441,7 @@ class Engine(Ownership):
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first."""
+        """Return the unfinished message that was delivered first; None = no message is unfinished."""
         each = (partition.ledger.oldest() for partition in self.partitions.values())
         return min((m for m in each if m is not None), key=lambda message: message.received, default=None)
 

@@ -33,10 +33,11 @@ class Flow:
             keeps to ``room()``.
         peak_bytes: Highest number of bytes in flight so far. The number may exceed the bound by one received
             batch, because a size is known only on arrival.
-        taking: Whether the source may deliver messages.
+        taking: Whether intake runs: False from a high mark until both low marks are reached.
         paused: Whether the user paused the consumer.
         pausing: Whether the clients are paused, because a bound lasted for ``PAUSE_AFTER`` seconds.
-        pause_at: Time from which the clients are paused. ``NEVER`` = no bound is reached.
+        pause_at: Time from which the clients are paused. ``NEVER`` = no bound is reached, or the clients are paused
+            already.
     """
 
     max_in_flight: int
@@ -56,7 +57,7 @@ class Flow:
         self.low = (self.max_in_flight + concurrency) // 2
 
     def admit(self, count: int, size: int, now: float) -> bool:
-        """Add messages, and return whether they crossed the high mark."""
+        """Add messages, and return whether they stopped the intake at a high mark."""
         self.in_flight += count
         self.bytes += size
         if self.in_flight > self.peak:
@@ -70,7 +71,7 @@ class Flow:
         return False
 
     def release(self, count: int, size: int) -> bool:
-        """Remove messages, and return whether the budgets crossed the low mark."""
+        """Remove messages, and return whether the intake starts again at the low marks."""
         self.in_flight -= count
         self.bytes -= size
         if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:
@@ -89,7 +90,7 @@ class Flow:
         return True
 
     def room(self) -> Room:
-        """Return the bounds of messages and bytes for the next delivery. Both are 0 while intake is stopped."""
+        """Return the bounds of messages and bytes for the next delivery; both are 0 in a pause or without intake."""
         if self.paused or not self.taking:
             return Room(0, 0)
         return Room(self.max_in_flight - self.in_flight, self.max_bytes - self.bytes)

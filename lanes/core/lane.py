@@ -5,8 +5,8 @@ A live lane is a *chain* without a separate object. ``Partition.tails[key]`` is 
 ``StoppedLane`` only while its head is held for a retry, blocked or on its way to the dead letters.
 
 The state of a lane is the state of its head. ``TRANSITIONS`` lists every allowed pair of state and event. Any other
-pair raises ``IllegalTransition``. The engine itself makes the transitions of the hot path, ``start`` and ``ack``.
-``step`` makes all other transitions.
+pair raises ``IllegalTransition``. The hot path makes the transitions ``admit``, ``start``, ``ack`` and ``settle``
+itself. ``step`` makes all other transitions.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
 }
 """(state, event) -> state.
 
-The engine makes ``admit`` and ``settle`` for whole runs, without ``step``. ``return`` happens to the later messages
-of a lane in a batch when an earlier message of the lane was not acknowledged.
+``return`` is an event of batches and leases: an earlier message of the lane was not acknowledged, another message of
+the batch interrupted the call, or the lease had expired.
 """
 
 
@@ -86,9 +86,8 @@ class StoppedLane:
     Attributes:
         head: The first message of the lane.
         failure: The last failure of the head.
-        until: Earliest end of a hold, in seconds of the engine's clock.
-        kept: Whether the store of attempts has the failure, or no store is used. A hold does not end until this
-            is True.
+        until: Earliest end of a hold, in seconds of the engine's clock; 0 = the lane is stopped without a time limit.
+        kept: Whether the hold may end: the store of attempts has the failure, or the consumer has no store.
     """
 
     head: Message
@@ -165,12 +164,12 @@ class StoppedLanes:
         self.by_head[message] = StoppedLane(message, failure, 0.0)
 
     def due(self, now: float) -> list[Message]:
-        """Remove the heads whose hold has ended, and begin the next attempt of each."""
+        """Remove and return the heads whose hold has ended, each with its attempt raised by 1."""
         heap = self._heap
         over = []
         while heap and heap[0][0] <= now:
             message = heappop(heap)[2]
-            # An abandoned or parked head stays in the heap until its time, and is ignored by its state.
+            # The heap may still contain abandoned or parked heads, which their state shows.
             if message.state == HELD:
                 step(message, "due")
                 del self.by_head[message]
@@ -186,7 +185,7 @@ class StoppedLanes:
         return heap[0][0] if heap else NEVER
 
     def unblock(self, key: bytes | None) -> list[Message]:
-        """Remove the blocked heads of a key, and begin one more attempt of each."""
+        """Remove and return the blocked heads of a key, each with its attempt raised by 1."""
         over = [m for m in self.by_head if m.key == key and m.state == BLOCKED]
         for message in over:
             step(message, "unblock")

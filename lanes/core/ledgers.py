@@ -136,7 +136,7 @@ class AckLedger:
         del self.unsettled[message.position]
 
     def in_flight(self) -> list[Message]:
-        """Return the messages in flight, and finished messages too, in order of delivery."""
+        """Return the unsettled messages, finished messages included, in order of delivery."""
         return list(self.unsettled.values())
 
     def unfinished(self) -> list[Message]:
@@ -144,7 +144,7 @@ class AckLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first. Slow: reads every unsettled message."""
+        """Return the unfinished message that was delivered first, or None. Slow: reads every unsettled message."""
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
@@ -328,7 +328,7 @@ class OffsetLedger:
     def peek(self) -> int:
         """Return the result of ``floor()`` without a change of the ledger.
 
-        Other threads may make this call. The call raises ``IndexError`` while the ledger's own thread trims.
+        Other threads may make this call. The call may raise ``IndexError`` while the ledger's own thread trims.
         """
         first = self._open.find(1, self._first)
         if first < 0:
@@ -372,7 +372,7 @@ class OffsetLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first. O(delivered above the floor)."""
+        """Return the unfinished message that was delivered first, or None. O(delivered above the floor)."""
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:

@@ -23,8 +23,9 @@ zero bits at the end:
 | 4 | check | CRC-32 of the bytes before it, little-endian |
 
 A list has two LEB128 numbers for each run. The first number is the distance from the end of the run below, less one.
-For the lowest run it is the distance from the floor. The second number is the length of the run, less one. In a bitmap,
-offset base + n is bit n % 8 of byte n // 8, and the last byte is not zero. A set therefore has exactly one text.
+For the lowest run, the first number is the distance from the floor. The second number is the length of the run, less
+one. In a bitmap, offset base + n is bit n % 8 of byte n // 8, and the last byte is not zero. A set therefore has
+exactly one text.
 
 Runs may cover offsets without a message (compaction, transaction markers).
 """

@@ -62,7 +62,9 @@ class Ownership:
         self.partitions[partition.id] = partition
 
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
-        """Start no more messages of a partition. Idempotent; ignored for a fenced partition.
+        """Start no more messages of a partition, except those of ``close_prefix``.
+
+        Idempotent; ignored for a fenced partition.
 
         Args:
             partition: The assignment.

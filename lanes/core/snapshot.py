@@ -194,7 +194,7 @@ def snapshot(engine: Engine) -> EngineState:
             "before a snapshot"
         )
     chains, stopped, flow = engine.chains, engine.stopped, engine.flow
-    # An abandoned or parked head stays in the heap until its time, and is ignored by its state.
+    # The heap may still contain abandoned or parked heads, which their state shows.
     holds = sorted((until, order, message_id(m)) for until, order, m in stopped._heap if m.state == HELD)
     return EngineState(
         policy=engine.policy,

@@ -37,7 +37,8 @@ PartitionKey = bytes | str | int
 """A key: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
 
 LaneId: TypeAlias = bytes | int | None
-"""The lane of a message in its partition: its key, or the number of a lane that several keys share.
+"""The lane of a message in its partition: the key, or the number of a lane for several keys or for messages without a
+key.
 
 ``None`` = the message needs no order.
 """
@@ -48,7 +49,7 @@ Runs: TypeAlias = list[tuple[int, int]]
 KEY_INT_BYTES: Final = 16
 
 NEVER: Final = float("inf")
-"""A time that never comes, such as the deadline of a partition without a lease; as a duration, no limit."""
+"""A time that is never reached, such as the deadline of a partition without a lease; as a duration, no limit."""
 
 
 def key_bytes(key: PartitionKey) -> bytes:
@@ -61,7 +62,7 @@ def key_bytes(key: PartitionKey) -> bytes:
         The bytes.
 
     Raises:
-        ValueError: An ``int`` is outside 0 … 2¹²⁸−1.
+        ValueError: An ``int`` is outside 0 … 2¹²⁸−1, or a ``str`` cannot be encoded as UTF-8.
         TypeError: The key has another type.
     """
     if isinstance(key, bytes):
@@ -129,7 +130,9 @@ class Reader(Protocol):
 
 
 class Ledger(Protocol):
-    """The record of the messages in flight of an assignment. Each ``SourceTraits.settles`` has a class of ledger.
+    """The record of the messages in flight of an assignment.
+
+    Each value of ``SourceTraits.settles`` has its own class of ledger.
 
     Attributes:
         highest: Highest position admitted so far.
@@ -150,7 +153,7 @@ class Ledger(Protocol):
         """Return the messages in flight that are not finished, in order of delivery."""
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first."""
+        """Return the unfinished message that was delivered first; None = no message is unfinished."""
 
     def holes(self) -> int:
         """Return the number of deliveries that are not settled."""
@@ -170,7 +173,7 @@ class CommitProgress(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether a change waits for a commit while no commit is on its way."""
+        """Whether the next commit may begin: changes wait, no commit is on its way, and ``over`` is False."""
 
     def unknown(self, again_at: float) -> None:
         """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
@@ -190,8 +193,8 @@ class PartitionInternals:
         dirty: Whether the assignment has messages to settle.
         finished: The finished messages to settle.
         resettle: Redeliveries of settled messages, to settle again.
-        recalled: The first attempt of some messages by position, from a store of attempts. The runtime sets the
-            mapping before the source delivers the messages. Each value becomes the ``Message.attempt`` of its message.
+        recalled: The first attempt of some messages by position, from a store of attempts. The runtime sets the mapping
+            before the messages enter the engine. Each value becomes the ``Message.attempt`` of its message.
     """
 
     ledger: Ledger = field(init=False)
@@ -210,7 +213,7 @@ class Partition(PartitionInternals):
     """One assignment of a partition to this process.
 
     A source makes a new object for every assignment and passes the object in ``Assigned``. The engine numbers the
-    assignment. The object is also the fence: a result changes nothing if its ``message.partition`` is not ``live``.
+    assignment. The object is also the fence: a result counts only while its ``message.partition`` is ``live``.
 
     The source raises ``deadline`` at each renewal of the lease, but never after the deadline has passed. After the
     deadline, both the source and the runtime treat the assignment as lost.
@@ -292,7 +295,7 @@ class MessageInternals:
     """Attributes of a message for the engine. Not public: they may change without notice.
 
     Attributes:
-        lane: Lane of the message. A source leaves the value at the key.
+        lane: Lane of the message. The initial value is the key, and a source does not change it.
         next: Successor of the message in its lane; None = no successor.
         state: A state of ``lanes.core.lane``.
         ordinal: Number of the message's delivery, if the source commits.
@@ -328,7 +331,7 @@ class Message(MessageInternals):
             such a message, and the error is its outcome.
         attempt: Number of the attempt. The number starts at 1 in each assignment, or continues with a store of
             attempts.
-        data: Result of the consumer's ``decode``; unset without one.
+        data: Result of the consumer's ``decode``; unset without ``decode``.
         received: Time of the delivery, in seconds of the engine's clock.
     """
 
@@ -370,7 +373,7 @@ class Message(MessageInternals):
 
     @property
     def headers(self) -> Sequence[tuple[str, bytes]]:
-        """The headers as pairs in the order of the wire, as far as the client keeps repeated names."""
+        """The headers as pairs in the order of the wire, as far as the client keeps that order."""
         return self.partition.reader.headers(self.raw)
 
     @property
@@ -420,7 +423,8 @@ class Failure(Outcome):
         chance: Random number for the jitter, in [0, 1). The caller draws it, because the core draws none.
         delay: Seconds until the next attempt. ``None`` = the backoff of the policy.
         terminal: Whether the message gets no further attempt.
-        dead_lettered: Whether an earlier assignment wrote the dead letter of the message, where the policy writes one.
+        dead_lettered: Whether an earlier assignment wrote the dead letter of the message, if the policy writes dead
+            letters.
     """
 
     error: BaseException
@@ -478,9 +482,9 @@ class Room(NamedTuple):
     """The bounds of the next delivery of a source.
 
     Attributes:
-        messages: Number of messages.
-        bytes: Sum of their sizes.
-        paused: Partitions that deliver nothing.
+        messages: Maximum number of messages.
+        bytes: Maximum sum of the sizes of the messages, in bytes.
+        paused: Partitions that deliver no message.
     """
 
     messages: int

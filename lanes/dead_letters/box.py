@@ -37,7 +37,7 @@ class StoredDeadLetter:
 
 
 FoundDeadLetters = Mapping[str, StoredDeadLetter | Disposition]
-"""Dead letters by id, or their disposition. An id that the box does not know is missing."""
+"""Dead letters by id, or their disposition. The mapping lacks an id that the box does not know."""
 
 
 class DeadLetterBox(Protocol):
@@ -45,7 +45,7 @@ class DeadLetterBox(Protocol):
 
     Attributes:
         remembers: Whether ``find`` distinguishes a dead letter that was disposed of from an unknown id.
-        other_messages: Messages seen so far that are not dead letters.
+        other_messages: Number of messages seen so far that are not dead letters.
     """
 
     remembers: bool

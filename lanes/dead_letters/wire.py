@@ -39,7 +39,7 @@ _TIME: Final = re.compile(r"[0-9]{1,12}\.[0-9]{6}")
 _PERCENT: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 
 _READABLE: Final = "!#$&'*+.^_`|~-"
-"""Characters, beside letters and digits, that a quoted name keeps, because every broker accepts them in a name."""
+"""Characters that a quoted name keeps besides letters and digits, because every broker accepts them in a name."""
 
 _T = TypeVar("_T")
 
@@ -124,7 +124,7 @@ class Wire:
     def read(self, message: Message, parts: Parts) -> ReadDeadLetter:
         """Read the dead letter of a stored message.
 
-        Raises ``MessageError`` that names the missing or invalid header.
+        Raises ``MessageError`` with the name of the missing or invalid header.
         """
         fields, origin = parts
         dead_letter = _read_fields(
@@ -174,7 +174,7 @@ class Wire:
 def cut_to_fit(
     dead_letter: DeadLetter, limit: int | None, size: Callable[[DeadLetter, int | None], int]
 ) -> tuple[DeadLetter, int | None]:
-    """Cut a dead letter to ``limit`` bytes if possible, and return it with the size of a value before its cut.
+    """Cut a dead letter to ``limit`` bytes if possible, and return it with its original size; None = not cut.
 
     The original headers are cut first, then the end of the value. ``size`` returns the bytes of a dead letter with the
     headers that ``Wire.fields`` adds to a cut dead letter.

@@ -18,7 +18,7 @@ END: Final = ',"event":"end",'
 """The part of a row that names the event."""
 
 WAKE_ROWS: Final = 4_096
-"""Number of rows that wakes the thread; fewer rows wait for the next regular look of the thread."""
+"""Number of rows that wakes the thread; fewer rows wait until the thread reads the buffer at its next interval."""
 
 TAKE_ROWS: Final = 4_096
 TAKE_BYTES: Final = 2 << 20

@@ -1,8 +1,8 @@
 """Conversion of history rows to Arrow tables, and of tables back to the same JSON lines, byte for byte.
 
 Each field that SQL queries need has its own column. The column ``detail`` has the text of a row that has any other
-field, or a value that the field's column cannot hold. The JSON lines omit the column ``slot``, because the slot
-follows from the key's hash.
+field, or a value that the field's column cannot hold. The JSON lines omit the column ``run``, and the column ``slot``,
+which follows from the key's hash.
 
 Arrow parses the lines in C++ without the interpreter's lock, so the event loop continues meanwhile.
 """

@@ -115,7 +115,7 @@ class Journal:
             timeout: Maximum time to wait, in seconds.
 
         Returns:
-            False = rows were still missing in the files after ``timeout``.
+            True = the thread has ended, or the journal was never opened. False = rows are still missing in the files.
         """
         return self._writer is None or self._writer.join(timeout)
 

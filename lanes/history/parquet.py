@@ -58,7 +58,7 @@ class ParquetFile:
         return int(self._sink.tell())
 
     def add(self, table: Any) -> None:
-        """Write these rows, now or together with later rows."""
+        """Write the rows of a table, now or together with later rows."""
         self.rows += table.num_rows
         self._pending.append(table)
         self._pending_rows += table.num_rows
@@ -246,7 +246,7 @@ class JournalWriter:
         self._lost_last = ""
         if self._failing:
             self._failing = False
-            _log.warning("journal %s: writing works again; a `dropped` row counts the missing rows", file.path)
+            _log.warning("journal %s: writing works again; a `dropped` row has the number of missing rows", file.path)
 
     def _fail(self, error: Exception, last: str, rows: int) -> None:
         """Give up the open file, if a file is open, and ``rows`` more rows up to ``last``."""

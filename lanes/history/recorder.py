@@ -1,7 +1,7 @@
 """The history of a run: one row for every event of a message, written so that it survives ``kill -9``.
 
-One process writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. The segment ends with
-an ``end`` row, unless the process crashed. ``memsource`` reads segments and checks the promises.
+Each run of a consumer writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. The segment
+ends with an ``end`` row, unless the process crashed. ``memsource`` reads segments and checks the promises.
 
 Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. The field ``mono`` has seconds
 of the engine's clock. The field ``wall`` has seconds since the epoch, sampled once a millisecond. A row of a message
@@ -11,8 +11,8 @@ letters, events and status have too. Payloads and keys are never written.
 
 Rows are buffered. ``flush`` hands all buffered rows to the kernel by one ``write(2)`` without an fsync. The rows
 survive the death of the process, but not the death of the machine. The runtime flushes before it calls the handlers
-of a time slice and before it sends a settlement. So a file always holds a prefix of the run, and a segment without an
-``end`` row means a crash.
+of a time slice and before it sends a settlement. While the disk accepts rows, a file therefore holds a prefix of the
+run, and a segment without an ``end`` row means a crash.
 
 A full disk must not stop a consumer. Rows that cannot be written are given up and counted. The numbers of these
 rows are missing, and a ``dropped`` row has the number of missing rows when writing works again. Until then
@@ -119,7 +119,9 @@ class Recorder(RowWriter):
             self._message("delivered", message, stamp, f',"size":{message.size}')
 
     def redelivered(self, message: Message, cause: str, now: float) -> None:
-        """Record that a message of the last delivered run was not new. Call this method before the next run.
+        """Record a message of the last delivered run that is in flight, settled or late.
+
+        Call this method before the next run.
 
         Args:
             message: The message.
@@ -215,7 +217,7 @@ class Recorder(RowWriter):
             self._row("extended", f'{self._owned(partition)},"runs":{json.dumps(runs_of(positions))}', now)
 
     def zombie(self, message: Message, now: float) -> None:
-        """Record that a result came after its assignment was fenced, and changed nothing."""
+        """Record a result that arrived after the fence of its assignment and does not count."""
         self._message("zombie", message, self._stamp(now))
 
     # Ownership and flow
@@ -242,7 +244,7 @@ class Recorder(RowWriter):
         self._row("hastened", f'{self._owned(partition)},"timeout":{timeout:.6f}', now)
 
     def drained(self, partition: Partition, now: float) -> None:
-        """Record that the last handler of the partition has ended."""
+        """Record that a drain has fenced the partition: its handlers have ended, or their time is over."""
         self._row("drained", self._owned(partition), now)
 
     def revoked(self, partition: Partition, now: float) -> None:

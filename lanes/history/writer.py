@@ -1,6 +1,6 @@
 """The file of a history: numbered rows with a member and a time, buffered, and handed to the kernel together.
 
-``RowWriter`` numbers and buffers the rows. ``SegmentFile`` writes them to a disk that may be full.
+``RowWriter`` numbers and buffers the rows. ``SegmentFile`` writes the rows to a disk that may be full.
 ``lanes.history.recorder`` explains the rows, and which failures they survive.
 """
 
@@ -110,7 +110,9 @@ class SegmentFile:
             if self._failing:
                 self._failing = False
                 self._flag("0")
-                _log.warning("history %s: writing works again; a `dropped` row counts the missing rows", self.path)
+                _log.warning(
+                    "history %s: writing works again; a `dropped` row has the number of missing rows", self.path
+                )
             return NOTHING_LOST
         first_lost = self._tear(lines, count)
         if not self._failing:
@@ -175,7 +177,7 @@ class SegmentFile:
 
 
 class RowWriter:
-    """Numbers, buffers and writes the rows of one segment; ``lanes.history.recorder.Recorder`` makes them."""
+    """Numbers, buffers and writes the rows of one segment. ``lanes.history.recorder.Recorder`` makes the rows."""
 
     __slots__ = (
         "_after",

@@ -2,7 +2,8 @@
 
 The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure
 of a message is an error line. After a warning, the next 10 s give one line with the number of further messages that
-failed with the same type. Every failed attempt is a debug line with its traceback.
+failed with the same type. Every failed attempt after which the message runs again is also a debug line with its
+traceback.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class FailedAttempts:
         return f"<FailedAttempts {len(self._windows)} types>"
 
     def failed(self, effect: fx.Held | fx.Interrupted, now: float) -> None:
-        """Log or count a failed attempt of a message that has attempts left. Does not block."""
+        """Log or count a failed attempt after which the message runs again. Does not block."""
         if not log.isEnabledFor(logging.WARNING):
             return
         message, error = effect.message, effect.failure.error
@@ -139,7 +140,7 @@ class FailedAttempts:
 
 
 def _shown(kind: str, error: BaseException) -> str:
-    # The text of any other exception may hold user data, so it stands in the traceback alone.
+    # The text of any other exception may contain user data, so only the traceback shows the text.
     return f"{kind} ({reason_line(kind, error.reason)})" if isinstance(error, Nak) and error.reason else kind
 
 

@@ -89,7 +89,7 @@ GAUGES: Final = (
     Gauge("lanes.held", "{lane}", "Lanes that wait for a retry.", _one(lambda s: s.held)),
     Gauge("lanes.blocked", "{lane}", "Lanes that wait for unblock or park.", _one(lambda s: s.blocked)),
     Gauge("lanes.parking", "{lane}", "Lanes whose dead letter is not confirmed yet.", _one(lambda s: s.parking)),
-    Gauge("lanes.taking", "1", "1 while messages are taken, 0 while a bound is reached.", _one(lambda s: s.taking)),
+    Gauge("lanes.taking", "1", "1 while intake runs, 0 from a high to the low water mark.", _one(lambda s: s.taking)),
     Gauge("lanes.paused", "1", "1 while the user has paused the consumer.", _one(lambda s: s.paused)),
     Gauge(
         "lanes.floor",
@@ -99,7 +99,7 @@ GAUGES: Final = (
     ),
     Gauge("lanes.holes", "{message}", "Unfinished messages at or above the floor.", _each(lambda p: p.holes)),
     Gauge("lanes.confirmed", "{position}", "Position that the broker has confirmed.", _each(lambda p: p.confirmed)),
-    Gauge("lanes.ahead", "{message}", "Messages delivered above the confirmed position.", _each(lambda p: p.ahead)),
+    Gauge("lanes.ahead", "{message}", "Messages admitted above the confirmed position.", _each(lambda p: p.ahead)),
     Gauge("lanes.lag", "{message}", "Messages at the broker that are not settled.", _each(lambda p: p.lag)),
     Gauge(
         "lanes.oldest.age", "s", "Time since the delivery of the oldest unfinished message.", _oldest(lambda m: m.age)
@@ -189,8 +189,8 @@ class Instruments:
         self.settled = meter.create_counter("lanes.settled", "{message}", "Messages settled.")
         self.retries = meter.create_counter("lanes.retries", "{message}", "Attempts that failed and are repeated.")
         self.dead_letters = meter.create_counter("lanes.dead_letters", "{message}", "Dead letters confirmed.")
-        self.zombies = meter.create_counter("lanes.zombies", "{message}", "Results that came too late to count.")
-        self.redelivered = meter.create_counter("lanes.redelivered", "{message}", "Positions that came again.")
+        self.zombies = meter.create_counter("lanes.zombies", "{message}", "Results after the fence of an assignment.")
+        self.redelivered = meter.create_counter("lanes.redelivered", "{message}", "Redelivered and late positions.")
         self.loop_held = meter.create_counter("lanes.loop.held", "s", "Time for which calls held the event loop.")
         self.duration = meter.create_histogram(
             "messaging.process.duration",

@@ -37,7 +37,8 @@ class PartitionStatus:
     Attributes:
         epoch: Epoch that the handlers of the partition receive as fencing token.
         floor: Position below which every delivered message is finished.
-        holes: Number of unfinished messages at or above the floor.
+        holes: Number of unfinished messages at or above the floor; of unsettled messages, if the source settles each
+            message.
         confirmed: Position that the broker has confirmed; None = the source settles each message.
         ahead: Number of messages admitted above ``confirmed``; None = the source settles each message.
         ahead_reached: Whether ``max_ahead`` stops the partition.
@@ -77,7 +78,7 @@ class Status:
         taking: Whether intake runs: False from the high water mark until the low water mark.
         paused: Whether the user has paused the consumer.
         settled: Number of settled messages since the start.
-        retries: Number of repeated attempts since the start.
+        retries: Number of failed attempts since the start after which the lane waited for a retry.
         dead_lettered: Number of confirmed dead letters since the start.
         zombies: Number of results since the start that came after the fence of their assignment.
         redelivered: Number of redelivered messages since the start, by cause.

@@ -47,8 +47,8 @@ class Tap:
             self.telemetry.consumed(partition, len(run))
 
     def redelivered(self, effect: Redelivered) -> None:
-        """Record that a message of the last delivered run was not new."""
-        # A run that came while its partition was draining has no rows.
+        """Record a message of the last delivered run that is in flight, settled or late."""
+        # A run that arrived while its partition was draining has no rows.
         if self.history is not None and not effect.message.partition.draining:
             self.history.redelivered(effect.message, effect.cause, self._clock())
         if self.telemetry is not None:
@@ -116,7 +116,7 @@ class Tap:
         history.flush()
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
-        """Record that the broker confirmed settlements."""
+        """Record settlements that were sent, and commits that the broker has confirmed."""
         for settlement in settlements:
             if settlement.floor is not None:
                 if self.history is not None:
@@ -156,7 +156,7 @@ class Tap:
             self.history.hastened(partition, self._clock(), timeout)
 
     def drained(self, partition: Partition) -> None:
-        """Record that the last handler of a partition has ended."""
+        """Record that a drain has fenced the partition: its handlers have ended, or their time is over."""
         if self.history is not None:
             self.history.drained(partition, self._clock())
 

@@ -4,18 +4,18 @@ Operation
 ---------
 A new partition is *loading* until the store has returned the attempts of its former owners. The runtime puts aside
 messages that arrive before the answer. These messages count against the bounds, and enter the engine in their order
-after the answer. Other partitions continue. A message with attempts continues with the next attempt. The runtime
-marks a message that a former owner gave up with ``broken``. When the lane reaches the message, no handler is called,
-and the poison policy decides.
+after the answer. Other partitions continue. A message with attempts continues with the next attempt. If a former owner
+gave a message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane reaches the
+message, no handler is called, and the poison policy decides.
 
-A failure is written while its lane waits. The lane waits at least until the write has ended. A drain hands the
-partition over after the write, or when the drain's time has passed. A message therefore gets one extra attempt for
-each process that died while the message ran, and no extra attempt for a hand-over. Writes for one message follow each
-other. Entries of settled messages are dropped after the failures, many in one call, and no lane waits for these
-calls.
+A failure is written while its lane waits. A lane that waits for a retry waits at least until the write has ended. A
+drain hands the partition over after the write, or when the drain's time has passed. A message therefore gets one extra
+attempt for each process that died while the message ran, and none for a hand-over whose writes ended in time. Writes
+for one message follow each other. Entries of settled messages are dropped up to 500 in one call, and no lane waits for
+these calls.
 
-A call that fails is repeated until it succeeds. Only lanes with a failure, and partitions that are loading, wait for a
-repeated call. A message that never fails costs nothing.
+A call that fails is repeated until it succeeds, unless the error is permanent. Only lanes with a failure, loading
+partitions and drains wait for a repeated call. A message that never fails causes no call.
 """
 
 from __future__ import annotations

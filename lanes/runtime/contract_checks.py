@@ -37,7 +37,7 @@ def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
         raise ContractError(
             f"{name}: {partition.id} was assigned with deadline={partition.deadline}, but the source settles by a "
             "position, and only a source that settles each message individually may have a lease; please report "
-            "this bug"
+            "this bug of the source"
         )
 
 

@@ -1,4 +1,4 @@
-"""The writer of dead letters. A write is repeated until it is confirmed, and only its lane waits."""
+"""The writer of dead letters. An unconfirmed write is repeated, and only the lane of its message waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class DeadLetterWriter:
         self.confirmed = 0
 
     async def write(self, due: DeadLetterDue) -> None:
-        """Write the dead letter of a message until it is confirmed or the message is abandoned."""
+        """Write the dead letter of a message until it is confirmed.
+
+        The call gives up if the message is abandoned, or if an error stops the run.
+        """
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
         message = due.message
         record = dead_letter(message, due.failure, time.time())

@@ -34,7 +34,7 @@ class _Begun(NamedTuple):
         drain: The drain.
         ended: Event that is set when the last handler has ended, or the partition is lost.
         wait: Cancel scope of the wait for running handlers.
-        cost: The messages that the drain costs.
+        cost: The cost of the drain in messages, for the log.
     """
 
     drain: PartitionDrain
@@ -182,7 +182,10 @@ class Handover:
         drain.tell("ended" if ended.is_set() else "late", anyio.current_time())
 
     async def _settle(self, drain: PartitionDrain) -> None:
-        """Settle the finished messages of a fenced partition and store its attempts. Log messages that are late."""
+        """Settle the finished messages of a fenced partition and store its attempts.
+
+        Log a warning if the time is too short.
+        """
         partition, within = drain.partition, drain.until - anyio.current_time()
         with anyio.CancelScope(deadline=drain.until):
             await self._settler.settle_all(partition)

@@ -337,7 +337,8 @@ class Run:
             self._stop_when_exhausted()
         else:
             raise ContractError(
-                f"{self.name} delivered a {type(event).__name__}, no event of lanes.source; please report this"
+                f"{self.name} delivered a {type(event).__name__}, which is no event of lanes.source; please report "
+                "this bug of the source"
             )
 
     def _assigned(self, partition: Partition) -> None:
@@ -380,7 +381,8 @@ class Run:
         zombies = self.engine.lose(partition)
         self._handover.lost(partition)
         log.warning(
-            "%s: %s lost (%s); the results of its %d running handlers do not count, its next owner runs them again",
+            "%s: %s lost (%s); the results of its %d running handlers do not count, and its next owner runs their "
+            "messages again",
             self.name,
             partition.id,
             reason,

@@ -83,7 +83,8 @@ class BatchWorkers:
         self._threads = _BatchThreads(self._outcomes_now, context, timeout=timeout, grace=grace) if in_threads else None
         self._workers = [_Worker() for _ in range(context.engine.concurrency)]
         self._loop_watch = context.loop_watch
-        # Seconds that the workers leave to the loop before the next call, and the number of such times.
+        # Seconds that the workers leave to the loop before the next call, and the number of turns left to the loop so
+        # far.
         self._rest = 0.0
         self._round = 0
         self._wake = anyio.Event()
@@ -196,7 +197,7 @@ class BatchWorkers:
             if isinstance(error, GeneratorExit):
                 raise
         else:
-            # Before the rows are written, because a message of a lost partition does not count and gets no rows.
+            # The loss precedes the rows, because a message of a lost partition does not count and gets no rows.
             self._lose_overdue(batch)
             self._finish(worker, outcomes, "ok", None, handling)
 

@@ -1,8 +1,8 @@
 """The watch over the event loop of a run, by a thread that asks the loop for a turn ten times a second.
 
 A handler holds the loop if it blocks, for example in ``time.sleep`` or in a client without asyncio. Meanwhile nothing
-else of the process runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn,
-finds the handler in the stack of the loop's thread, and names the handler in the log.
+else on the loop runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn, finds
+the handler in the stack of the loop's thread, and names the handler in the log.
 
 A process that was frozen is not accused, because the thread was frozen too. A C function that keeps the interpreter's
 lock stops the thread like a freeze, so such a function is not found.
@@ -34,19 +34,19 @@ WARNED_AFTER: Final = 1.0
 """Seconds without an answer after which the handler that holds the loop is named."""
 
 WARNED_EVERY: Final = 30.0
-"""Seconds between two warnings, because each message may hold the loop."""
+"""Minimum number of seconds between the warnings about two holds, because each message may hold the loop."""
 
 REMEMBERED_FOR: Final = 5.0
-"""Seconds for which a loss of a partition is said to follow a held loop."""
+"""Seconds after a hold in which the log names the hold as a cause when a partition is lost."""
 
 _REST_SHARE: Final = 0.01
-"""Part of the held time that the workers then leave to the loop."""
+"""Part of the held time that the workers leave to the loop after a hold."""
 
 _REST_LIMIT: Final = 0.05
-"""Maximum of that time in seconds; an answer of a broker fits into it."""
+"""Maximum number of seconds that the workers leave to the loop. An answer of a broker arrives within this time."""
 
 _FROZEN_AFTER: Final = 0.5
-"""Seconds by which a wait of the thread is longer than asked for if the process was frozen."""
+"""Excess of a wait of the thread over its length, in seconds, above which the process counts as frozen."""
 
 _JOINED_WITHIN: Final = 1.0
 """Seconds that the thread gets to end, which a log handler may delay."""
@@ -60,11 +60,11 @@ _WORKERS: Final = ("lanes.workers.tasks", "lanes.workers.batches")
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A time in which one call held the event loop.
+    """A period in which one call held the event loop.
 
     Attributes:
-        seconds: Length.
-        ended: Time of its end.
+        seconds: Length of the period.
+        ended: End of the period, in seconds of the run's clock.
         by: Name of the handler or of another function; "" = unknown.
     """
 
@@ -93,12 +93,13 @@ class _Holder:
 class LoopWatch:
     """The watch over one event loop, for one consumer.
 
-    Only ``start``, ``stop`` and the answers run on the loop. The attributes may be read by any thread.
+    The public methods and the answers run on the loop, and the watch runs in its own thread. Any thread may read the
+    attributes.
 
     Args:
         name: Name of the source in log lines.
         handler: Name of the handler.
-        remedy: What to do about a handler that holds the loop.
+        remedy: Text for the log that tells what to do about a handler that holds the loop.
         clock: Clock of the run. Without a real clock, in a simulation, no thread watches.
         lost: Called by the thread with the seconds of each hold.
 
@@ -172,7 +173,7 @@ class LoopWatch:
         return min(_REST_LIMIT, (now - since) * _REST_SHARE) if since else 0.0
 
     def held_before(self, now: float) -> Hold | None:
-        """Return the hold of a second or more that ends now or has ended within ``REMEMBERED_FOR`` seconds."""
+        """Return the hold of a second or more that continues or ended within ``REMEMBERED_FOR`` seconds, or None."""
         since, last = self._since, self._last
         if since and now - since >= WARNED_AFTER:
             return Hold(now - since, now, self._by)
@@ -253,7 +254,7 @@ class LoopWatch:
             )
             self._untold, self._untold_seconds = 0, 0.0
         log.warning(
-            "%s: %s has been holding the event loop for %.1f s, and nothing else of this process runs: %s%s",
+            "%s: %s has been holding the event loop for %.1f s, and nothing else on this loop runs: %s%s",
             self._name,
             holder,
             seconds,

@@ -1,4 +1,4 @@
-"""The outcomes of handlers for engine, history and telemetry, made from their returns and exceptions."""
+"""The outcomes of handlers for engine, history and telemetry, made from the results and exceptions of the handlers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class OutcomeReporter:
             self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
-        """Return a message whose ``started`` row is written. The message ends like a handler of a lost partition."""
+        """Give up a message whose lease expired after its ``started`` row was written. The handler is not called."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 
@@ -134,7 +134,7 @@ class OutcomeReporter:
         error: BaseException | None,
         handling: Handling | None,
     ) -> None:
-        """Report an outcome. ``result``: its name in the history."""
+        """Report an outcome. ``result`` is the name of the outcome in the history."""
         now = self._clock()
         if self._history is not None and not given_up_before(message):
             self._history.ended(message, result, now, error)

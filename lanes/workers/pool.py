@@ -108,7 +108,10 @@ class Pool(Generic[Call, Result]):
             self._queue.put(call)
 
     def need(self, threads: int) -> None:
-        """Start threads up to a number. ``ConfigError`` if the system refuses one; the existing threads continue."""
+        """Start threads up to a number.
+
+        Raises ``ConfigError`` if the system refuses a thread; the existing threads continue.
+        """
         while len(self._threads) < threads:
             thread = _Thread(len(self._threads), self._work)
             try:
@@ -272,8 +275,8 @@ def _report_stuck(message: Message, age: float, timeout: float) -> None:
 def _report_abandoned(messages: list[Message]) -> None:
     named = ", ".join(f"{message.partition.id} position {message.position}" for message in messages[:_NAMED_LIMIT])
     log.warning(
-        "abandoned %d threads whose handlers did not end; their results do not count, and they end with the process. "
-        "They run %s%s",
+        "abandoned %d threads whose handlers did not end within the grace; the results do not count, and the threads "
+        "end with the process. Raise grace=, or let the handlers end sooner. Their messages: %s%s",
         len(messages),
         named,
         ", …" if len(messages) > _NAMED_LIMIT else "",

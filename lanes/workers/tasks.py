@@ -7,8 +7,8 @@ loop before its next message, so heartbeats and settlements continue. A handler 
 already. After a handler that has held the loop for longer, all workers rest for a moment, in which the answers of a
 broker can arrive.
 
-With a history, every worker yields once before each handler. The first worker to resume writes the ``started`` rows of
-all workers by one ``write``. So no handler is called before its row is in the file.
+With a ``History``, every worker yields once before each handler. The first worker to resume writes the ``started`` rows
+of all workers by one ``write``. So no handler is called before its row is in the file.
 """
 
 from __future__ import annotations

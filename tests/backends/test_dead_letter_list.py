@@ -59,7 +59,7 @@ def test_a_list_is_limited_and_says_so(command: Command, place: Place) -> None:
     place.park(*(of(place) for _ in range(20)))
     said = command("list", *place.options, "--json", "--limit", "18")
     assert len(said.out.splitlines()) == 18
-    assert said.err == "lanes: there are more than 18; use --limit to show more of them\n"
+    assert said.err == "lanes: there are more than 18 dead letters; use --limit to show more\n"
     said = command("list", *place.options, "--json", "--limit", "20")
     assert (len(said.out.splitlines()), said.err) == (20, "")
 

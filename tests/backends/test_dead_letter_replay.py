@@ -75,7 +75,7 @@ def test_a_dead_letter_is_republished_with_its_id(command: Command, place: Place
     place.park(sent)
     said = command("replay", sent.id, *place.options, "--to-origin")
     assert said.status == 0
-    assert said.out.startswith(f"{sent.id}: replayed: it is ")
+    assert said.out.startswith(f"{sent.id}: replayed: the message is now ")
     assert "the order within a key is not kept" in said.err
     assert "already replayed" in command("replay", sent.id, *place.options, "--to-origin").out
     ((value, headers),) = place.published()
@@ -92,7 +92,7 @@ def test_a_cut_dead_letter_is_not_replayed(command: Command, kafka: KafkaServer)
         said = command("replay", sent.id, *place.options, *how)
         assert said.status == 3
         where = f"{place.origin}/3 position {sent.position}"
-        assert f"bytes; take the message from {where}, then drop the dead letter" in said.out
+        assert f"bytes; read the message from {where}, then drop the dead letter" in said.out
     assert handlers.SEEN == []
     assert ids(command, place) == [sent.id]
     place.delete()

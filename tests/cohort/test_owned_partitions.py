@@ -136,7 +136,9 @@ async def test_a_late_renewal_loses_the_partition_at_the_next_step() -> None:
     of.tell()
     assert of.told() == [], "the membership hears of nothing while it tells something"
     of.partitions.step()
-    assert of.stub.told == [("gone", number, "the lease ended here before its renewal was seen") for number in numbers]
+    assert of.stub.told == [
+        ("gone", number, "the deadline passed before the renewal of the lease was seen") for number in numbers
+    ]
     assert of.names() == ["Lost"] * len(numbers)
     assert list(of.partitions.by_number) == [400]
 

@@ -349,6 +349,6 @@ async def test_a_topic_that_the_source_reads_is_refused_at_the_start(topic: Make
         await consumer.run()
     assert str(refused.value) == (
         f"kafka g/{orders.name},{refunds.name}: the dead letters go to {refunds.name!r}, which this source reads too, "
-        "so each dead letter would make another one; use a topic or stream of its own"
+        "so each dead letter would make another one; write the dead letters to a separate topic or stream"
     )
     assert handled == []

@@ -97,7 +97,7 @@ def measure(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_an_unknown_case_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "motor"], effort=TINY, folder=tmp_path) == 2
     said = capsys.readouterr()
-    assert said.err == f"bench: unknown case 'motor': known are {', '.join(CASES)}\n"
+    assert said.err == f"bench: unknown case 'motor'; use {', '.join(CASES)}\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
 

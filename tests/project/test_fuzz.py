@@ -93,7 +93,7 @@ def test_what_the_guided_fuzzer_finds_is_a_failure(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["ledgre"], f"fuzz: unknown target 'ledgre': known are {', '.join(TARGETS)}"),
+        (["ledgre"], f"fuzz: unknown target 'ledgre'; use {', '.join(TARGETS)}"),
         (["--seconds", "-1"], "fuzz: --seconds -1.0: must be a finite number, 0 or more"),
         (["--seconds", "nan"], "fuzz: --seconds nan: must be a finite number, 0 or more"),
     ],

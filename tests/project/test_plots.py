@@ -180,7 +180,7 @@ def test_what_is_not_measured_is_not_drawn(how: str, tmp_path: Path, capsys: pyt
 
 def test_an_unknown_plot_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["plots", "zone", "zones"]) == 2
-    assert capsys.readouterr().err == f"bench: unknown plot 'zones': known are {', '.join(DRAWN)}\n"
+    assert capsys.readouterr().err == f"bench: unknown plot 'zones'; use {', '.join(DRAWN)}\n"
 
 
 def test_the_page_shows_each_plot_that_is_there() -> None:

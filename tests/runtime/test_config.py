@@ -190,7 +190,9 @@ def test_linger_without_batch_is_refused() -> None:
 
 def test_a_batch_above_max_in_flight_is_refused() -> None:
     said = refusal(Settings, batch=11, max_in_flight=10, concurrency=1)
-    assert said == ("batch=11 is above max_in_flight=10: it could never be full; raise max_in_flight or lower batch")
+    assert said == (
+        "batch=11 is above max_in_flight=10: a batch could never be full; raise max_in_flight or lower batch"
+    )
     assert Settings(batch=10, max_in_flight=10, concurrency=1).batch == 10
 
 
@@ -206,7 +208,8 @@ def test_a_batch_above_the_bound_in_force_is_refused(batch: int, allowed: int | 
 def test_serial_order_with_a_skipping_policy_is_refused(poison: Any) -> None:
     said = refusal(Settings, order="serial", poison=poison)
     assert said == (
-        f'order="serial" with poison="{poison}": serial order has no message to skip; use poison="exit" or "block", '
+        f'order="serial" with poison="{poison}": serial order must not replace a message by a dead letter; '
+        'use poison="exit" or "block", '
         'or order="partition"'
     )
     for kept in ("exit", "block", None):

@@ -197,7 +197,8 @@ def test_a_halt_has_its_own_exit_status(job: Job) -> None:
     *before, last = err.splitlines()
     assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0")
     # The traceback of the handler alone.
-    assert before[:2] == ["this failure of the handler ends the run", "Traceback (most recent call last):"]
+    assert before[0].startswith("the run ends: memory: the handler failed 1 time(s) at memory/0 position 0")
+    assert before[1] == "Traceback (most recent call last):"
     assert before[-1] == "lanes.errors.Term: never"
     assert err.count("Traceback") == 1
 

@@ -225,7 +225,7 @@ async def test_a_call_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixt
         await until(lambda: handler.started == [[0, 1]])
         assert await run.stop() is None
     assert "abandoned 1 threads" in caplog.text
-    assert "They run memory/0 position 0" in caplog.text
+    assert "Their messages: memory/0 position 0" in caplog.text
     assert broker.acked() == []
     assert len(threads()) == 1
     handler.gate.set()

@@ -21,21 +21,21 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read a key. The result is its ``(value, revision)`` or ``Unknown``."""
+    """Read a key of the lease store. The result is the key's ``(value, revision)`` or ``Unknown``."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a key by compare-and-set, as in ``lanes.cohort.leases.LeaseStore``.
+    """Write a key of the lease store by compare-and-set, as in ``lanes.cohort.leases.LeaseStore``.
 
     The result is the new revision, ``Refused`` or ``Unknown``.
 
     Attributes:
         key: The key.
         value: The new value.
-        revision: Revision that the key must have. ``None`` = the write has a fence instead.
+        revision: Revision that the key must have, 0 = no entry. ``None`` = the write has a fence instead.
         ttl: Seconds until the entry expires. ``None`` = never.
         fence: Another key and its required revision.
     """
@@ -52,7 +52,7 @@ class FindConsumers:
     """List the durables of the partition. The result is ``Found`` or ``Unknown``.
 
     Attributes:
-        marked: Whether to read the cohort's mark too.
+        marked: Whether to read the cohort's mark too; see ``lanes.cohort.leases.EpochConsumers.mark``.
     """
 
     marked: bool = False

@@ -5,7 +5,7 @@ performs the returned action and passes its result to ``apply``, one action at a
 between and during actions. After each input the driver calls ``next`` again. After every call the driver acts on
 ``events``, empties the list, and passes ``deadline`` to the code that starts handlers.
 
-Longer than most: every phase of the machine reads and writes the same twenty fields.
+This file is longer than most, because every phase of the machine reads and writes the same twenty fields.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ class LeaseMachine:
 
     @property
     def consumer(self) -> tuple[int, int] | None:
-        """Epoch and sub-number of the consumer to pull from. ``None`` = no consumer exists, as in a takeover."""
+        """Epoch and sub-number of the consumer to pull from.
+
+        ``None`` = there is no consumer to pull from, for example during a takeover.
+        """
         return (self._epoch, self._sub) if self.phase in (phases.OWNED, phases.DRAINING) else None
 
     @property
@@ -175,8 +178,9 @@ class LeaseMachine:
     def takeover(self, done: Done, now: float) -> None:
         """Create another consumer for the same epoch, after a missing delivery or a lost connection.
 
-        Messages in flight stay, and queued messages may start until the deadline. After the gap, the driver enters no
-        delivery until the next ``LeaseOwned``, whose ``again`` is True. Ignored unless the partition is owned.
+        Delivered messages stay in flight, and queued messages may start until the deadline. After this call, the driver
+        enters no delivery until the next ``LeaseOwned``, whose ``again`` is True. Ignored unless the partition is
+        owned.
 
         Args:
             done: The whole ledger.
@@ -204,7 +208,8 @@ class LeaseMachine:
         """Process a listing of the partition's durables, and delete the durables below the machine's own durable.
 
         If no listing arrives between two renewals and the retention allows leftover durables, the machine asks for a
-        listing. A listing may be out of date. After a listing with a higher epoch, the machine only reads the lease.
+        listing. A listing may be out of date. A higher epoch in a listing therefore only makes the machine renew the
+        lease at once.
 
         Args:
             consumers: Epoch and sub-number of each durable.
@@ -291,8 +296,8 @@ class LeaseMachine:
 
         Raises:
             IllegalInput: ``next`` did not return this action.
-            ValueError: A record in the bucket was not written by ``lanes``. The machine then gives up a held
-                lease, and the driver may continue.
+            ValueError: ``lanes`` did not write a record of the bucket, or no higher epoch is possible. The machine then
+                gives up a held lease, and the driver may continue.
         """
         if action is not self._asked:
             raise IllegalInput(
@@ -317,7 +322,10 @@ class LeaseMachine:
             raise
 
     def expire(self, now: float) -> None:
-        """Give up a lease past its deadline. The driver calls this method while an action is under way."""
+        """Give up a lease past its deadline.
+
+        A driver may call this method at any time, even while an action is under way.
+        """
         if self._held_lease is not None and now >= self._held_lease.expires:
             self._give_up("the lease was not renewed in time")
 
@@ -550,8 +558,9 @@ class LeaseMachine:
             self._sub = 0
             if self._epoch > HIGHEST:
                 raise ValueError(
-                    f"cohort partition {self.partition}: epoch {known} is the last possible one, and no clock gave it; "
-                    "delete the durable of that epoch, and let no other program create durables of such names"
+                    f"cohort partition {self.partition}: epoch {known} is the last possible one, and no server's clock "
+                    "is so high; delete the durable of that epoch, and let no other program create durables with names "
+                    "of this cohort"
                 )
             self._done = self._state.done
         elif known > self._epoch:
@@ -570,7 +579,7 @@ class LeaseMachine:
     def _below(self, found: Found) -> list[tuple[int, int]]:
         return sorted(consumer[:2] for consumer in found.consumers if consumer[:2] < (self._epoch, self._sub))
 
-    # --- 3: write them
+    # --- 3: write the epoch and the ledger
 
     def _epoch_written(self, result: Any, now: float, sent: float) -> None:
         if self._is_written(result):
@@ -621,7 +630,7 @@ class LeaseMachine:
         self._step("unplanned")
         self.events.append(LeaseRevoked())
 
-    # --- 6, 7 and 9: while it is owned, and how it is handed over
+    # --- 6, 7 and 9: keep the owned partition, and hand it over
 
     def _keep(self) -> Action:
         if self._checkpoint is not None:

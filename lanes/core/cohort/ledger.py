@@ -1,6 +1,6 @@
 """The ledger of a cohort partition: the messages that the next owner must handle.
 
-The ledger stores the sequences that are not done, so it stays small however far a stuck key falls behind. The source
+The ledger stores the sequences that are not done, so it stays small even if a stuck key lags far. The source
 keeps this ledger. The engine's ``AckLedger`` stores the messages in flight in this process.
 
 A new owner reads a ``Done`` of the former owner. Deliveries that the former owner did not finish are outstanding, at
@@ -79,8 +79,8 @@ class DeliveryLedger:
 
     Attributes:
         highest: Highest sequence delivered.
-        since_saved: Number of messages settled above the floor since the last ``save``. A crash repeats at most
-            this number of messages, if the floor of the consumer survives the crash.
+        since_saved: Number of messages settled above the floor since the last ``save``. A crash repeats at most this
+            number of finished messages, if the floor of the consumer survives the crash.
     """
 
     __slots__ = ("_ahead", "_first", "_last", "_open", "highest", "since_saved")
@@ -96,9 +96,10 @@ class DeliveryLedger:
         self._ahead: _Open | None = self._first  # the lowest outstanding sequence that no consumer has delivered
 
     def delivered(self, sequence: int) -> bool:
-        """Enter a delivery, and return whether its sequence is outstanding. Acknowledge a done sequence again.
+        """Enter a delivery, and return whether its sequence is outstanding.
 
-        First deliveries must rise without a gap. A skipped sequence counts as done.
+        The caller acknowledges a done sequence again. First deliveries must rise, and no delivery may be missing. An
+        outstanding sequence that a consumer skips counts as done.
         """
         if self._ahead is not None:
             self._pass_over(self._ahead, sequence)
@@ -109,7 +110,10 @@ class DeliveryLedger:
         return sequence in self._open
 
     def settled(self, sequence: int) -> bool:
-        """Finish a sequence, and return whether it was outstanding. ``ValueError`` if it was never delivered."""
+        """Finish a sequence, and return whether it was outstanding.
+
+        Raises ``ValueError`` for a sequence above ``highest``.
+        """
         known = self._open.pop(sequence, None)
         if known is None:
             if sequence > self.highest:

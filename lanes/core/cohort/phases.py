@@ -8,28 +8,28 @@ from __future__ import annotations
 from typing import Final
 
 IDLE: Final = "idle"  # the plan gives the partition to another member, and no lease is held
-LOOKING: Final = "looking"  # 1: is the lease free?
-CHECKING: Final = "checking"  # 1: is the state there?
-SURVEYING: Final = "surveying"  # 1: the state is missing because the bucket was lost: which leases may still hold?
-GRACE: Final = "grace"  # 1: wait until those leases have expired
+LOOKING: Final = "looking"  # 1: read the lease, until it is free
+CHECKING: Final = "checking"  # 1: read the state, which is missing after a loss of the bucket
+SURVEYING: Final = "surveying"  # 1: find the longest lease that may still hold after the loss of the bucket
+GRACE: Final = "grace"  # 1: wait until that lease has expired
 ACQUIRING: Final = "acquiring"  # 1: write the lease
-CONFIRMING: Final = "confirming"  # 1: no answer came: was the write applied?
-READING: Final = "reading"  # 2: the state
-FINDING: Final = "finding"  # 2: the consumers
-WRITING: Final = "writing"  # 3: the epoch and the ledger, fenced by the lease
+CONFIRMING: Final = "confirming"  # 1: read the lease back, because its write had no answer
+READING: Final = "reading"  # 2: read the state
+FINDING: Final = "finding"  # 2: list the consumers
+WRITING: Final = "writing"  # 3: write the epoch and the ledger, fenced by the lease
 CLEARING: Final = "clearing"  # 4: delete lower epochs first, where the retention allows one consumer only
 CREATING: Final = "creating"  # 4: create the consumer
-REFINDING: Final = "refinding"  # 4: the create found another consumer
+REFINDING: Final = "refinding"  # 4: list the consumers, because the create found another consumer
 VERIFYING: Final = "verifying"  # 5: renew the lease
 SWEEPING: Final = "sweeping"  # 4: delete lower epochs last, where the retention allows several consumers
 OWNED: Final = "owned"  # 6: handlers run
-DRAINING: Final = "draining"  # 9: until `drained`
-SAVING: Final = "saving"  # 9: the whole ledger, fenced by the lease
+DRAINING: Final = "draining"  # 9: wait for the input `drained`
+SAVING: Final = "saving"  # 9: write the whole ledger, fenced by the lease
 RELEASING: Final = "releasing"  # 9: write the released lease
-FENCED: Final = "fenced"  # 7: until `ended`
+FENCED: Final = "fenced"  # 7: wait for the input `ended`
 
 SEEKING: Final = frozenset({LOOKING, CHECKING, SURVEYING, GRACE, ACQUIRING})
-"""The phases in which no lease is held, and no write of a lease is on its way."""
+"""The phases before the lease is held. In ``ACQUIRING``, a write of the lease may be on its way."""
 
 TAKING: Final = frozenset({READING, FINDING, WRITING, CLEARING, CREATING, REFINDING, VERIFYING, SWEEPING})
 """The phases in which the lease is held, and the consumer is missing or lower consumers are left."""
@@ -73,8 +73,8 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
 }
 """(phase, event) -> phase.
 
-The code below adds ``unplanned``, ``failed`` and ``lost``. An acquisition without a ``LeaseOwned`` is released or given
-up without an event. After ``LeaseOwned`` the ownership is lost.
+The code below adds ``unplanned``, ``failed`` and ``lost``. An acquisition that ends before ``LeaseOwned`` has no event.
+After ``LeaseOwned``, a failure ends the ownership with ``LeaseLost``.
 """
 
 TRANSITIONS.update({(phase, "unplanned"): RELEASING for phase in TAKING})
@@ -87,7 +87,7 @@ class IllegalInput(Exception):
 
 
 def following(partition: int, phase: str, event: str) -> str:
-    """Return the next phase. ``IllegalInput`` if the phase does not allow the event."""
+    """Return the next phase. Raises ``IllegalInput`` if the phase does not allow the event."""
     found = TRANSITIONS.get((phase, event))
     if found is None:
         raise IllegalInput(

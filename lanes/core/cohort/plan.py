@@ -16,7 +16,7 @@ class CohortPlan(NamedTuple):
     Attributes:
         owners: Member that owns each partition. ``None`` = no member lives.
         active: Members that own a partition, sorted.
-        standbys: Live members that own no partition, sorted.
+        standbys: Live members that own no partition and do not drain, sorted.
         under_provisioned: Whether the number of live members that do not drain is below the target.
     """
 
@@ -44,7 +44,7 @@ def plan(
             or up, and at least one partition.
         target: Maximum number of members that get partitions. Members that own the most partitions are chosen
             first. ``None`` = all members.
-        draining: Members that get no partition while another member lives.
+        draining: Members that get no partition while a member that does not drain lives.
 
     Returns:
         The plan, which covers every partition if a member lives.
@@ -67,7 +67,8 @@ def plan(
             owned[owner].append(partition)
         else:
             free.append(partition)
-    # Members that own most partitions come first, so that they keep them. Names decide between equal members.
+    # Members that own most partitions are chosen first, so that few partitions move. Names decide between equal
+    # members.
     candidates.sort(key=lambda member: -len(owned[member]))
     chosen = candidates[: min(len(owners), len(candidates) if target is None else target)]
     shares = _shares(len(owners), {member: members[member] for member in chosen}, owned)

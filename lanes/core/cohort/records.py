@@ -33,7 +33,10 @@ STATE_PREFIX: Final = "s."
 DRAIN_PREFIX: Final = "drain."
 
 HIGHEST: Final = 2**53
-"""Highest number in a record. Some JSON readers change higher numbers. A clock in milliseconds takes 285,000 years."""
+"""Highest number in a record, except in a ledger. Some JSON readers change higher numbers.
+
+A clock in milliseconds reaches this number after 285,000 years.
+"""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_=-]+(\.[A-Za-z0-9_=-]+)*")
 _NAME_LIMIT: Final = 128
@@ -83,7 +86,7 @@ class PlanRecord:
         generation: Number of the plan, which rises whenever owners or standbys change.
         owners: Member that owns each partition; None = no owner.
         members: Live members, sorted.
-        standbys: Live members that own no partition, sorted.
+        standbys: Live members that own no partition and do not drain, sorted.
         target: Maximum number of members that own partitions; None = all members.
         under_provisioned: Whether the number of live members that do not drain is below the target.
     """
@@ -106,7 +109,7 @@ class Heartbeat:
         weight: Weight of the member, 1 or more.
         target: Maximum number of members that own partitions. ``None`` = all members.
         session: Time of the join in milliseconds since 1970, by the member's clock; for the status only.
-        lease: Seconds until the heartbeat expires.
+        lease: Seconds until the heartbeat expires. ``None`` = an earlier version of ``lanes`` wrote the heartbeat.
     """
 
     nonce: str
@@ -143,7 +146,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """The request that a member owns no partition while another member lives.
+    """The request that a member owns no partition while a member that does not drain lives.
 
     Attributes:
         since: Time of the request in milliseconds since 1970.
@@ -233,7 +236,7 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
         return None
     said = "; ".join(differing.values())
     if differing.keys() & {"stream", "namespace"}:
-        return f"the bucket belongs to another cohort, {found.cohort!r}: {said}. Use another namespace for this one"
+        return f"the bucket belongs to another cohort, {found.cohort!r}: {said}. Use another namespace for this cohort"
     where = f" (stream {wanted.stream!r}, namespace {wanted.namespace!r})" if wanted.stream is not None else ""
     said = f"the cohort {found.cohort!r} has other settings{where}: {said}. "
     if "incarnation" in differing:
@@ -251,7 +254,7 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
     if "lease" in differing:
         said += (
             f". To change the lease of all members, stop them, delete the key {CONFIG_KEY!r} of the cohort's bucket, "
-            "and start them with the new one"
+            "and start them with the new lease"
         )
     return said
 

@@ -60,7 +60,10 @@ async def test_the_start_of_later_members_is_only_logged(
         async with members() as running:
             running.join(consumer)
             await settled(consumer, partitions=4)
-    assert "start=3 is ignored, because the cohort was set up with 7; it goes on from its position" in caplog.text
+    assert (
+        "start=3 is ignored, because the cohort was set up with 7; the cohort continues from its position"
+        in caplog.text
+    )
     assert "start=2026-01-01T00:00:00+00:00 is ignored, because the cohort was set up with 7" in caplog.text
     d = lanes.Consumer(stream.source("d"), log.handler("d"), settings=FAST)
     async with members() as running:

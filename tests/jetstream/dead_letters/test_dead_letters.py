@@ -269,7 +269,8 @@ async def test_a_subject_of_the_sources_own_stream_is_refused_at_the_start(strea
         await consumer.run()
     assert str(refused.value) == (
         f"jetstream {stream.name}/worker: the dead letters go to {stream.name!r} (subject {subject!r}), which this "
-        "source reads too, so each dead letter would make another one; use a topic or stream of its own"
+        "source reads too, so each dead letter would make another one; write the dead letters to a separate "
+        "topic or stream"
     )
     assert (await stream.consumer_info()).num_pending == 3
 
