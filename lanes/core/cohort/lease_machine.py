@@ -251,7 +251,7 @@ class LeaseMachine:
         self._checkpoint = None
 
     def ended(self, now: float) -> None:
-        """Answer ``LeaseLost``: every handler has ended, so this member may acquire the partition again."""
+        """Answer ``LeaseLost``: the consumer has received the loss, so this member may acquire the partition again."""
         self._step("ended")
         if self._wanted:
             self._look()
