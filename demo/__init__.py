@@ -1,7 +1,7 @@
-"""The demo: a real event log, a real server, a crash in the middle, and a report on every promise.
+"""The demo: an event log, a real server, a crash in the middle, and a report on every promise.
 
-A parent process owns all parts that must survive: the ledger, the approval service, the streams. A worker
-process runs the handler under ``lanes`` and is killed with -9 on purpose.
+A parent process owns all parts that must survive a crash: the ledger, the approval service, the streams. Worker
+processes run the handler under ``lanes``, and the parent kills a worker with -9 on purpose.
 
 Reading order: ``run``, ``config``, ``under_lanes``, ``events``, ``ledger``, ``faults``, ``report``, ``history``,
 ``membership``, ``progress``, ``places``, ``child``, ``supervise``, ``view``, ``terminal``, ``options``, ``errors``; and

@@ -24,7 +24,7 @@ def app() -> typer.Typer:
     """Return the commands of the demo."""
     import typer
 
-    commands = command_group("Run a real log through real servers, with crashes, and check every promise.")
+    commands = command_group("Run an event log through real servers, with crashes, and check every promise.")
 
     @commands.command()
     def run(
@@ -45,7 +45,7 @@ def app() -> typer.Typer:
         concurrency: int = typer.Option(500, help="Maximum number of running handlers.", metavar="NUMBER"),
         max_in_flight: int = typer.Option(2_000, help="Bound on delivered, unsettled messages.", metavar="NUMBER"),
         kill_at: str = typer.Option("0.5", help="JetStream: kill the worker at these fractions.", metavar="FRACTIONS"),
-        sample: str = typer.Option("3.5s", help="Time to measure one at a time; 0s skips it.", metavar="TIME"),
+        sample: str = typer.Option("3.5s", help="Length of the serial sample; 0s skips the sample.", metavar="TIME"),
         seed: int = typer.Option(1, help="Seed of the generated log.", metavar="NUMBER"),
         name: str | None = typer.Option(
             None, help="Name of the streams or topics.", metavar="NAME", show_default="random"
@@ -54,7 +54,8 @@ def app() -> typer.Typer:
     ) -> None:
         """Run the log under lanes on a real broker.
 
-        In a Kafka group or a JetStream cohort, one member is killed, one joins, one freezes past its lease, one stops.
+        In a Kafka group or a JetStream cohort, the demo kills one member, adds one, freezes one until it loses its
+        partitions, and stops one.
         """
         if broker == "kafka":
             require("the demo with --broker kafka", "cli", "kafka")
@@ -65,7 +66,7 @@ def app() -> typer.Typer:
                 "the demo needs --server HOST:PORT of a Kafka broker, such as 127.0.0.1:9092"
                 if broker == "kafka"
                 else "the demo needs --server URL of a NATS server with JetStream, such as nats://127.0.0.1:4222; "
-                "`nats-server -js` starts one there"
+                "`nats-server -js` starts such a server"
             )
         from demo import DemoConfig, DemoError
         from demo.config import BrokerName, Protocol
@@ -102,7 +103,7 @@ def app() -> typer.Typer:
         ),
         jars: str = typer.Option(
             "",
-            help="Paths of the connector's jars, with commas.",
+            help="Paths of the connector's jars, separated by commas.",
             metavar="PATHS",
         ),
         data: Path | None = typer.Option(None, help="Log to publish; the default generates one.", metavar="FILE"),

@@ -31,7 +31,7 @@ def end_with_parent() -> None:
 
 
 def killed_with_parent() -> None:
-    """Let the system kill this process, even a frozen one, when the thread that started the process ends.
+    """Let the system kill this process, even while it is frozen, when the thread that started the process ends.
 
     Does nothing on systems other than Linux.
     """
@@ -59,7 +59,7 @@ def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
         The configuration, of the class ``kind``.
 
     Raises:
-        DemoError: The variable holds no configuration.
+        DemoError: The variable is missing, or holds no configuration of the class ``kind``.
     """
     try:
         return kind(**json.loads(os.environ.get(variable, "")))

@@ -31,7 +31,7 @@ Hook = Callable[[Progress], Awaitable[None]]
 """Function that is called every ``HOOK_EVERY`` seconds with the progress. The run waits for the call."""
 
 Script = Callable[[Any], Awaitable[None]]
-"""A scenario: a function of the ``Members`` of a run, which publishes all events."""
+"""A scenario: a function that receives the ``Members`` of a run and publishes all events."""
 
 BrokerName = Literal["jetstream", "kafka"]
 """The broker that the demo runs on."""
@@ -40,7 +40,7 @@ Protocol = Literal["classic", "cooperative", "consumer"]
 """The protocol of a Kafka group: classic by range, classic by cooperative-sticky, or KIP-848."""
 
 Retention = Literal["limits", "workqueue", "interest"]
-"""Messages that a stream keeps: all, the unfinished messages, or messages that a consumer has not finished."""
+"""Messages that a stream keeps: all, the unacknowledged, or those that a current consumer has not acknowledged."""
 
 VARIABLE: Final = "LANES_DEMO_WORKER"
 """Environment variable with the configuration of a worker."""
@@ -74,7 +74,7 @@ class DemoConfig:
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
         keep: Folder for ledger, history and log; None removes them.
         name: Name of the streams or topics; None draws a random name.
-        faults: The events that fail.
+        faults: Shares of the events that fail.
         worker_command: Command that starts a worker. The worker reads its configuration from the environment.
         on_progress: Callback that may disturb the run, for example kill the server or freeze the worker.
         broker: Kind of broker.
@@ -191,7 +191,7 @@ class WorkerConfig:
         poison_every: Average number of events for each event that always fails.
         broker: Kind of broker.
         protocol: Protocol of the Kafka group.
-        lease: Lease in a cohort in seconds; 0 for a worker alone.
+        lease: Lease in a cohort in seconds; 0 outside a cohort.
     """
 
     server: str = field(repr=False)
@@ -214,7 +214,7 @@ class WorkerConfig:
 
     @property
     def faults(self) -> Faults:
-        """The failures of events."""
+        """Shares of the events that fail."""
         return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
 
     def environment(self) -> dict[str, str]:
@@ -223,7 +223,7 @@ class WorkerConfig:
 
     @staticmethod
     def load() -> WorkerConfig:
-        """Read the configuration from the environment. Raises ``DemoError`` if the configuration is missing."""
+        """Read the configuration from the environment. Raises ``DemoError`` if it is missing or malformed."""
         return told(WorkerConfig, VARIABLE, "worker", "python -m demo run")
 
 

@@ -1,4 +1,4 @@
-"""Errors that stop the demo before its report: one line with the subject, the fault and the remedy."""
+"""The errors of the demo: one that stops the demo before its report, and one for a broker that does not answer."""
 
 from __future__ import annotations
 

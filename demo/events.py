@@ -1,7 +1,7 @@
-"""The event log: read from a file, or generated in the same shape.
+"""The event log: read from a file, or generated in the same format.
 
 A log is JSON lines (gzip or plain), one event each: ``time`` (ISO 8601), ``case`` (the key), ``step`` (0, 1, 2 …
-within its case), ``activity``, ``role``, ``amount``. The whole log is checked before a process starts.
+within its case), ``activity``, ``role``, ``amount``. The demo checks all events of the run before it starts a process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Event(NamedTuple):
 def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
     """Return the first ``limit`` events (None = all) of the log at ``path``, or of a generated log.
 
-    Blocks. Raises ``DemoError`` with file and line for a fault in the log.
+    Blocks. Raises ``DemoError`` for an unreadable or empty log, and for a wrong line, which the error names.
     """
     if path is None:
         return generate(GENERATED_EVENTS if limit is None else limit, seed)
@@ -136,7 +136,7 @@ def _shown(value: object) -> str:
 
 
 def generate(count: int, seed: int) -> list[Event]:
-    """Generate events of interleaved cases with the lengths of the real log. Equal arguments make equal events."""
+    """Generate events of interleaved cases with the lengths in ``LENGTHS``. Equal arguments make equal events."""
     chance = random.Random(seed)
     starts: list[tuple[datetime, str, int]] = []
     lengths: list[int] = []

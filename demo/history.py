@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Facts that no history has.
+    """Facts about a group that no history records.
 
     Attributes:
         snapshots: States of the group, as its broker reported them.

@@ -53,7 +53,7 @@ class Audit:
     Attributes:
         stored: Number of distinct stored events.
         repeats: Number of writes that were refused because the ledger had the event already.
-        violations: Steps of the writes that were refused out of order.
+        violations: Steps whose write was refused as an order violation.
         doubled: Events stored more than once.
         lost: Events neither stored nor dead-lettered.
         foreign: Stored steps that are not in the log.
@@ -76,7 +76,7 @@ class Ledger:
     Attributes:
         stored: Number of applied writes.
         repeats: Number of writes that were refused because the ledger had the step already.
-        violations: Number of writes that were refused out of order.
+        violations: Number of writes that were refused as order violations.
 
     Raises:
         DemoError: The file cannot be created or written.

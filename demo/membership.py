@@ -30,7 +30,7 @@ class Snapshot(NamedTuple):
     Attributes:
         asked: Time of the question.
         answered: Time of the answer.
-        state: State of the group, as the broker names it.
+        state: State of the group: the broker's word for a Kafka group; STABLE or MOVING for a cohort.
         members: Members by their names in the histories.
         generation: Generation of a cohort's plan; 0 without a plan.
         planned: Planned owner of each partition of a cohort.
@@ -102,9 +102,9 @@ def spans(segments: Sequence[Segment]) -> dict[Assignment, Span]:
 
 
 def removals(spans: Mapping[Assignment, Span], snapshots: Sequence[Snapshot]) -> dict[Assignment, Removal]:
-    """Return the removals of members that still had an assignment.
+    """Return assignment → removal of its member, for each member that the broker removed during the assignment.
 
-    A member that released a partition, or recorded its loss, before the broker was asked, does not count.
+    An assignment that its member had ended before the broker's report does not count.
     """
     removed = _members_removed(snapshots)
     found = {}
@@ -117,7 +117,7 @@ def removals(spans: Mapping[Assignment, Span], snapshots: Sequence[Snapshot]) ->
 
 
 def deadlines(segments: Sequence[Segment]) -> dict[Assignment, float]:
-    """Return the last deadline of each assignment with a lease."""
+    """Return the last deadline of each assignment with a lease, in seconds of the engine's clock."""
     return {
         (segment.member, row.partition, row.assignment): row.number
         for segment in segments

@@ -12,10 +12,10 @@ class Kill:
 
     Attributes:
         who: Name of the process.
-        stored: Number of events that were stored by then.
-        seconds: Seconds from the begin of the main part to the kill.
-        by: Who continued; empty until then.
-        after: Seconds from the kill until then.
+        stored: Number of events that were stored at the kill.
+        seconds: Seconds from the start of the main part to the kill.
+        by: Name of the process or processes that continued; empty until the work continues.
+        after: Seconds from the kill until the work continued; 0.0 before.
     """
 
     who: str
@@ -29,7 +29,7 @@ class Kill:
         return text if not self.by else f"{text}; {self.by} took over {self.after:.2f} s later"
 
     def over(self, by: str, seconds: float) -> None:
-        """Note who continued, in seconds since the begin of the main part. Idempotent."""
+        """Record who continued, and when, in seconds since the start of the main part. A repeated call does nothing."""
         if not self.by:
             self.by, self.after = by, seconds - self.seconds
 
@@ -45,10 +45,10 @@ class Progress:
         seconds: Seconds since the main part began.
         published: Number of published events.
         serial_rate: Events per second of the serial loop; 0.0 before the measurement.
-        stored: Number of events stored in the ledger.
-        dead_letters: Number of dead-lettered events.
+        stored: Number of stored events.
+        dead_letters: Number of dead letters.
         repeats: Number of writes that were refused because the ledger had the event already.
-        violations: Number of writes that were refused out of order.
+        violations: Number of writes that were refused as order violations.
         pending: Number of undelivered messages, by the server's report.
         unacknowledged: Number of delivered and unacknowledged messages, by the server's report.
         answering: Whether the server answers.
@@ -56,7 +56,7 @@ class Progress:
         starts: Number of workers or drivers started so far.
         stream: Name of the stream or topic of the events.
         kills: Processes that were killed with -9.
-        status: Latest report of the worker, as numbers by name.
+        status: Latest report of the worker by field; in a group, the sums of the members' reports.
     """
 
     events: int = 0
@@ -80,5 +80,5 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """Number of events stored or dead-lettered. A dead letter that was written twice counts once."""
+        """Number of stored events plus dead letters, at most ``events``."""
         return min(self.events, self.stored + self.dead_letters)

@@ -28,14 +28,14 @@ class Report:
         seconds: Time from the start of the first worker to the last event done, with crashes and restarts.
         serial_rate: Events per second of a serial loop; 0.0 if it was not measured.
         repeats: Number of writes that were refused because the ledger had the event already.
-        dead_letters: Number of dead letters.
+        dead_letters: Number of events with a dead letter.
         max_in_flight_seen: Highest number of messages in flight.
         max_in_flight: Bound on the messages in flight.
         rss_mb: Peak memory of a worker in MiB.
         kills: Number of workers killed with -9 on purpose.
-        killed: A line for each of these kills: the worker, the moment, and the time until others continued.
+        killed: A line for each kill: the worker, the time of the kill, and the time until others continued.
         workers: Number of workers started.
-        violations: Steps refused out of order.
+        violations: Steps whose write was refused as an order violation.
         lost: Events neither stored nor dead-lettered.
         doubled: Events stored more than once.
         foreign: Stored steps that are not in the log.
@@ -88,10 +88,10 @@ class Report:
 
     @property
     def broken(self) -> list[str]:
-        """Broken promises, one line each. A line begins with the name of a row of the report."""
+        """Broken promises, one line each."""
         lines = []
         for name, steps, meaning in (
-            ("order violations", self.violations, "applied after a later step of its case"),
+            ("order violations", self.violations, "refused, because a later step of its case was stored"),
             ("lost", self.lost, "neither stored nor dead-lettered"),
             ("doubled", self.doubled, "stored more than once"),
             ("foreign", self.foreign, "stored, but not in the log"),
@@ -185,7 +185,7 @@ def _broken_by(group: GroupFindings) -> list[str]:
         named = "; ".join(group.witnesses)
         lines.append(f"overlaps: {group.overlaps} (two runs of a key, or a result after the loss): {named}")
     if count := _unexcused(group):
-        lines.append(f"duplicates: {count} (repeated runs without a kill or a freeze of the earlier owner)")
+        lines.append(f"duplicates: {count} (repeated runs that no fault explains)")
     for kind, seconds in group.recovery.items():
         if seconds == inf:
             lines.append(f"recovery: after a {kind}, a partition never started again")
@@ -230,6 +230,6 @@ def _rows_of(group: GroupFindings) -> list[tuple[str, str, bool]]:
 
 
 def named(steps: Sequence[Step]) -> str:
-    """Return the names of the first steps, for one line."""
+    """Return the names of the first ``NAMED_LIMIT`` steps, separated by commas."""
     named = ", ".join(f"{case} step {step}" for case, step in steps[:NAMED_LIMIT])
     return named + (", …" if len(steps) > NAMED_LIMIT else "")

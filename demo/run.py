@@ -1,7 +1,7 @@
 """One run of the demo, from the log to the report.
 
 The parent creates streams or topics, publishes, measures a serial loop, and runs the main part with its crash. Then
-ledger, dead letters and histories are compared with the log.
+the parent compares ledger, dead letters and histories with the log.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _Answer = TypeVar("_Answer")
 
 
 async def run(config: DemoConfig, view: View | None = None) -> Report:
-    """Run the demo once. The run always removes its processes, its streams and its temporary files.
+    """Run the demo once. At its end, the run removes its processes and temporary files, and streams or topics if it can.
 
-    Runs on asyncio only, until every event of the log is handled. To stop the run, cancel an ``anyio.CancelScope``
-    around the call. The report has every failure under ``lanes``.
+    Runs on asyncio only, until every event of the log is handled or the run fails. To stop the run, cancel an
+    ``anyio.CancelScope`` around the call. A failure of a worker is part of the report.
 
     Args:
         config: Configuration of the run.
@@ -138,7 +138,7 @@ async def _report(
         serial_rate=progress.serial_rate,
         repeats=audit.repeats,
         dead_letters=len(letters),
-        # A killed worker cannot report its last peak, but its history has it.
+        # A killed worker cannot report its last peak, but its history records the peak.
         max_in_flight_seen=max(part.peak_in_flight, findings.peak_in_flight),
         max_in_flight=config.max_in_flight,
         rss_mb=part.rss_mb,
@@ -166,5 +166,7 @@ async def _patiently(question: Callable[[], Awaitable[_Answer]]) -> _Answer:
             return await question()
         except NoAnswer as error:
             if monotonic() > deadline:
-                raise DemoError(f"{error}; without the server the dead letters cannot be counted") from None
+                raise DemoError(
+                    f"{error}; without the server the dead letters cannot be counted; run the demo again"
+                ) from None
         await asyncio.sleep(_RETRY)

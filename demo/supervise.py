@@ -42,7 +42,7 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Exit status of the child, negative for a signal; None while the child runs."""
+        """Exit status of the child, negative for a signal; None before the end of the child."""
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> None:
@@ -80,7 +80,7 @@ class Child:
         self._signal(signal.SIGTERM)
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end of the child and of its stderr. Return its status, or None after ``timeout`` seconds."""
+        """Wait for the end of the child and of its stderr. Return its exit status; None after ``timeout`` seconds."""
         if self._process is None or self._listener is None:
             return None
         try:

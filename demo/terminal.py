@@ -18,11 +18,11 @@ from demo.view import Outcome, View, best_view
 from lanes.errors import LanesError
 
 EXIT_KEPT: Final = 0
-"""Every promise was kept."""
+"""Exit status after a report that shows every promise kept."""
 EXIT_BROKEN: Final = 1
-"""A promise broke, and the report names it."""
+"""Exit status after a report that names a broken promise."""
 EXIT_UNUSABLE: Final = 3
-"""Bad input, or a missing server. The demo prints no report."""
+"""Exit status after an error that stops the demo, such as bad input, a missing server or a closed stdout."""
 EXIT_SIGNAL: Final = 128
 """Base of the exit status after a signal. The number of the signal is added, so Ctrl+C makes 130."""
 
@@ -38,8 +38,8 @@ def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) ->
     """Run a job, show its progress and report, and return an exit status. Blocks. Call it on the main thread.
 
     The report is a table and one JSON object. The JSON object is the last line on stdout, except on a terminal,
-    where the table comes last. A first signal drains the workers and removes the streams of the run. A second
-    signal ends the process at once.
+    where the table follows the object. A first signal kills the workers and removes the streams or topics of the run. A
+    second signal ends the process at once.
     """
     view = view or best_view()
     try:

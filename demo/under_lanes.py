@@ -1,4 +1,4 @@
-"""The main part: a worker handles the log under ``lanes``. The parent kills the worker and starts another worker."""
+"""The main part of a run with one worker: it handles the log under ``lanes``, is killed, and another worker starts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class UnderLanes:
     Args:
         config: Configuration of the run.
         broker: Broker that the workers read from.
-        ledger: Ledger that the workers' events are applied to.
+        ledger: Ledger that stores the events of the handlers.
         places: Folders of the run.
         progress: State of the run, updated in place.
 
     Attributes:
-        seconds: Time from the first start to the last event done.
+        seconds: Seconds from the start of the first worker to the last finished event.
         kills: Number of workers killed.
         workers: Number of workers started.
         peak_in_flight: Highest number of messages in flight that a worker reported.
@@ -82,7 +82,7 @@ class UnderLanes:
         return self._progress.starts
 
     async def run(self) -> None:
-        """Run to the end, and stop every worker. Raises ``LanesError`` if the parent cannot continue."""
+        """Run until all events are handled or the run fails. Raises ``LanesError`` if the parent cannot continue."""
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self._progress.phase = "starting a worker"
@@ -94,7 +94,7 @@ class UnderLanes:
             if self.failure is None:
                 await self._stop()
         finally:
-            # asyncio.wait_for swallows a cancellation that meets an answer, so a cancellation alone is not enough.
+            # asyncio.wait_for swallows a cancellation that arrives together with an answer, so a flag ends the task too.
             self._over = True
             poller.cancel()
             with anyio.CancelScope(shield=True):
@@ -168,7 +168,7 @@ class UnderLanes:
         elif status != EXIT_DRAINED:
             self.failure = f"the worker ended with status {status} after SIGTERM: {worker.last_words}"
 
-    # --- what is heard
+    # --- reports
 
     def _on_status(self, status: dict[str, Any]) -> None:
         worker = self._worker
@@ -180,13 +180,13 @@ class UnderLanes:
         self.peak_in_flight = max(self.peak_in_flight, status["peak_in_flight"])
         self.rss_mb = max(self.rss_mb, status["rss_mb"])
         status["retries"] += self._retries
-        # The floor of a new assignment begins at 0, and a released assignment has no floor. The server's floor
-        # continues.
+        # The floor of a new assignment begins at 0, and a released assignment has no floor. The server's floor never
+        # falls.
         status["floor"] = max(status["floor"] or 0, self._left.floor if self._left is not None else 0)
         self._progress.status = status
 
     def _on_commit(self) -> None:
-        """Count finished events after every commit, and kill the worker at its share."""
+        """Count finished events after every commit, and kill the worker when a share of ``kill_at`` is stored."""
         ledger, progress = self._ledger, self._progress
         if ledger.stored != progress.stored:
             self._pace.done()
@@ -244,8 +244,9 @@ class UnderLanes:
         if self._pace.quiet > self._config.stall_timeout:
             self.failure = (
                 f"no progress for {self._config.stall_timeout:g} s: {missing} of {progress.events} events are missing, "
-                f"the server has {progress.pending} pending and {progress.unacknowledged} unacknowledged, the worker "
-                f"{progress.status.get('in_flight', 0)} in flight and {progress.status.get('running', 0)} running"
+                f"the server has {progress.pending} pending and {progress.unacknowledged} unacknowledged messages, the "
+                f"worker has {progress.status.get('in_flight', 0)} in flight and "
+                f"{progress.status.get('running', 0)} running"
             )
             return True
         return False

@@ -1,4 +1,4 @@
-"""The view of a run: a live panel on a terminal, else a line every two seconds; then the table."""
+"""The view of a run: a live panel on a terminal, else a line every two seconds and at each change; then the table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class View(Protocol):
 
 
 class Rate:
-    """A counter of messages per second over the last seconds."""
+    """A counter of events per second over the last ``_RATE_WINDOW`` seconds."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, int]] = []

@@ -1,7 +1,7 @@
 """Tools around a run of ``lanes``: brokers in memory, histories, checkers of promises, and the simulator.
 
 ``simulate`` runs a user's own handler through many orders of events and faults; ``README.md`` has an example. The suite
-that every source passes is in ``memsource.contract``. Plans as Hypothesis strategies are in
+that every source passes is in ``memsource.contract``. The Hypothesis strategies that draw plans are in
 ``memsource.sim.plans.strategies``, and the base class of state machines is in ``memsource.sim.runs.machine``.
 
 A public name is imported at its first use, because every test run loads the pytest plugin, which imports this package.

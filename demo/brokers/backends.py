@@ -1,6 +1,6 @@
-"""The broker of a run: the parent's access, and a worker's source and dead letter store.
+"""Functions that make the broker objects of a run: the parent's ``Broker``, and a worker's source and dead letters.
 
-Each function imports its adapter, so that one installed adapter is enough.
+A function imports an adapter only when it uses the adapter, so that one installed adapter is enough.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ SESSION: Final = 6.0
 own setting decides."""
 
 HEARTBEAT: Final = 0.5
-"""Seconds between two heartbeats."""
+"""Seconds between two heartbeats of a member of a classic group."""
 
 _STRATEGY: Final = {"classic": "range", "cooperative": "cooperative-sticky"}
 
 
 def broker_of(config: DemoConfig, name: str) -> Broker:
-    """Return the parent's access to the broker. All names on the broker contain ``name``. Does not connect yet."""
+    """Return the broker object of the parent, not connected. The names of its topics or streams contain ``name``."""
     if config.broker == "kafka":
         from demo.brokers.kafka import KafkaBroker
 
@@ -74,12 +74,12 @@ def dead_letters_of(config: WorkerConfig) -> lanes.DeadLetters:
 
 
 def member_settings(config: WorkerConfig) -> dict[str, Any]:
-    """Return the client settings of a member of the Kafka group. The member has the same name as in the history."""
+    """Return the client settings of a member of the Kafka group. ``client.id`` is the member's name in the history."""
     settings: dict[str, Any] = {
         "bootstrap.servers": config.server,
         "group.id": config.durable,
         "client.id": config.member,
-        # The client's own messages in an outage must not appear as the worker's last line.
+        # The client library must not write the last line of the worker's stderr, because the parent reports that line.
         "log_level": 0,
     }
     if config.protocol == "consumer":

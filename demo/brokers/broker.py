@@ -12,7 +12,7 @@ from demo.membership import Snapshot
 from lanes.history.recorder import Recorder
 
 Published = Callable[[int], Awaitable[None]]
-"""Function that takes the number of confirmed events of a call, several times during the call."""
+"""Callback that ``Broker.publish`` calls several times, with the number of its events that are confirmed so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class Left:
     """The backlog of the consumers. A broker that stores only positions reports 0 unacknowledged messages.
 
     Attributes:
-        pending: Number of messages that were never delivered.
+        pending: Number of undelivered messages; on Kafka the number of messages above the committed positions.
         unacknowledged: Number of messages that were delivered and not acknowledged.
-        floor: Position below which every message is acknowledged.
+        floor: Position below which every message is acknowledged; on Kafka the sum of the committed positions.
     """
 
     pending: int
@@ -33,7 +33,8 @@ class Left:
 class Broker(Protocol):
     """The topics or streams of one run on one server. Runs on asyncio only.
 
-    A request raises ``NoAnswer`` while the server is unreachable, and ``DemoError`` for a permanent failure.
+    ``left``, ``count_dead_letters`` and ``dead_letters`` raise ``NoAnswer`` while the server is unreachable. On
+    JetStream, the three methods raise ``DemoError`` if the server refuses the request.
 
     Attributes:
         stream: Name of the stream or topic of the events.
@@ -47,28 +48,29 @@ class Broker(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the server has answered the latest request."""
+        """Whether the server is reachable, by the client's connection or by the latest answer."""
 
     async def open(self) -> None:
         """Connect, and create the topics or streams of the run. Raises ``LanesError`` if that fails."""
 
     async def close(self) -> list[str]:
-        """Remove the topics or streams of the run, and disconnect. Return the names that remain. Idempotent."""
+        """Remove the topics or streams of the run, and disconnect. Return the names that remain there. Idempotent."""
 
     async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """Publish the events after the events of earlier calls, in order, each exactly once, and record the events.
 
-        Waits without a limit for an unreachable server. Raises ``DemoError`` if the server refuses an event.
+        Waits for an unreachable server, on Kafka at most 5 minutes. Raises ``DemoError`` after that time, or if the
+        server refuses an event.
         """
 
     async def left(self) -> Left | None:
-        """Return the backlog, or None before the first consumer."""
+        """Return the backlog; None if no consumer exists yet."""
 
     async def count_dead_letters(self) -> int:
         """Return the number of dead letters."""
 
     async def dead_letters(self) -> list[Step]:
-        """Return the events in the dead letters."""
+        """Return case and step of each dead-lettered event."""
 
 
 @runtime_checkable
@@ -78,4 +80,4 @@ class GroupBroker(Broker, Protocol):
     partitions: int
 
     async def group(self) -> Snapshot:
-        """Return the group's state at the broker. Raises ``NoAnswer``."""
+        """Return the group's state at the broker. Raises ``NoAnswer`` if the broker does not answer."""

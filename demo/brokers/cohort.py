@@ -1,4 +1,4 @@
-"""The demo's streams for a cohort: the partitions of a stream, and their owners by the cohort's bucket."""
+"""The demo's streams for a cohort: a stream with partitions, and their owners as the cohort's bucket names them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NAMESPACE: Final = "lanes"
 """Namespace of the demo's cohort, which is the default namespace."""
 
 LEASES_EVERY: Final = 0.5
-"""Seconds between two readings of all leases, while leases may still change."""
+"""Seconds between two readings of heartbeats and leases under an unchanged plan."""
 
 
 class CohortBroker(JetStreamBroker):
-    """A ``GroupBroker`` on JetStream. ``stream`` stores ``<partition>.declarations.<name>.<case>``."""
+    """A ``GroupBroker`` on JetStream. ``stream`` stores the subjects ``<partition>.declarations.<name>.<case>``."""
 
     def __init__(self, server: str, name: str, partitions: int, retention: Retention) -> None:
         super().__init__(server, name, retention=retention, transform=_transform(partitions))

@@ -25,7 +25,7 @@ _WITHIN: Final = 5.0
 """Most seconds for an answer of the coordinator."""
 
 _MARGIN: Final = 10.0
-"""Further seconds after which the process counts as stuck. The seconds include the start of the process."""
+"""Seconds beyond ``_WITHIN`` after which the asking process counts as stuck. They include the start of the process."""
 
 _SILENT: Final = '{"error": "the asking process has ended, or is stuck"}'
 
@@ -90,7 +90,7 @@ class Coordinator:
 
     async def _started(self) -> Child:
         if self._closed:
-            raise NoAnswer("the run is over")
+            raise NoAnswer(f"group {self._group!r}: not asked for its state, because the run has ended")
         child = self._child
         if child is None or child.killed or child.status is not None:
             if child is not None:
@@ -103,7 +103,7 @@ class Coordinator:
 
 
 def main() -> int:
-    """Answer each line of stdin, and return an exit status at the end of stdin."""
+    """Answer each question on stdin by one line of JSON on stdout. Return 0 at the end of stdin."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
@@ -131,7 +131,7 @@ def _describe(admin: Any, group: str) -> dict[str, Any]:
 
 
 def _delete(admin: Any, group: str) -> dict[str, Any]:
-    # A group without commits does not exist, and a forgotten group expires.
+    # An error is ignored: a group without commits does not exist, and the broker removes an unused group later.
     admin.delete_consumer_groups([group], request_timeout=_WITHIN)[group].exception()
     return {}
 

@@ -42,7 +42,7 @@ _CONFIRMED_WITHIN: Final = 5.0
 """Seconds without a confirmation after which the publisher sends the unconfirmed events again."""
 
 _PAUSE: Final = 0.2
-"""Seconds before a refused event is sent again."""
+"""Seconds without a confirmation after which the publisher checks whether it must send events again."""
 
 
 class JetStreamBroker:
@@ -52,7 +52,7 @@ class JetStreamBroker:
 
     Args:
         server: URL of the server.
-        name: Name of the run, part of all names on the server.
+        name: Name of the run, part of the names of all streams and subjects.
         retention: Retention of ``stream``.
         transform: First token that the server adds to each stored subject; None = no token.
     """
@@ -217,9 +217,9 @@ class JetStreamBroker:
 class _Publisher:
     """A publisher that sends many events before their confirmations, and keeps the order of the log after a loss.
 
-    Each event names the previous event as the last event of the stream (``Nats-Expected-Last-Msg-Id``). So after a lost
-    event the server refuses all later events. The publisher then sends all unconfirmed events again. The server
-    recognises stored events by their ``Nats-Msg-Id`` and confirms their old sequences.
+    Each event after the first names the previous event as the last event of the stream (``Nats-Expected-Last-Msg-Id``).
+    So after a lost event the server refuses all later events. The publisher then sends all unconfirmed events again.
+    The server recognises stored events by their ``Nats-Msg-Id`` and confirms their old sequences.
     """
 
     def __init__(self, client: Client, subject: str, events: Sequence[Event]) -> None:

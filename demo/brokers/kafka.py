@@ -27,7 +27,7 @@ _BATCH: Final = 2_000
 """Most events that are published and not yet confirmed."""
 
 _WITHIN: Final = 5.0
-"""Most seconds for an answer."""
+"""Most seconds for an answer of the broker."""
 
 _POLL: Final = 0.2
 """Most seconds that a call of a client waits before it checks whether its caller has given up."""
@@ -64,7 +64,7 @@ class KafkaBroker:
         connect: dict[str, Any] = {**_QUIET, "bootstrap.servers": self._server}
         self._admin = AdminClient(connect)
         self._reader = Consumer({**connect, "group.id": self.durable, "enable.auto.commit": False})
-        # An idempotent producer writes each event once, in the order of the log, through any failure of the broker.
+        # An idempotent producer writes each event once and keeps the order in a partition, also after lost answers.
         self._producer = Producer({**connect, "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"})
         try:
             await asyncio.to_thread(self._make)
@@ -131,7 +131,7 @@ class KafkaBroker:
         history.flush()
 
     def _produce(self, events: Sequence[Event]) -> list[tuple[int, int]]:
-        """Publish the events, and return their places. Blocks until all events are confirmed."""
+        """Publish the events, and return partition and offset of each. Blocks until all are confirmed, or one fails."""
         places: list[tuple[int, int]] = [(-1, -1)] * len(events)
         failures: list[tuple[Event, KafkaError]] = []
 
@@ -140,7 +140,7 @@ class KafkaBroker:
                 failures.append((events[index], error))
                 return
             number, offset = message.partition(), message.offset()
-            assert number is not None and offset is not None, "a confirmed message has a place"
+            assert number is not None and offset is not None, "a confirmed message has a partition and an offset"
             places[index] = number, offset
 
         for index, event in enumerate(events):

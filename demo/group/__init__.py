@@ -1,4 +1,4 @@
-"""Several members at once: their faults, and the findings about the faults.
+"""A run with several members: the scenario with its faults, and the figures from the histories.
 
 Reading order: ``members``, ``scenario``, ``feed``, ``findings``.
 """

@@ -29,14 +29,14 @@ class Feed:
         """Number of published events."""
 
     def open(self) -> None:
-        """Begin the history."""
+        """Start the publisher's history."""
         # A publisher has no messages in flight, so the bounds in its segment do not matter.
         self._history.open(
             source=self._broker.stream, concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=monotonic()
         )
 
     async def publish(self, share: float = 1.0) -> int:
-        """Publish events until ``share`` of all events is published, and return the number of published events.
+        """Publish events until ``share`` of all events is published. Return the number of all events published so far.
 
         Raises the errors of ``Broker.publish``.
         """
@@ -58,5 +58,5 @@ class Feed:
         return self.published
 
     def close(self, reason: str) -> None:
-        """End the history. ``reason`` is stopped or failed."""
+        """End the publisher's history. ``reason`` is ``"stopped"`` or ``"failed"``."""
         self._history.close(reason, monotonic())

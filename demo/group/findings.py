@@ -1,4 +1,4 @@
-"""Figures from the histories of a group: overlaps, repeated runs by cause, the recovery time of each fault.
+"""Figures from the histories of a group: overlaps, repeated runs by cause, the recovery time of each kind of fault.
 
 After a fault, two processes may run the same message, and no library can prevent that. The figures separate these
 repeats from the repeats that a library must prevent.
@@ -68,11 +68,11 @@ class GroupFindings:
         rebalances: Number of times that partitions moved.
         recovery: Fault kind → longest time in seconds until every affected partition started again; infinite
             if a partition never started again.
-        overlaps: Number of unexcused overlapping runs of a key, plus results that counted after their partition was
-            lost. With leases, a run overlaps an earlier run whose lease has not expired.
-        overlaps_at_loss: Number of excused overlaps, which ``overlaps`` leaves out. In an excused overlap the later run
-            started after the broker had removed a member, or after the lease of the earlier run had expired.
-        witnesses: Descriptions of the first overlaps.
+        overlaps: Number of unexcused overlapping runs of a key, plus starts and settlements after the loss of their
+            partition. With leases, the run of a crashed member counts until its lease expires.
+        overlaps_at_loss: Number of excused overlaps, which ``overlaps`` leaves out. In an excused overlap, the earlier
+            lease had expired, the broker had removed a member, or the earlier assignment ended as lost.
+        witnesses: Descriptions of the first three cases that ``overlaps`` counts.
         moves: Moves of a cohort's partitions, by the plans of the cohort; None without leases.
         handover: Median time in seconds from the end of the last handler to the next owner; None without a handover.
     """
@@ -121,11 +121,11 @@ class Knowledge:
 
     @property
     def frozen(self) -> float:
-        """The longest time in seconds that a process or the broker was frozen."""
+        """Length in seconds of the longest fault, such as a freeze; 0.0 without a fault."""
         return max((one.ended - one.begun for one in self.faults), default=0.0)
 
     def cause(self, assignment: Assignment) -> str:
-        """Return the cause that ended an assignment."""
+        """Return the cause of an assignment's end: kill, freeze, cut or broker; ``clean`` if no fault explains it."""
         span = self.spans[assignment]
         if span.ending == "crashed":
             return "kill"
@@ -164,12 +164,13 @@ def findings(knowledge: Knowledge) -> GroupFindings:
 
 
 def recovery(knowledge: Knowledge) -> dict[str, float]:
-    """Return the longest recovery of each kind of fault, in seconds. Pure.
+    """Return kind of fault → longest recovery in seconds, for kills, freezes, stops and joins. Pure.
 
     A recovery ends when every partition of the member has started again. For a join, the recovery ends when the
-    new member starts its first partition. A killed or stopped member without a partition does not count. A partition
-    that another member has started by then does not count for the failed member. If the run ended before the last owner
-    started, the owner in the broker's report counts.
+    new member starts its first partition. A fault of a member without a partition is skipped, and so is a new member
+    that was killed or stopped before it started a partition. A partition that another member had started before the
+    fault does not count. If the run ended before the last owner started, the recovery ends at the broker's report of
+    that owner.
     """
     begun: dict[str, list[float]] = defaultdict(list)
     for (_, partition, _), span in knowledge.spans.items():
@@ -205,7 +206,7 @@ def recovery(knowledge: Knowledge) -> dict[str, float]:
 
 
 class _Overlaps:
-    """A finder of overlapping runs of a key, and of results that counted after the loss of their partition."""
+    """A finder of overlapping runs of a key, and of starts and settlements after the loss of their partition."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
@@ -256,7 +257,7 @@ class _Overlaps:
             return
         for other, start in self._ghosts[row.partition, row.key]:
             if row.mono < self._knowledge.deadlines.get((other.member, start.partition, start.assignment), 0.0):
-                self._found(segment, row, f"started while the lease held under which {other.label} ran row {start.n}")
+                self._found(segment, row, f"started before the lease of {other.label} row {start.n} expired")
         running = self._running[row.partition, row.key]
         for other, start in running:
             earlier = other.member, start.partition, start.assignment
@@ -267,7 +268,7 @@ class _Overlaps:
         running.append((segment, row))
 
     def _excused(self, row: Row, assignment: Assignment, earlier: Assignment) -> bool:
-        """Return whether the broker had removed one of the two members before the later run started."""
+        """Return whether the earlier lease had expired, the broker had removed a member, or the earlier owner lost."""
         deadline = self._knowledge.deadlines.get(earlier)
         if deadline is not None:
             return deadline <= row.mono
@@ -337,7 +338,7 @@ class _Runs:
             return None
         removal = self._knowledge.removals.get(assignment)
         if removal is not None and runs[assignment].begun > removal.after:
-            # The removed member continued beside the next owner until the member was told of its removal.
+            # The removed member ran concurrently with the next owner until the member was told of its removal.
             return self._knowledge.cause(assignment)
         for one in reversed(earlier):
             cause = self._knowledge.cause(one)

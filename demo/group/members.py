@@ -1,4 +1,4 @@
-"""The main part with a group: member processes, their faults, and the broker's view of the group."""
+"""The main part of a run with a group: member processes, their faults, and the broker's view of the group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stopped(Exception):
 
 
 class Process:
-    """One member.
+    """One member process of a group, with its latest report.
 
     Args:
         name: Name of the member in its history and in the group.
@@ -53,8 +53,8 @@ class Process:
     Attributes:
         begun: Whether the member has received a message.
         frozen: Whether the member is frozen.
-        leaving: Whether the member drains and stops.
-        met_outage: Whether the member ran while the broker was away.
+        leaving: Whether the member was told to stop, was killed, or has ended.
+        met_outage: Whether the member ran while the broker did not answer.
         status: Latest report of the member.
     """
 
@@ -69,12 +69,12 @@ class Process:
 
 
 class Members:
-    """A group of members over one topic, or a cohort over one stream, until all events are handled. asyncio only.
+    """The members of a group over one topic, or of a cohort over one stream. Runs on asyncio only.
 
     Args:
         config: Configuration of the run.
         broker: Broker that the members read from.
-        ledger: Ledger that the members' events are applied to.
+        ledger: Ledger that stores the events of the handlers.
         places: Folders of the run.
         progress: State of the run, updated in place.
         feed: Publishes the log for the script.
@@ -82,14 +82,14 @@ class Members:
             waits with ``until``.
 
     Attributes:
-        seconds: Time from the first start to the last event done.
+        seconds: Seconds from the start of the first member to the last finished event.
         kills: Number of members killed.
         workers: Number of members started.
         peak_in_flight: Highest number of messages in flight that a member reported.
         rss_mb: Highest memory in MiB that a member reported.
         failure: Reason that the run ended early, or None.
         faults: The faults that the script caused.
-        snapshots: The group as the broker saw it, over time.
+        snapshots: States of the group that the broker reported, in the order of the reports.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class Members:
 
     @property
     def left(self) -> int:
-        """Number of events that are published and not yet settled, by the latest report."""
+        """Number of events that are published and not yet settled, by the broker's latest report; 0 before a report."""
         return self._left.pending + self._left.unacknowledged if self._left is not None else 0
 
-    # --- the whole
+    # --- the run
 
     async def run(self) -> None:
-        """Run to the end, and stop every member. Raises ``LanesError`` if the parent cannot continue."""
+        """Run until all events are handled or the run fails. Raises ``LanesError`` if the parent cannot continue."""
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self.progress.phase = "starting the members"
@@ -165,7 +165,7 @@ class Members:
                 self.progress.phase = "draining"
                 await asyncio.gather(*(self._end(one) for one in list(self._processes.values())))
         finally:
-            # asyncio.wait_for swallows a cancellation that meets an answer, so a cancellation alone is not enough.
+            # asyncio.wait_for swallows a cancellation that arrives together with an answer, so a flag ends the tasks too.
             self._over = True
             tasks = [*lookers, *([script] if script is not None else [])]
             for task in tasks:
@@ -193,10 +193,10 @@ class Members:
             await self._config.on_progress(self.progress)
         await asyncio.sleep(HOOK_EVERY)
 
-    # --- what a script does
+    # --- the calls of a script
 
     async def feed(self, share: float) -> int:
-        """Publish events until ``share`` of all events is published, and return the number of published events.
+        """Publish events until ``share`` of all events is published. Return the number of all events published so far.
 
         Waits until the broker has confirmed the events.
         """
@@ -205,7 +205,7 @@ class Members:
         return count
 
     async def handled(self, count: int) -> None:
-        """Wait until ``count`` events are stored or dead-lettered."""
+        """Wait until ``count`` events are stored or dead-lettered. Raises ``Stopped`` if the run has ended before."""
         progress = self.progress
         while self._ledger.stored + progress.dead_letters < count:
             if self.failure is not None or self._over:
@@ -217,7 +217,7 @@ class Members:
                     await self._committed.wait()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition. Raises ``Stopped`` if the run has failed, for example without progress."""
+        """Wait until ``condition`` returns True. Raises ``Stopped`` if the run has ended before."""
         while not condition():
             if self.failure is not None or self._over:
                 raise Stopped
@@ -233,7 +233,7 @@ class Members:
         )
 
     async def join(self, *, fault: bool = True) -> Process:
-        """Start one more member."""
+        """Start one more member. ``fault`` says whether to record the start as a join."""
         self.workers += 1
         name = f"member-{self.workers}"
         route = self._config.route
@@ -317,7 +317,7 @@ class Members:
     def _fail(self, failure: str) -> None:
         self.failure = self.failure or failure
 
-    # --- what is heard
+    # --- reports
 
     def _on_status(self, status: dict[str, Any]) -> None:
         process = self._processes.get(status["member"])
@@ -395,8 +395,8 @@ class Members:
         if self._pace.quiet > self._config.stall_timeout:
             self._fail(
                 f"no progress for {self._config.stall_timeout:g} s: {missing} of {progress.events} events are missing, "
-                f"the group has {progress.pending} left, {len(self.running)} members run and "
-                f"{progress.status.get('in_flight', 0)} messages are in flight; the broker says {self.snapshot.state}, "
-                f"owners {sorted(set(self.snapshot.owners.values()))}"
+                f"{progress.pending} messages are unsettled, {len(self.running)} members run and "
+                f"{progress.status.get('in_flight', 0)} messages are in flight; the broker reports the state "
+                f"{self.snapshot.state} and the owners {sorted(set(self.snapshot.owners.values()))}"
             )
         return self.failure is not None

@@ -1,4 +1,4 @@
-"""The scenario of the demo: faults of a group, each with a part of the log."""
+"""The scenario of the demo: the faults of a group, one after another, each during a part of the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from demo.group.members import Members
 
 _INTO: Final = 0.1
-"""Share of an act's events that is done when the act begins. Members then have hundreds of messages in flight."""
+"""Share of a part's events that is handled before the fault. Members then have hundreds of messages in flight."""
 
 
 async def scenario(group: Members) -> None:
@@ -22,41 +22,41 @@ async def scenario(group: Members) -> None:
 
 
 async def _killed(group: Members) -> None:
-    count = await _begin(group, "one killed with -9", 0.4)
+    count = await _begin(group, "one member killed with -9", 0.4)
     group.kill(group.busiest())
     await group.until(group.settled)
     await group.handled(count)
 
 
 async def _added(group: Members) -> None:
-    count = await _begin(group, "one more joins", 0.55)
+    count = await _begin(group, "one more member joins", 0.55)
     await group.join()
     await group.until(group.settled)
     await group.handled(count)
 
 
 async def _frozen(group: Members) -> None:
-    await _begin(group, "one frozen until it has lost all", 0.75)
+    await _begin(group, "one member frozen until it has lost its partitions", 0.75)
     thaw = group.freeze(group.busiest())
-    # The other members own its partitions, but the frozen member does not know that.
+    # After this wait, the other members own the partitions of the frozen member, which does not know that.
     await group.until(group.settled)
     # The other members run messages of the same keys while the frozen member resumes its old messages.
     count = await group.feed(0.85)
     thaw()
-    group.progress.phase = "the frozen one goes on"
+    group.progress.phase = "the frozen member resumes"
     await group.until(group.settled)
     await group.handled(count)
 
 
 async def _stopped(group: Members) -> None:
-    count = await _begin(group, "one stopped in order", 1.0)
+    count = await _begin(group, "one member drains and stops", 1.0)
     await group.stop(group.running[-1])
     await group.until(group.settled)
     await group.handled(count)
 
 
 async def _begin(group: Members, phase: str, share: float, *, into: float = _INTO) -> int:
-    """Publish up to this share, and wait until the group handles it. Return the number of published events."""
+    """Publish until ``share``, and wait until part ``into`` of the new events is handled. Return the published number."""
     group.progress.phase = phase
     before = group.progress.published
     count = await group.feed(share)

@@ -20,7 +20,7 @@ VARIABLE: Final = "LANES_DEMO_REPLAY"
 """Environment variable with the configuration of driver and workers."""
 
 ATTEMPTS: Final = 4
-"""Most attempts of a task, which is the default of a cluster."""
+"""Most attempts of a task. A Spark cluster has the same default."""
 
 _PARTITIONS_LIMIT: Final = 100
 _CORES_LIMIT: Final = 64
@@ -55,7 +55,7 @@ class SparkConfig:
         stall_timeout: Seconds without progress after which the run fails. The start of a JVM needs part of this time.
         keep: Folder for journal and log; None removes them.
         name: Name of the topics and the schema; None draws a random name.
-        faults: The events that fail.
+        faults: Shares of the events that fail.
         driver_command: Command that starts a driver.
     """
 
@@ -91,7 +91,9 @@ class SparkConfig:
             )
         for jar in self.jars:
             if not Path(jar).is_file() or "," in jar:
-                raise DemoError(f"--jars: {jar}: no such file; give the jars of Spark's Kafka connector")
+                raise DemoError(
+                    f"--jars: {jar}: no such file, or a comma in its path; pass the paths of Spark's Kafka connector"
+                )
         for name, value, most in (
             ("partitions", self.partitions, _PARTITIONS_LIMIT),
             ("batches", self.batches, 1_000),
@@ -158,16 +160,16 @@ class ReplayConfig:
 
     @property
     def faults(self) -> Faults:
-        """The failures of events."""
+        """Shares of the events that fail."""
         return Faults(fail_every=self.fail_every, poison_every=self.poison_every)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of this process with the configuration added. Spark's files go to ``scratch``."""
-        # Without this variable, the workers would run the first python3 of PATH.
+        # Without PYSPARK_PYTHON, the workers would run the first python3 of PATH.
         mine = {VARIABLE: json.dumps(asdict(self)), "PYSPARK_PYTHON": sys.executable, "TMPDIR": self.scratch}
         return {**os.environ, **mine}
 
     @staticmethod
     def load() -> ReplayConfig:
-        """Read the configuration from the environment. Raises ``DemoError`` if the configuration is missing."""
+        """Read the configuration from the environment. Raises ``DemoError`` if it is missing or malformed."""
         return told(ReplayConfig, VARIABLE, "driver", "python -m demo spark")

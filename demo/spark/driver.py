@@ -30,7 +30,7 @@ _SAID_LIMIT: Final = 3
 
 
 def main() -> int:
-    """Run the replay and the audit, and return an exit status. Blocks."""
+    """Run the replay and the audit. Return 0, or ``EXIT_FAILED`` after an error. Blocks."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     end_with_parent()
     try:

@@ -1,4 +1,4 @@
-"""The main part on Spark: drivers, one after another, until the replay has ended, and kills of processes."""
+"""The main part on Spark: drivers, one after another, until the audit has ended, and kills of processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SETTLE: Final = 0.2
 """Seconds after a freeze in which the earlier output of the process arrives."""
 
 _STARTS: Final = 5
-"""Most starts of a driver."""
+"""Most drivers that one run starts."""
 
 
 @dataclass
@@ -52,23 +52,23 @@ class _Kill:
 
 
 class Drivers:
-    """The runner of drivers on one checkpoint, until a driver ends the replay. Runs on asyncio only.
+    """The runner of drivers on one checkpoint, until a driver has ended replay and audit. Runs on asyncio only.
 
     Args:
         config: Configuration of the run.
         tables: Tables that the handlers write to.
         where: Folders of the run.
         progress: State of the run, updated in place.
-        told: Returns the configuration of a driver. Called with the approval service after its start.
+        told: Function that returns the configuration of a driver. Its argument is the started approval service.
         token: Secret that opens the approval service.
 
     Attributes:
-        seconds: Time from the first start to the end of the replay.
+        seconds: Seconds from the start of the first driver to the end of the replay.
         workers_killed: Number of workers killed.
         drivers_killed: Number of drivers killed.
         tried_again: Number of task attempts after a failed attempt.
-        interrupted: Batches under way when a driver was killed.
-        told: Output of the last driver.
+        interrupted: Numbers of the batches that had started and not finished when a driver was killed.
+        told: Output of the drivers: the end of the replay, and the result of the audit.
         failure: Reason that the run ended early, or None.
     """
 
@@ -132,7 +132,7 @@ class Drivers:
         return checkpoint.done(self._checkpoint)
 
     async def run(self) -> None:
-        """Run to the end, and stop every driver. Raises ``LanesError`` if the parent cannot continue."""
+        """Run until the audit has ended or the run fails. Raises ``LanesError`` if the parent cannot continue."""
         await self._service.start(self._where.sockets)
         told = self._describe(self._service)
         self._checkpoint = Path(told.checkpoint)
@@ -193,7 +193,9 @@ class Drivers:
             self._changed = monotonic()
         if monotonic() - self._changed > self._config.stall_timeout:
             left = progress.events - stored
-            self.failure = f"no progress for {self._config.stall_timeout:g} s: {left} of {progress.events} are missing"
+            self.failure = (
+                f"no progress for {self._config.stall_timeout:g} s: {left} of {progress.events} events are missing"
+            )
 
     async def _after(self, driver: Child, environment: dict[str, str]) -> None:
         """Start the next driver, or end the run."""

@@ -43,7 +43,7 @@ class Judgement:
     Attributes:
         lost: Events that are neither stored nor dead-lettered.
         doubled: Case, step and number of surplus effects of each event with several effects.
-        violations: Events whose effect came after a later step of their case, or was refused for that reason.
+        violations: Events whose effect was stored after a later step of their case, or was refused for that reason.
         foreign: Events that are stored or dead-lettered, but not in the log.
         states: Cases whose state differs from their effects.
         dead_letters: Events with a dead letter.

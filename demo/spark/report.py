@@ -36,7 +36,7 @@ class SparkReport:
         tried_again: Number of task attempts after a failed attempt.
         batches: Number of batches.
         interrupted: Number of batches that the kill of a driver interrupted.
-        resumed: Number of interrupted batches that were finished.
+        resumed: Number of interrupted batches that a later driver finished.
         rss_mb: Peak memory of a worker in MiB.
         audit: Verdict of the audit in one word.
         verdicts: Verdicts of the audit for each promise.

@@ -37,10 +37,10 @@ _JOURNAL_WITHIN: Final = 30.0
 
 
 async def run(config: SparkConfig, view: View | None = None) -> SparkReport:
-    """Run the demo once. The run always removes its processes, its topics, its schema and its temporary files.
+    """Run the demo once. At its end, the run removes its processes and temporary files, and topics and schema if it can.
 
-    Runs on asyncio only, for a minute or more. To stop the run, cancel an ``anyio.CancelScope`` around the call. The
-    report has every failure on Spark.
+    Runs on asyncio only, for a minute or more. To stop the run, cancel an ``anyio.CancelScope`` around the call. A
+    failure on Spark is part of the report.
 
     Args:
         config: Configuration of the run.
@@ -185,7 +185,9 @@ async def _letters(broker: KafkaBroker) -> list[Step]:
             return await broker.dead_letters()
         except NoAnswer as error:
             if monotonic() > deadline:
-                raise DemoError(f"{error}; without the broker the dead letters cannot be counted") from None
+                raise DemoError(
+                    f"{error}; without the broker the dead letters cannot be counted; run the demo again"
+                ) from None
         await asyncio.sleep(0.25)
 
 

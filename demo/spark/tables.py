@@ -50,7 +50,7 @@ _DROP_SECONDS: Final = 10
 class Tables:
     """The tables in the schema ``schema``, on the server at ``url``. All methods block except the async methods.
 
-    Raises ``DemoError`` if the server is unreachable or refuses a request.
+    All methods except ``drop`` and ``put`` raise ``DemoError`` if the server is unreachable or refuses a request.
     """
 
     def __init__(self, url: str, schema: str) -> None:
@@ -79,7 +79,7 @@ class Tables:
             self._copy(connection, "dead_letters", letters)
 
     def drop(self) -> bool:
-        """Remove the schema, and return whether that was possible. Idempotent."""
+        """Remove the schema, and return whether the schema is removed. Idempotent."""
         try:
             with psycopg.connect(self._url, connect_timeout=_CONNECT_SECONDS) as connection:
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{_DROP_SECONDS}s",))
@@ -114,7 +114,7 @@ class Tables:
         return int(found[0]) if found is not None else 0
 
     async def put(self, connection: AsyncConnection[Any], message: Message, step: Step) -> bool:
-        """Store the effect of a message with its position in one transaction. Return False for a repeated effect."""
+        """Store the effect and the position of a message in one transaction. Return False for a refused position."""
         async with self._positions.once(connection, message) as fresh:
             if fresh:
                 place = (message.partition.id.number, message.position)

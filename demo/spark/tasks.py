@@ -73,7 +73,7 @@ async def end() -> None:
 
 
 async def handle(message: Message) -> None:
-    """Handle a message by the handler of the demo."""
+    """Handle a message with the handler of the demo."""
     task = _tasks[0]
     await Approve(_Effect(task, message), task.faults)(message)
 

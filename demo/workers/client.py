@@ -48,11 +48,11 @@ class Client:
             raise DemoError(f"no approval service at {self._address} ({error}): start `python -m demo run`") from None
 
     async def approve(self, case: str, step: int) -> None:
-        """Wait for the approval of a step. Raises ``ServiceGone``."""
+        """Wait for the approval of a step. Raises ``ServiceGone`` without a connection to the service."""
         await self._request("a", f"{case} {step}")
 
     async def apply(self, case: str, step: int, epoch: int) -> str:
-        """Apply a step, and return the ledger's verdict after the commit. Raises ``ServiceGone``."""
+        """Apply a step, and return the ledger's verdict after the commit. Raises ``ServiceGone`` like ``approve``."""
         return await self._request("w", f"{case} {step} {epoch}")
 
     def say(self, status: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The handler of the demo: an approval, then a write to the ledger. Workers and the serial loop use this handler."""
+"""The handler of the demo: an approval, then a write of the effect. All workers and the serial loop use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Approvals(Protocol):
 
 
 class Approve:
-    """A handler that awaits an approval of an event, and writes the event to the ledger. ``faults`` sets failures."""
+    """A handler that waits for the approval of an event, and stores its effect. ``faults`` decides which ones fail."""
 
     def __init__(self, client: Approvals, faults: Faults) -> None:
         self._client = client
@@ -35,7 +35,7 @@ class Approve:
         await self.handle(message.value, message.attempt, message.epoch)
 
     async def handle(self, payload: bytes, attempt: int, epoch: int) -> None:
-        """Handle one event. Raises ``Declined`` or ``ServiceGone``. A repeated call is harmless."""
+        """Handle one event. Raises ``Declined`` if the approval fails. A repeated call is harmless."""
         event = json.loads(payload)
         case, step = event["case"], event["step"]
         await self._client.approve(case, step)

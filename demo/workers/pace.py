@@ -7,7 +7,7 @@ from typing import Final
 from lanes.clock import monotonic
 
 _QUIET: Final = 2.0
-"""Seconds without a change after which idle workers will finish no further event."""
+"""Seconds without progress after which the demo expects no further event from idle workers."""
 
 
 class Pace:
@@ -24,37 +24,37 @@ class Pace:
         self._begun = self._changed = self._done_at = monotonic()
 
     def moved(self) -> None:
-        """Record a change."""
+        """Record that the run has made progress now."""
         self._changed = monotonic()
 
     def done(self) -> None:
-        """Record the end of an event."""
+        """Record that an event was finished now."""
         self._done_at = monotonic()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since `begin`."""
+        """Seconds since ``begin``."""
         return monotonic() - self._begun
 
     @property
     def seconds(self) -> float:
-        """Seconds from the begin to the last finished event."""
+        """Seconds from ``begin`` to the last finished event."""
         return self._done_at - self._begun
 
     @property
     def quiet(self) -> float:
-        """Seconds since the last change."""
+        """Seconds since the last progress."""
         return monotonic() - self._changed
 
     def look(self, seen: tuple[int, ...], *, answering: bool) -> None:
-        """Record a change if the figures differ from the last figures, or if the server does not answer."""
+        """Record progress if the figures differ from the last figures, or if the server does not answer."""
         if seen != self._seen or not answering:
             self._seen = seen
             self.moved()
 
     def no_more(self, missing: int, in_flight: int) -> bool:
-        """Whether no ``missing`` event can still arrive after the server has delivered all messages.
+        """Return whether all events are finished, or idle workers have made no progress for ``_QUIET`` seconds.
 
-        After the last progress, every missing event is lost, and the audit reports the event.
+        The audit then reports the ``missing`` events as lost.
         """
         return missing <= 0 or (self.quiet > _QUIET and not in_flight)

@@ -1,7 +1,7 @@
 """The serial loop: a plain consumer with the same handler, as a baseline for the demo.
 
 The demo's parent runs ``python -m demo.workers.serial`` with a ``WorkerConfig`` in the environment. The loop prints one
-JSON object with the number of handled events and the seconds.
+JSON object with the number of handled events and their total time in seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _JOIN_TIMEOUT: Final = 20.0
 
 
 def main() -> int:
-    """Run the loop for the configured seconds, and return an exit status. Blocks."""
+    """Run the loop for the configured seconds. Return 0, or 1 after an error. Blocks."""
     end_with_parent()
     try:
         config = WorkerConfig.load()
@@ -61,7 +61,7 @@ async def _loop(config: WorkerConfig) -> tuple[int, float]:
 
 
 async def _from_jetstream(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
-    """Yield the messages until the log ends, and acknowledge each message before the next message."""
+    """Yield the messages until none arrives for ``_FETCH_TIMEOUT`` seconds. Acknowledge each one before the next."""
     import nats
     import nats.errors
     from nats.js.api import AckPolicy, ConsumerConfig

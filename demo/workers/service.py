@@ -32,7 +32,7 @@ _TICK: Final = 0.001
 """Length of a tick in seconds. Answers that are due within one tick leave together."""
 
 _LINE_LIMIT: Final = 1 << 16
-"""Most bytes of a line. The service closes a connection with a longer line."""
+"""Most bytes of an unfinished line. The service closes a connection with a longer unfinished line."""
 
 
 class Service:

@@ -91,7 +91,7 @@ class AssignmentChecker(PromiseChecker, Generic[State]):
 def with_state(
     *events: str, find: Literal["of", "known", "end"] = "of"
 ) -> Callable[[Callable[[Owner, Segment, Row, State], None]], Callable[[Owner, Segment, Row], None]]:
-    """Register a method of an ``AssignmentChecker`` for the rows of these events. It gets each row with a state.
+    """Register a method of an ``AssignmentChecker`` for rows of these events. The method receives row and state.
 
     The state is that of the row's assignment. Rows of an assignment without a state are skipped.
 
@@ -128,9 +128,9 @@ def begin_committing(
 
 
 class LatestRun:
-    """The latest run of deliveries: the messages of this run that were not held before.
+    """The latest unbroken series of ``delivered`` rows: its messages that the process did not hold before.
 
-    The rows ``redelivered`` follow after the whole run.
+    The rows ``redelivered`` follow after the whole series.
     """
 
     __slots__ = ("_n", "_new")
@@ -140,7 +140,7 @@ class LatestRun:
         self._new: dict[int, int] = {}  # position -> number of its deliveries that may be new
 
     def delivered(self, row: Row, *, new: bool) -> None:
-        """Record a delivery, which continues the run or begins another run."""
+        """Record a delivery, which continues the series or begins a new series."""
         if row.n != self._n + 1:
             self._new.clear()
         self._n = row.n
@@ -150,7 +150,7 @@ class LatestRun:
             self._new[row.position] += 1
 
     def not_held(self, row: Row) -> bool:
-        """Return whether a ``redelivered`` row shows a message of the run that was settled before and is not held."""
+        """Return whether a ``redelivered`` row shows a message of the series that was settled and is not held."""
         if row.text == "late" or row.position not in self._new:
             return False
         self._new[row.position] -= 1
@@ -172,7 +172,7 @@ def lane_of(rules: Rules, row: Row) -> str | None:
 
 
 def closes_prefix(rules: Rules) -> bool | None:
-    """Return whether a drain still runs messages that are queued below the highest started one; None = unknown."""
+    """Return whether a drain still runs messages queued below the highest started message; None = unknown."""
     if rules.settles is None or rules.hands_over is None:
         return None
     return rules.settles == "cumulative" and not rules.hands_over

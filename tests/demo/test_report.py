@@ -57,7 +57,10 @@ def test_a_green_report() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"violations": [("a", 1)]}, "order violations: 1 (applied after a later step of its case): a step 1"),
+        (
+            {"violations": [("a", 1)]},
+            "order violations: 1 (refused, because a later step of its case was stored): a step 1",
+        ),
         ({"lost": [("a", 1)] * 5}, "lost: 5 (neither stored nor dead-lettered): a step 1, a step 1, a step 1, …"),
         ({"doubled": [("a", 1)]}, "doubled: 1 (stored more than once): a step 1"),
         ({"foreign": [("a", 1)]}, "foreign: 1 (stored, but not in the log): a step 1"),
