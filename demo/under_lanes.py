@@ -94,7 +94,7 @@ class UnderLanes:
             if self.failure is None:
                 await self._stop()
         finally:
-            # asyncio.wait_for swallows a cancellation that arrives together with an answer, so a flag ends the task too.
+            # asyncio.wait_for swallows a cancellation that arrives together with an answer. A flag ends the task too.
             self._over = True
             poller.cancel()
             with anyio.CancelScope(shield=True):

@@ -18,7 +18,8 @@ def check(
 ) -> None:
     """Check the promises over histories.
 
-    Exit status: 0 = passed, 1 = violated, 2 = unproven, 3 = unreadable.
+    The exit status is 0 if all promises passed, 1 if a promise was violated, 2 if a promise is unproven, and 3 if no
+    history can be read.
     """
     checked = check_files(files)
     if checked.verdicts:
@@ -34,7 +35,7 @@ def convert(
 ) -> None:
     """Make a Parquet file of each history file, and print its name.
 
-    Exit status: 0 = done, 3 = unreadable.
+    The exit status is 3 if a history file cannot be converted.
     """
     try:
         made = journal.convert(files, to)

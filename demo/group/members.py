@@ -165,7 +165,7 @@ class Members:
                 self.progress.phase = "draining"
                 await asyncio.gather(*(self._end(one) for one in list(self._processes.values())))
         finally:
-            # asyncio.wait_for swallows a cancellation that arrives together with an answer, so a flag ends the tasks too.
+            # asyncio.wait_for swallows a cancellation that arrives together with an answer. A flag ends the tasks too.
             self._over = True
             tasks = [*lookers, *([script] if script is not None else [])]
             for task in tasks:

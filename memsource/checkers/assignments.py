@@ -128,7 +128,7 @@ def begin_committing(
 
 
 class LatestRun:
-    """The latest unbroken series of ``delivered`` rows: its messages that the process did not hold before.
+    """The latest unbroken series of ``delivered`` rows: its messages that were not in flight before.
 
     The rows ``redelivered`` follow after the whole series.
     """
@@ -150,7 +150,7 @@ class LatestRun:
             self._new[row.position] += 1
 
     def not_held(self, row: Row) -> bool:
-        """Return whether a ``redelivered`` row shows a message of the series that was settled and is not held."""
+        """Return whether a ``redelivered`` row shows a message of the series that was settled, not one in flight."""
         if row.text == "late" or row.position not in self._new:
             return False
         self._new[row.position] -= 1

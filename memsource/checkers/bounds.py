@@ -1,4 +1,4 @@
-"""The bounds: messages and bytes in flight, ``max_ahead``, and the stop and restart of the intake."""
+"""The checkers of bounds: messages and bytes in flight, ``max_ahead``, and the stop and restart of the intake."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _Flight:
         self.messages: dict[_Assignment, dict[int, float]] = defaultdict(dict)  # position -> bytes
         self.size = 0
         self.bytes = 0.0
-        # No other row followed the latest delivery, so the next delivery may belong to the same batch.
+        # No handler has started or ended since the latest delivery, so the next delivery may belong to the same batch.
         self.receiving = False
-        # Deliveries of the latest run that may be repeats. The rows ``redelivered`` follow after the whole run.
+        # Latest deliveries that may be repeats. The rows ``redelivered`` follow after a whole series of deliveries.
         self.tentative: dict[tuple[str, int, int], int] = {}
         self.latest: Row | None = None
         self.draining: set[_Assignment] = set()
@@ -37,9 +37,9 @@ class _Flight:
 class _Bound(PromiseChecker):
     """A checker of one bound on the messages that each member has in flight.
 
-    A message that is delivered again while it is in flight counts once. A message leaves when it is settled, or when
-    it has finished if the source commits. A message also leaves when it is abandoned or interrupted, when it fails
-    during a drain, and when its assignment ends.
+    A message that is delivered again while it is in flight counts once. A message stops counting when it is settled,
+    or, if the source commits, when it has finished. A message also stops counting when it is abandoned or cancelled,
+    when it fails during a drain, and when its assignment ends.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -60,7 +60,7 @@ class _Bound(PromiseChecker):
         """Judge the first message of a batch, before it is counted."""
 
     def _take(self, segment: Segment, flight: _Flight) -> None:
-        """Measure the messages in flight. Called when all repeats are known, before a message leaves."""
+        """Measure the messages in flight. Called when all repeats are known, before a message stops counting."""
         raise NotImplementedError
 
     @on("delivered")
@@ -140,7 +140,7 @@ class _Bound(PromiseChecker):
     def _gap(self, segment: Segment, row: Row) -> None:
         flight = self._flights[segment]
         self._measure_certain(segment, flight)
-        # All messages may have left in the gap, so the later count is a lower bound.
+        # All messages may have been settled in the gap, so the later count is a lower bound.
         flight.messages.clear()
         flight.size = 0
         flight.bytes = 0.0
@@ -202,10 +202,10 @@ class BoundedInFlight(_Bound):
 
 
 class BoundedBytes(_Bound):
-    """No message is received while ``max_in_flight_bytes`` or more are in flight (26).
+    """No message is received while ``max_in_flight_bytes`` or more bytes are in flight (26).
 
-    One received batch may exceed the bound, and a message that is larger than the bound is received alone. A batch
-    ends when a handler starts or ends. The verdict's note states the peak.
+    One received batch may exceed the bound, for example by a message that is larger than the bound. A batch ends when
+    a handler starts or ends. The verdict's note states the peak.
     """
 
     def _limit(self, segment: Segment) -> int | None:
@@ -290,11 +290,11 @@ class MaxAhead(AssignmentChecker[_Above]):
 
 
 class StallNamed(AssignmentChecker[_Above]):
-    """When a partition reaches ``max_ahead``, the next row reports it with the message that holds the floor (29).
+    """A row reports that a partition reached ``max_ahead``, and names the message that holds the floor (29).
 
-    The lowest delivered and unfinished message holds the floor. If all messages have finished and only the
-    confirmation is missing, no message holds the floor. ``LaneProgress`` judges that other keys continue up to
-    ``max_ahead``.
+    The row must precede the next start, finish or confirmed commit of the assignment. The lowest delivered and
+    unfinished message holds the floor. If all messages have finished and only the confirmation is missing, no message
+    holds the floor. ``LaneProgress`` judges that other keys continue up to ``max_ahead``.
     """
 
     _state_class = _Above
@@ -319,7 +319,7 @@ class StallNamed(AssignmentChecker[_Above]):
 
     @with_state("redelivered settled", find="known")
     def _redelivered(self, segment: Segment, row: Row, state: _Above) -> None:
-        # The message belongs to the latest run, and the next report may name it.
+        # The message is one of the latest deliveries, and the next report may name it.
         state.unfinished.discard(row.position)
 
     @with_state("started", find="known")
@@ -334,7 +334,7 @@ class StallNamed(AssignmentChecker[_Above]):
 
     def _told(self, segment: Segment, state: _Above) -> None:
         if state.crossed is not None:
-            self._findings.violation(segment, state.crossed, "reached max_ahead, and no row reports it")
+            self._findings.violation(segment, state.crossed, "its partition reached max_ahead, and no row reports it")
             state.crossed = None
 
     @with_state("ahead_reached", find="known")
@@ -363,7 +363,7 @@ class PauseAtBounds(PromiseChecker):
     """Intake stops only when a bound is reached, and restarts only when no count is above its low water (31).
 
     The low water of messages is half-way from ``max_in_flight`` to ``concurrency``, that of bytes half of
-    ``max_in_flight_bytes``. A message that a former owner had completed counts at its delivery, and leaves at once.
+    ``max_in_flight_bytes``. A message that a former owner had completed counts only at its delivery.
 
     Args:
         timeline: History to judge.
@@ -389,7 +389,7 @@ class PauseAtBounds(PromiseChecker):
         bound, size = segment.max_in_flight, segment.max_in_flight_bytes
         if bound is None or size is None or row.number >= bound or row.bytes >= size or segment in self._gaps:
             return
-        # Rows of completed messages and of max_ahead may separate the run from this row.
+        # Rows of completed messages and of max_ahead may separate the deliveries from this row.
         if row.n - self._completed.get(segment, -3) > 2:
             self._early[segment] = row
 
@@ -398,7 +398,7 @@ class PauseAtBounds(PromiseChecker):
         self._findings.checked += 1
         paused = self._paused[segment]
         if paused is None and segment not in self._gaps:
-            self._findings.violation(segment, row, "intake went on without a stop")
+            self._findings.violation(segment, row, "intake restarted without a stop")
         self._paused[segment] = None
         self._gaps.discard(segment)
         early = self._early.pop(segment, None)
@@ -408,7 +408,9 @@ class PauseAtBounds(PromiseChecker):
         if bound is None or running is None or size is None:
             return
         if row.number > (bound + running) // 2 or row.bytes > size // 2:
-            what = f"intake went on with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
+            what = (
+                f"intake restarted with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
+            )
             self._findings.violation(segment, row, what)
 
     def _violation(self, segment: Segment, row: Row) -> None:

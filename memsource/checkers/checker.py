@@ -18,12 +18,12 @@ _EVENTS = "events"
 
 
 class Checker(Protocol):
-    """The judge of one promise. A checker gets each row of its events once, in the order of the timeline."""
+    """The judge of one promise. A checker receives each row of its events once, in the order of the timeline."""
 
     name: str
 
     def handlers(self) -> Mapping[str, Handler]:
-        """The method that takes the rows of each event."""
+        """Return event → method that receives the rows of the event."""
 
     def verdict(self) -> Verdict:
         """The judgement after the last row. Changes nothing."""
@@ -64,7 +64,7 @@ class PromiseChecker:
         self._findings = Findings(self.name, timeline)
 
     def handlers(self) -> Mapping[str, Handler]:
-        """The method that takes the rows of each event."""
+        """Return event → method that receives the rows of the event."""
         found: dict[str, Handler] = {}
         for kind in reversed(type(self).__mro__):
             for name, method in vars(kind).items():
@@ -78,7 +78,7 @@ class PromiseChecker:
         return self._findings.verdict(across=self._needs_order, note=self._note(), doubts=self._doubts())
 
     def _note(self) -> str:
-        """Return the note of the verdict: further measurements; empty without any."""
+        """Return the note of the verdict: further measurements, or an empty text."""
         return ""
 
     def _doubts(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The checkers of commits: their positions, their order, their deadlines, and times at which none may be sent."""
+"""The checkers of commits: their positions, order and deadlines, and the times at which no commit may be sent."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _violation(findings: Findings, segment: Segment, row: Row, what: str) -> Non
 
 
 class _Waiting:
-    """Two times of an assignment: the first finish without a commit, and the last answer to a commit."""
+    """Three times of an assignment: the first uncommitted finish, the last answer to a commit, and the last failure."""
 
     __slots__ = ("answered", "failed", "sending", "since")
 
@@ -215,13 +215,13 @@ class CommitsInTime(TimedChecker[_Waiting]):
         if state.since is None or state.sending or state.failed is not None or interval is None:
             return
         due = max(state.since + interval, state.answered)
-        self._deadlines.check(segment, row, due, "what had finished was not committed in time,")
+        self._deadlines.check(segment, row, due, "a finished message was not committed in time,")
 
 
 class UnknownCommitRepeated(TimedChecker[_Waiting]):
     """A commit that failed, or whose result is unknown, is repeated within a second (15).
 
-    A commit is not judged if its partition is lost or drained meanwhile.
+    The duty to repeat the commit ends when the partition is lost or its drain begins.
     """
 
     _state_class = _Waiting

@@ -23,10 +23,11 @@ _WELL_NIGH: Final = 0.9
 
 
 class Deadlines:
-    """The judge of actions that come later than ``margin`` seconds after their deadline.
+    """The judge of actions that happen later than ``margin`` seconds after their deadline.
 
-    A process that wrote no row between the deadline and its action may have been suspended. Such a delay counts as a
-    doubt, not as a violation. In virtual time, only a fault of the process or a freeze causes a delay.
+    A delay is a violation if the process wrote a row after the deadline and more than ``margin`` seconds before the
+    action. Otherwise the process may have been suspended, and the delay counts as a doubt. In virtual time, only a
+    fault of the process or a freeze causes a delay.
     """
 
     def __init__(self, findings: Findings, margin: float) -> None:
@@ -35,7 +36,7 @@ class Deadlines:
         self._times: dict[Segment, list[float]] = {}
 
     def check(self, segment: Segment, row: Row, deadline: float, what: str) -> None:
-        """Judge an action that was due at ``deadline``. Its row is ``row``, or it is still missing at ``row``."""
+        """Judge an action that was due at ``deadline``. ``row`` shows the action, or the action is missing until it."""
         if row.mono <= deadline + self._margin:
             return
         times = self._times.get(segment)

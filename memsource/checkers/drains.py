@@ -57,7 +57,7 @@ class DrainInTime(TimedChecker[Drain]):
 
 
 class _Closing(Drain):
-    """A drain that knows which messages were started before it, and whether its timeout has passed.
+    """A drain with the highest position that started before it, and whether its timeout has passed.
 
     Args:
         highest: Highest started position.
@@ -116,7 +116,7 @@ class DrainStartsNothing(PromiseChecker):
             if closes is not False and (rules.batch or not drain.over):
                 return
             if closes:
-                what = "started when the time of its drain was over, and its handlers were cancelled"
+                what = "started after the timeout of its drain had cancelled its handlers"
         self._findings.violation(segment, row, what)
 
     @on("ended")
@@ -162,12 +162,12 @@ class DrainStartsNothing(PromiseChecker):
 
 
 class _Prefix(Drain):
-    """A drain that knows which lanes are held, and whether messages of its prefix wait to start.
+    """A drain with the held lanes, and whether queued messages below the highest started message waited.
 
     Attributes:
         highest: Highest started position.
         held: Lane, or position of a message without a lane -> time at which its head can start.
-        waits: Whether messages of the prefix waited until the end of the drain.
+        waits: Whether queued messages below ``highest`` waited until the end of the drain.
     """
 
     __slots__ = ("held", "highest", "waits")
@@ -180,7 +180,7 @@ class _Prefix(Drain):
 
 
 class DrainWaitsForRunning(TimedChecker[_Prefix]):
-    """A drain ends with its last running handler (36), and waits for no held, blocked or parking message.
+    """A drain ends when its last running handler ends (36), and waits for no held, blocked or parking message.
 
     A source without a handover of the completed set is an exception: queued messages below the highest started message
     may wait until the timeout, because other partitions use all slots.
@@ -242,7 +242,7 @@ def _lane_or_position(segment: Segment, row: Row) -> str | int:
 class HandedOverAfterDrain(AssignmentChecker[Drain]):
     """A partition is handed over after it was drained (36).
 
-    A partition is drained when none of its handlers runs, or when its timeout has passed.
+    A partition is drained when none of its handlers runs, or when the timeout of its drain has passed.
 
     Args:
         timeline: History to judge.

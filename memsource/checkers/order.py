@@ -12,7 +12,7 @@ from memsource.history.timeline import Timeline
 
 
 class _Lane:
-    """The positions of one key in one scope: the known ones, the finally ended ones, and the highest started one."""
+    """The positions of one key in an assignment or a partition: known, finally ended, and highest started."""
 
     __slots__ = ("_known", "_unfinished", "highest", "started")
 
@@ -74,9 +74,9 @@ class PerKeyOrder(PromiseChecker):
     finally ended in any assignment. First completions therefore follow the source order of the key.
 
     A message may be delivered too late (``redelivered``, cause ``late``). A late message that had not ended before is a
-    violation. A late message that had ended before was forgotten by the broker, and the note counts its repeat.
-    Keyless messages have no order, and with ``order="none"`` no message has an order. If keys share a lane, the
-    checker judges each key separately.
+    violation. If a late message had ended before, the broker had forgotten its settlement, and the note counts its
+    repeat. The checker judges neither messages without a key nor messages with ``order="none"``. If keys share a lane,
+    the checker judges each key separately.
 
     Args:
         timeline: History to judge.
@@ -104,7 +104,7 @@ class PerKeyOrder(PromiseChecker):
     def _delivered(self, segment: Segment, row: Row) -> None:
         if row.key is not None:
             if (segment, row.partition, row.assignment, row.position) not in self._late:
-                # Otherwise the message waits after queued messages, also when the broker delivers it once more.
+                # A late message waits after queued messages, also when the broker delivers it once more.
                 self._lane(segment, row, row.key).know(row.position)
             self._know_across(segment, row, row.key)
 

@@ -18,7 +18,7 @@ _FINISHED: Final = 2
 
 
 class _Outcomes:
-    """The messages that one assignment holds, as position -> state."""
+    """The messages in flight of one assignment, as position → state."""
 
     __slots__ = ("latest", "states")
 
@@ -66,7 +66,9 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
         self._findings.checked += 1
         before = state.states.get(row.position, _FINISHED)
         if before == _FINISHED:
-            self._findings.violation(segment, row, "finished though it had finished, was given up, or never delivered")
+            self._findings.violation(
+                segment, row, "finished, although it had finished before, was given up, or was never delivered"
+            )
         elif (segment, row.partition, row.assignment) in self._committing:
             del state.states[row.position]
         else:
@@ -82,7 +84,9 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
     def _abandoned(self, segment: Segment, row: Row, state: _Outcomes) -> None:
         self._findings.checked += 1
         if state.states.pop(row.position, _FINISHED) == _FINISHED:
-            self._findings.violation(segment, row, "given up though it had finished, was given up, or never delivered")
+            self._findings.violation(
+                segment, row, "given up, although it had finished, was given up before, or was never delivered"
+            )
 
     @with_state("zombie", find="known")
     def _zombie(self, segment: Segment, row: Row, state: _Outcomes) -> None:
@@ -150,7 +154,7 @@ class ZombiesDoNotCount(PromiseChecker):
 
 
 class _Line:
-    """The held messages of one assignment, and the unfinished positions of each lane without a key."""
+    """The unfinished messages of one assignment, and their positions in each lane without a key."""
 
     __slots__ = ("held", "lanes", "latest")
 
@@ -161,7 +165,7 @@ class _Line:
 
 
 class DeliveredThenStarted(AssignmentChecker[_Line]):
-    """A handler starts only for a message that its assignment holds, and lanes without a key keep their order (5).
+    """A handler starts only for an unfinished message of its assignment; lanes without a key keep their order (5).
 
     Lanes without a key are whole partitions (``order="partition"`` or ``"serial"``), and all messages without a key
     (``keyless="one_lane"``). Messages of these lanes start in the order of delivery, except for messages that are
@@ -194,7 +198,7 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
         self._findings.checked += 1
         if row.position not in state.held:
             self._findings.violation(
-                segment, row, "started though it is not held: never delivered, finished or given up"
+                segment, row, "started, although it was never delivered, had finished or was given up"
             )
             return
         lane = self._lane(segment, row)

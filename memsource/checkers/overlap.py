@@ -21,13 +21,14 @@ class NoOverlap(PromiseChecker):
     A handler runs from ``started`` to ``ended``, or to the last row of a crashed process. Handlers of a key never
     overlap within a member, also across its assignments. Handlers of two members may overlap in these cases only:
 
-    - The assignment of the first handler was lost. Its handlers run until they are cancelled.
+    - The assignment of the first handler was lost after the handler had started. The handler runs until its
+      cancellation.
     - The broker had taken one of the two assignments, and its process started the handler before it noticed the loss.
     - The first assignment had a lease whose deadline has passed.
 
-    In an assignment under a lease, no message starts or is acknowledged after the deadline or the loss. A message
-    without a key, and each message with ``order="none"``, must not overlap with itself, and must not start after its
-    assignment was lost. If keys share a lane, the checker judges each key separately.
+    In an assignment under a lease, no message starts after the deadline, and no message is acknowledged after the
+    deadline or the loss. A message without a key, and each message with ``order="none"``, must not overlap with
+    itself. If keys share a lane, the checker judges each key separately.
 
     Args:
         timeline: History to judge.

@@ -16,7 +16,7 @@ class _Tenure:
 
     Attributes:
         rival: The row in which another process was assigned the partition meanwhile.
-        acted: The first start or commit of the owner after that row.
+        acted: The first start or commit of the owner after ``rival``.
     """
 
     __slots__ = ("acted", "rival")

@@ -24,7 +24,7 @@ class _Ready:
 
 
 class LaneProgress(AssignmentChecker[_Ready]):
-    """A lane whose head can start starts its head before ``max_in_flight`` other starts (30).
+    """A lane whose head can start starts its head after at most ``max_in_flight`` other starts (30).
 
     Other lanes and other partitions do not delay a head (29, 35). With batches the bound is ``max_in_flight`` calls,
     of ``batch`` messages each. If a handler of an earlier assignment still runs in the lane, the head can start when

@@ -66,8 +66,8 @@ class _Alive:
 
     Attributes:
         heard: Time of the last delivery or extension of each held position.
-        failed: The times for positions whose handler failed. The engine may no longer hold these messages.
-        latest: The latest run of deliveries.
+        failed: The same time of each position whose handler failed. The engine may have abandoned these messages.
+        latest: The latest unbroken series of deliveries.
     """
 
     __slots__ = ("failed", "heard", "latest")
@@ -114,7 +114,7 @@ class KeptAlive(TimedChecker[_Alive]):
 
     @with_state("extended")
     def _extended(self, segment: Segment, row: Row, state: _Alive) -> None:
-        # Compare with the ends of a run instead of walking the run, because a damaged row may claim any length.
+        # Compare with first and last position of a range. A damaged row may claim a range of any length.
         for position in [p for p in state.failed if any(first <= p <= last for first, last in row.runs)]:
             state.heard[position] = state.failed.pop(position)
         held = sorted(state.heard)

@@ -22,9 +22,9 @@ class _Line:
 
     Attributes:
         delivered: Positions of the messages, in order.
-        started: Number of started messages; a start that a rewind repeats does not count.
-        taken: Largest number of messages that started in an assignment that the broker had taken.
-        by: The assignment of the latest start.
+        started: Number of messages up to and including the latest started message.
+        taken: Number of messages up to the highest message that started in an assignment taken by the broker.
+        by: The assignment of the latest start; None after a start in an assignment taken by the broker.
     """
 
     __slots__ = ("by", "delivered", "started", "taken")
@@ -244,7 +244,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
                 self._disturb(row.partition)
 
     def _comes_late(self, segment: Segment, row: Row) -> None:
-        """Record a commit in an assignment that the broker has taken. It may overwrite the commit of the next owner."""
+        """Record a commit of an assignment taken by the broker. The commit may overwrite the next owner's commit."""
         assignment = segment, row.partition, row.assignment
         if assignment in self._taken and self._newest.get(row.partition) != assignment:
             self._disturb(row.partition)
@@ -393,7 +393,7 @@ class BoundedRepeats(PromiseChecker):
     """A handover under a lease repeats a bounded number of finished messages (56).
 
     A clean handover repeats no message. After a crash or a loss, only messages repeat that finished after the last
-    write of the progress. Their number is at most ``written_every`` plus ``max_in_flight``, because acknowledgements
+    write of the progress. At most ``written_every`` plus ``max_in_flight`` messages repeat, because acknowledgements
     may be under way. A history does not show the data that the broker forgot, so this checker is not one of
     ``CHECKERS``.
 
@@ -425,7 +425,7 @@ class BoundedRepeats(PromiseChecker):
         self._stopped = False
 
     def _note(self) -> str:
-        return f"at most {max(self._repeated.values(), default=0)} repeated of one assignment"
+        return f"at most {max(self._repeated.values(), default=0)} repeats of one assignment"
 
     @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
@@ -464,7 +464,11 @@ class BoundedRepeats(PromiseChecker):
         self._repeated[former] += 1
         bound = self._bound(former)
         if bound is not None and self._repeated[former] == bound + 1:
-            how = "handed it over cleanly" if former in self._clean else f"may leave {bound} of them to be run again"
+            how = (
+                "handed it over cleanly"
+                if former in self._clean
+                else f"may leave {bound} of its messages to be repeated"
+            )
             self._findings.violation(
                 segment,
                 row,

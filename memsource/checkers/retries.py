@@ -35,7 +35,7 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
 
     A cancelled attempt does not count if the message returns to its lane. Each ``unblock`` of a blocked message
     allows one more attempt. A new delivery begins at attempt 1. If a store keeps attempts, the first attempt of an
-    assignment is at least the attempt that was handed over. It is at most ``attempts`` + 1.
+    assignment is at least the attempt that was handed over.
 
     Args:
         timeline: History to judge.

@@ -45,7 +45,7 @@ class AtLeastOnce(PromiseChecker):
     def verdict(self) -> Verdict:
         """The judgement after the last row. Changes nothing."""
         findings = Findings(self.name, self._timeline)
-        # A gap of any segment may hide the end of a message.
+        # A gap of any segment may hide that a message was handled.
         complete = not any(segment.gaps for segment in self._timeline.segments)
         committed = self._committed()
         for partition, states in self._states.items():
@@ -61,7 +61,7 @@ class AtLeastOnce(PromiseChecker):
                 else:
                     findings.doubt("messages were settled, and handled at most in a gap")
         if self._timeline.recreated:
-            # After a recreation a position means two messages, and the end of the first does not prove the end of the
+            # After a recreation a position means two messages, and a handled first message proves nothing about the
             # second.
             findings.doubt(
                 "partitions were recreated, so positions do not tell messages apart", len(self._timeline.recreated)
@@ -201,7 +201,7 @@ class NoSettleBeforeEnd(PromiseChecker):
             return
         certain = self._certain.get(segment)
         if certain is None or delivery in certain:
-            self._findings.violation(segment, row, "settled before it had ended")
+            self._findings.violation(segment, row, "settled before it was handled or given up")
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:

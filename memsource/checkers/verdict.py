@@ -12,7 +12,7 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
 WITNESSES: Final = 5
-"""Number of violations, and of reasons of each kind, that a verdict names. A verdict counts the others."""
+"""Most violations, gaps and incomparable partitions that a verdict names. A verdict counts further ones."""
 
 _SHOWN: Final = 200
 

@@ -122,7 +122,7 @@ async def check_any_error_has_a_name(make: MakeAttempts) -> None:
         len(found) == 4 and all(found[position].attempts == 1 for position in found),
         f"load() returned {dict(found)}, but 4 attempts were kept",
     )
-    expect(found[0].error_type == "é", f"the error type 'é' came back as {found[0].error_type!r}")
+    expect(found[0].error_type == "é", f"load() returned the error type {found[0].error_type!r}, but 'é' was kept")
 
 
 def _partition(number: int = 0, *, source: str = "orders", token: int | None = None) -> Partition:

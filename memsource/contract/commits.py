@@ -38,7 +38,8 @@ async def check_starts_at_the_committed_floor(harness: Harness) -> None:
             _begins_at(partition, committed)
         again = await session.take(10)
         values = [message.value for message in again]
-        expect(sorted(values) == sorted(m.value for m in messages[10:]), f"{values} came, not the unsettled messages")
+        same = sorted(values) == sorted(m.value for m in messages[10:])
+        expect(same, f"the source delivered {values}, not only the unsettled messages")
 
 
 async def check_completed_is_handed_over(harness: Harness) -> None:
@@ -102,12 +103,12 @@ async def check_release_commits_all(harness: Harness) -> None:
         expect(left == 3, f"{left} messages are unsettled right after release(), but must be 3")
     async with opened(harness) as session:
         again = await session.take(3)
-        expect(sorted(m.value for m in again) == sorted(m.value for m in messages[9:]), f"{again} came again")
+        expect(sorted(m.value for m in again) == sorted(m.value for m in messages[9:]), f"{again} were delivered again")
         await session.expect_nothing()
 
 
 async def check_nothing_more_after_revoking(harness: Harness) -> None:
-    """After ``Revoking``, the next owner receives the undelivered messages, but no message that is settled later."""
+    """After ``Revoking``, the next owner receives the undelivered messages, and none that is settled after it."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(5)
@@ -115,7 +116,10 @@ async def check_nothing_more_after_revoking(harness: Harness) -> None:
         for partition in partitions:
             await harness.revoke(partition)
             told = [event for event in await session.receive(Room(0, 0)) if isinstance(event, Revoking)]
-            expect([event.partition for event in told] == [partition], f"{told} came, not Revoking of {partition!r}")
+            expect(
+                [event.partition for event in told] == [partition],
+                f"receive() returned {told}, not Revoking of {partition!r}",
+            )
         await session.expect_nothing()
         await session.settle(messages)
         for partition in partitions:
@@ -134,7 +138,7 @@ async def check_nothing_more_after_loss(harness: Harness) -> None:
             await harness.lose(partition)
             (event,) = await session.receive(Room(0, 0))
             told = isinstance(event, Lost) and event.partition is partition
-            expect(told, f"{event!r} came, not Lost of {partition!r}")
+            expect(told, f"receive() returned {event!r}, not Lost of {partition!r}")
         await session.expect_nothing()
 
 

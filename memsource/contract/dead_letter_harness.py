@@ -107,7 +107,7 @@ class DeadLetterHarness(Protocol):
         """Return all messages at the origin."""
 
     def acted_on(self, name: str) -> bool:
-        """Tell whether the broker interprets a header, which ``publish`` therefore leaves out.
+        """Return whether the broker interprets a header, which ``publish`` therefore leaves out.
 
         Args:
             name: Name of the header.
@@ -139,7 +139,7 @@ class DeadLetterHarness(Protocol):
         """Close the client of a writer for good, as after a broker closed its connection.
 
         Args:
-            dead_letters: The writer. If its client reconnects by itself, the call does nothing.
+            dead_letters: The writer. If its client reconnects automatically, the call does nothing.
         """
 
 
@@ -166,7 +166,7 @@ NAMES: Final = (
     "a\r\nLanes-Error: b",
     "\ud800",
 )
-"""Header names of users that a broker or its client interprets or cannot send."""
+"""Header names of users. A broker or its client interprets many of them, or cannot send them."""
 
 
 class _Opens(Protocol):

@@ -299,7 +299,7 @@ async def check_a_dead_letter_is_published_to_its_origin(harness: DeadLetterHarn
         await put(writer, one)
     async with opened(harness.box()) as box:
         place = await box.publish(await stored_in(box, one))
-        expect(bool(place), "publish() returned no place, but must return the place of the message")
+        expect(bool(place), "publish() returned an empty text, but must return the position of the message")
         expect(list(await box.ids()) == [one.id], "publish() disposed of the dead letter: only dispose() may do so")
     (found,) = await harness.published()
     expect(found.value == one.value, f"{found.value!r} was published for {one!r}")

@@ -18,7 +18,7 @@ from memsource.jetstream.epoch_consumers import Durable, Retention
 __all__ = ["EPOCH_CHECKS", "EpochCheck", "EpochHarness"]
 
 MANY: Final = 100
-"""More messages than any check publishes."""
+"""Number of messages that is larger than the number that any check publishes."""
 
 
 class EpochHarness(Protocol):
@@ -75,8 +75,8 @@ class EpochHarness(Protocol):
 
         Args:
             consumers: The client.
-            what: ``"request"``: the server never gets the write. ``"reply"``: the server applies the write, and its
-                answer is lost.
+            what: ``"request"``: the server never receives the write. ``"reply"``: the server applies the write, and
+                its answer is lost.
         """
 
 
@@ -119,7 +119,7 @@ async def check_nothing_is_found_at_first(harness: EpochHarness) -> None:
 
 
 async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
-    """Every client sees the mark, even after the deletion of the last durable.
+    """Every client sees the mark of the cohort, even after the deletion of the last durable.
 
     The mark prevents no creation of a durable.
     """
@@ -130,7 +130,7 @@ async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
     for consumers in (one, other):
         await _mark(consumers)
         for each in (one, other):
-            expect(await each.marked() is not None, "a client does not see the mark")
+            expect(await each.marked() is not None, "marked() returned None to a client after mark()")
     names = list(await other.names())
     expect(names == [tuple(first)], f"names() lists {names}, but only {first} exists")
     await one.delete(*first)
@@ -184,7 +184,7 @@ async def check_each_tells_the_lease_of_who_made_it(harness: EpochHarness) -> No
 
 
 async def check_they_rise_by_epoch_and_sub_number(harness: EpochHarness) -> None:
-    """``found`` sorts durables by epoch and sub-number. A work queue has only one durable at a time."""
+    """``found`` sorts durables by epoch and sub-number. A work queue has only one durable of a partition at a time."""
     if harness.retention == "workqueue":
         return
     consumers = harness.consumers()
@@ -255,7 +255,7 @@ async def check_the_floor_is_what_is_acknowledged(harness: EpochHarness) -> None
     one, _, three, four = await harness.publish(3, 0, 3, 3)
     await harness.pull(name, MANY)
     for acknowledged, floor in ((three, 0), (one, three), (four, four)):
-        expect(await harness.ack(name, acknowledged), "an acknowledgement was refused")
+        expect(await harness.ack(name, acknowledged), f"the acknowledgement of sequence {acknowledged} was refused")
         await _there(consumers, 3, EpochConsumer(*name, "n", floor))
 
 

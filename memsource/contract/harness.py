@@ -17,7 +17,7 @@ Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over
 
 - ``ack wait``: The broker redelivers messages that are unsettled for some time.
 - ``revoke``, ``lose``: The harness can take partitions away.
-- ``finish``: The source can have an end.
+- ``finish``: The harness can make the source finite.
 - ``commits``: The source commits one position a partition.
 - ``hands over``: The source also commits the positions completed above the floor.
 """
@@ -25,7 +25,7 @@ Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over
 AnyCheck = TypeVar("AnyCheck")
 
 TIMEOUT: Final = 20.0
-"""Seconds within which a broker must act."""
+"""Seconds within which a source must return an event, and a broker must apply a settlement."""
 
 BYTES: Final = 1 << 20
 """Room for bytes in checks that do not test bytes."""
@@ -131,7 +131,7 @@ class Committing:
         (self._finished if self.has_completed(position) else self._unfinished).add(position)
 
     def has_completed(self, position: int) -> bool:
-        """Tell whether a former owner had completed the position."""
+        """Return whether a former owner had completed the position."""
         return any(start <= position < end for start, end in self._completed)
 
     def settle(self, position: int) -> None:
@@ -202,11 +202,11 @@ class Session:
         with anyio.move_on_after(TIMEOUT):
             received: Sequence[SourceEvent] = [Generation(0, standby=False)]
             while received and not events:
-                # A Generation may come at any time.
+                # A source may deliver a Generation at any time.
                 received = await self.source.receive(room)
                 self.plans += [event for event in received if isinstance(event, Generation)]
                 events = [event for event in received if not isinstance(event, Generation)]
-        expect(len(events) > 0, f"receive({room}) brought no event within {TIMEOUT:g} s{otherwise}")
+        expect(len(events) > 0, f"receive({room}) returned no event within {TIMEOUT:g} s{otherwise}")
         for event in events:
             if isinstance(event, Assigned):
                 known = event.partition in self.partitions
@@ -215,15 +215,17 @@ class Session:
                 self._keep(event.partition)
             elif isinstance(event, Delivered):
                 self._look_at(event)
-                expect(event.partition not in room.paused, f"a message of the paused {event.partition!r} came")
+                expect(event.partition not in room.paused, f"a message of the paused {event.partition!r} was delivered")
             elif isinstance(event, Progressed):
                 self._look_at_progress(event)
         count = len(messages_of(events))
-        expect(count <= room.messages, f"{count} messages came, but the room was {room.messages} messages")
+        expect(
+            count <= room.messages, f"receive() returned {count} messages, but its room was {room.messages} messages"
+        )
         return events
 
     def _look_at(self, event: Delivered) -> None:
-        expect(event.partition in self.partitions, f"a message of {event.partition!r} came before its Assigned")
+        expect(event.partition in self.partitions, f"a message was delivered before Assigned of {event.partition!r}")
         expect(len(event.run) > 0, "an empty run was delivered: a run needs a message")
         expect(all(m.partition is event.partition for m in event.run), "a message of a run has another partition")
         size = sum(message.size for message in event.run)
@@ -232,20 +234,23 @@ class Session:
         if ledger is not None:
             for message in event.run:
                 rises = message.position > ledger.highest
-                expect(rises, f"position {message.position} came after {ledger.highest}: positions must rise")
+                what = f"position {message.position} was delivered after {ledger.highest}: positions must rise"
+                expect(rises, what)
                 ledger.deliver(message.position)
 
     def _keep(self, partition: Partition) -> None:
         commits = self.traits.settles == "cumulative"
-        expect((partition.floor is not None) == commits, f"floor {partition.floor} of {partition!r}, {self.traits!r}")
+        what = f"{partition!r} has the floor {partition.floor}, but settles is {self.traits.settles!r}"
+        expect((partition.floor is not None) == commits, f"{what}: only a source that commits sets floors")
         if partition.floor is not None:
             self.ledgers[partition] = Committing(partition.floor, partition.completed)
 
     def _look_at_progress(self, event: Progressed) -> None:
         ledger = self.ledgers.get(event.partition)
-        expect(ledger is not None, f"{event!r} came for a partition that is not assigned, or has no floor")
+        expect(ledger is not None, f"{event!r} was delivered for a partition that is not assigned or has no floor")
         assert ledger is not None
-        expect(event.position > ledger.highest + 1, f"{event!r} came after position {ledger.highest}: no progress")
+        rises = event.position > ledger.highest + 1
+        expect(rises, f"{event!r} was delivered after position {ledger.highest}, and must be above the next position")
         ledger.progress(event.position)
 
     async def take(self, count: int, *, size: int = BYTES, otherwise: str = "") -> list[Message]:
@@ -259,7 +264,7 @@ class Session:
         """Return the partitions that are assigned at the start."""
         while not self.partitions:
             await self.receive(Room(0, 0))
-        # Each further partition may come from a separate call.
+        # A later call may return each further partition.
         await self.expect_nothing(Room(0, 0))
         return list(self.partitions)
 
@@ -270,7 +275,7 @@ class Session:
                 for event in await self.receive(room):
                     known = isinstance(event, Delivered) and not self._unfinished([event])
                     nothing = known or isinstance(event, Assigned | Progressed)
-                    expect(nothing, f"{event!r} came, but no event was expected")
+                    expect(nothing, f"receive() returned {event!r}, but no event was expected")
 
     async def settle(self, messages: Sequence[Message]) -> None:
         """Settle messages, with one settlement for each partition."""
@@ -288,7 +293,7 @@ class Session:
         )
 
     def to_settle(self, messages: Sequence[Message], chosen: Sequence[int]) -> list[Message]:
-        """Return the ``chosen`` messages; for a source that keeps nothing above a gap, as many first messages."""
+        """Return the ``chosen`` messages, or the same number of first messages if the source keeps none above a gap."""
         keeps = self.traits.settles == "individual" or self.traits.hands_over
         return [messages[number] for number in (chosen if keeps else range(len(chosen)))]
 
@@ -345,7 +350,7 @@ def rising(messages: Sequence[Message]) -> None:
     highest: dict[Partition, int] = {}
     for message in messages:
         last = highest.get(message.partition, -1)
-        expect(message.position > last, f"position {message.position} came after position {last}")
+        expect(message.position > last, f"position {message.position} was delivered after position {last}")
         highest[message.partition] = message.position
 
 

@@ -39,8 +39,8 @@ class LeaseHarness(Protocol):
 
         Args:
             store: The client.
-            what: ``"request"``: the server never gets the write. ``"reply"``: the server applies the write, and its
-                answer is lost.
+            what: ``"request"``: the server never receives the write. ``"reply"``: the server applies the write, and
+                its answer is lost.
         """
 
 
@@ -56,7 +56,8 @@ async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tup
     except Conflict:
         expect(await store.read(key) == before, f"a refused write of {key!r} has changed the key")
     else:
-        raise ContractBroken(f"a write of {key!r} on revision {revision}, fence {fence} must be refused; it is {came}")
+        what = f"write() of {key!r} with revision {revision} and fence {fence} returned revision {came}"
+        raise ContractBroken(f"{what}, but must raise Conflict")
 
 
 async def check_a_key_that_was_never_written_is_empty(harness: LeaseHarness) -> None:
@@ -164,7 +165,7 @@ async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) ->
 
 
 async def check_entries_are_those_with_the_prefix(harness: LeaseHarness) -> None:
-    """``entries`` returns values and revisions as ``read`` does. The prefix "m." does not match "mx."."""
+    """``entries`` returns values and revisions as ``read`` does. The prefix "m." does not match the key "mx.a"."""
     store = harness.store()
     for key in ("m.a", "m.b-2", "mx.a", "l.1", "m.long_name-with_everything-1"):
         await store.write(key, key.encode(), revision=0)

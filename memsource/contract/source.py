@@ -44,7 +44,7 @@ Check = Callable[[Harness], Awaitable[None]]
 
 NOT_CHECKED: Final = {
     "max_in_flight": "the suite would have to publish more messages than the bound; the broker itself keeps the bound",
-    "remembers": "a settlement would have to be lost on its way; not every harness can lose a settlement",
+    "remembers": "a settlement would have to be lost before the broker; not every harness can lose a settlement",
     "ordered": "the trait is about several processes; the suite runs one source at a time",
     "exclusive": "the trait is about several processes; the suite runs one source at a time",
 }
@@ -118,7 +118,7 @@ async def check_delivers_everything_in_order(harness: Harness) -> None:
     for key in {sample.key for sample in samples}:
         published = [sample.value for sample in samples if sample.key == key]
         came = [message.value for message in messages if message.key == key]
-        expect(came == published, f"the messages of key {key!r} must come in the order of publication")
+        expect(came == published, f"the source must deliver the messages of key {key!r} in the order of publication")
 
 
 @_check()
@@ -130,7 +130,9 @@ async def check_goes_on_with_what_is_published_later(harness: Harness) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(harness.publish, [sample])
                 (message,) = await session.take(1)
-            expect(message.value == sample.value, "another message than the published one came")
+            expect(
+                message.value == sample.value, f"{message.value!r} was delivered, but {sample.value!r} was published"
+            )
 
 
 @_check()
@@ -167,12 +169,19 @@ async def check_traits_can_be_kept(harness: Harness) -> None:
             named, f"extend_interval is {interval}, so the broker redelivers: add 'ack wait' to the can of the harness"
         )
         commits = traits.settles == "cumulative"
-        expect(commits == ("commits" in can), f"settles is {traits.settles!r}, can is {can!r}: 'commits' must agree")
+        expect(
+            commits == ("commits" in can),
+            f"settles is {traits.settles!r}, can is {can!r}: 'cumulative' needs 'commits'",
+        )
         over = commits and traits.hands_over
-        expect(over == ("hands over" in can), f"hands_over is {traits.hands_over}, can is {can!r}: they must agree")
+        expect(
+            over == ("hands over" in can), f"hands_over is {traits.hands_over}, can is {can!r}: True needs 'hands over'"
+        )
         assigned = await session.assigned()
         expect(count is None or count >= len(assigned), f"{len(assigned)} were assigned, but partitions is {count}")
-        expect(bool(session.plans) == traits.plans, f"plans is {traits.plans}, {len(session.plans)} Generation came")
+        expect(
+            bool(session.plans) == traits.plans, f"plans is {traits.plans}, {len(session.plans)} Generation delivered"
+        )
 
 
 # --- room
@@ -222,7 +231,8 @@ async def check_paused_partitions_are_left_out(harness: Harness) -> None:
         await session.settle(came)
         await session.expect_nothing()
         expect(first in session.partitions, f"the source lost {first!r}")
-    expect(sorted(m.value for m in came) == sorted(s.value for s in samples), "other messages came than were published")
+    same = sorted(m.value for m in came) == sorted(s.value for s in samples)
+    expect(same, "the source delivered other messages than the published messages")
 
 
 @_check()
@@ -250,9 +260,9 @@ async def check_receive_is_cancel_safe(harness: Harness) -> None:
                 for _ in range(number % 3):
                     await anyio.lowlevel.checkpoint()
                 await harness.publish([sample])
-                # The cancellation comes before, while or after the message arrives. In memory an arrival takes a few
-                # turns, and each is tried often because a scheduler may be random. Over a network an arrival takes
-                # longer.
+                # The cancellation happens before, during or after the arrival of the message. In memory an arrival
+                # takes a few turns of the loop, and the check tries each turn often because a scheduler may be random.
+                # Over a network an arrival takes longer.
                 for _ in range(number % 6 if number < 80 else number - 80):
                     await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
@@ -261,12 +271,13 @@ async def check_receive_is_cancel_safe(harness: Harness) -> None:
         await session.expect_nothing()
     rising(messages)
     came = sorted(message.value for message in messages)
-    expect(came == sorted(sample.value for sample in samples), "other messages came than were published")
+    same = came == sorted(sample.value for sample in samples)
+    expect(same, "the source delivered other messages than the published messages")
 
 
 @_check()
 async def check_start_is_cancel_safe(harness: Harness) -> None:
-    """A source works after a cancellation of its first calls of ``receive``."""
+    """A source works after a cancellation of an early call of ``receive``."""
     for moment in range(30):
         (sample,) = numbered(1)
         async with opened(harness) as session:
@@ -278,7 +289,9 @@ async def check_start_is_cancel_safe(harness: Harness) -> None:
                 tasks.cancel_scope.cancel()
             await harness.publish([sample])
             (message,) = await session.take(1)
-            expect(message.value == sample.value, "another message than the published one came")
+            expect(
+                message.value == sample.value, f"{message.value!r} was delivered, but {sample.value!r} was published"
+            )
             await session.settle([message])
             await session.expect_unsettled(0)
 
@@ -327,12 +340,12 @@ async def check_unsettled_comes_back(harness: Harness) -> None:
     async with opened(harness) as session:
         again = await session.take(
             9,
-            otherwise="; unsettled messages must come to the next source: see Harness.source about the broker's time",
+            otherwise="; the next source must deliver the unsettled messages: see Harness.source on the broker's wait",
         )
         rising(again)
         came = sorted(message.value for message in again)
         expected = sorted([*left, *(sample.value for sample in samples[8:])])
-        expect(came == expected, f"{came} came, but the unsettled and the new messages are {expected}")
+        expect(came == expected, f"{came} were delivered, but the unsettled and the new messages are {expected}")
         await session.expect_nothing()
 
 
@@ -387,7 +400,7 @@ async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
 
 @_check("ack wait")
 async def check_extend_keeps_messages(harness: Harness) -> None:
-    """The broker does not redeliver a message that is extended every ``extend_interval`` seconds, or twice at once."""
+    """The broker does not redeliver a message that is extended every ``extend_interval`` seconds, even twice each."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         messages = await session.take(3)
@@ -414,7 +427,7 @@ async def check_revoke_is_told_without_room(harness: Harness) -> None:
             await harness.revoke(partition)
             (event,) = await session.receive(Room(0, 0))
             told = isinstance(event, Revoking) and event.partition is partition and event.timeout > 0
-            expect(told, f"{event!r} came, not Revoking of {partition!r} with a timeout above 0")
+            expect(told, f"receive() returned {event!r}, not Revoking of {partition!r} with a timeout above 0")
             limit = session.traits.revoke_limit
             within = limit is None or (isinstance(event, Revoking) and event.timeout <= limit)
             expect(within, f"{event!r} has a timeout above revoke_limit, {limit} s")
@@ -432,7 +445,7 @@ async def check_loss_is_told_without_room(harness: Harness) -> None:
             await harness.lose(partition)
             (event,) = await session.receive(Room(0, 0))
             told = isinstance(event, Lost) and event.partition is partition
-            expect(told, f"{event!r} came, not Lost of {partition!r}")
+            expect(told, f"receive() returned {event!r}, not Lost of {partition!r}")
         await harness.publish(numbered(3))
         await session.expect_nothing()
 
@@ -445,7 +458,7 @@ async def check_exhausted_is_the_last_event(harness: Harness) -> None:
         await harness.finish()
         await session.take(5)
         (event,) = await session.receive(Room(1, BYTES))
-        expect(isinstance(event, Exhausted), f"{event!r} came, but must be Exhausted")
+        expect(isinstance(event, Exhausted), f"receive() returned {event!r}, but must return Exhausted")
         await session.expect_nothing()
 
 
@@ -469,5 +482,5 @@ async def check_aclose_is_idempotent(harness: Harness) -> None:
 
 @_check()
 async def check_aclose_without_open(harness: Harness) -> None:
-    """``aclose`` works on a source whose ``open`` failed or was never called."""
+    """``aclose`` works on a source whose ``open`` was never called."""
     await harness.source().aclose()

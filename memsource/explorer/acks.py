@@ -151,7 +151,7 @@ class AckWorld:
         if state.losses < self._scope.faults:
             yield "lost and assigned again", True, partial(self._lose, state)
 
-    # --- what happens
+    # --- the effects of events
 
     def _delivered(self, state: AckState, position: int) -> AckState:
         engine = restore(state.engine)
@@ -170,7 +170,7 @@ class AckWorld:
     def _take(self, state: AckState) -> AckState:
         engine = restore(state.engine)
         message = engine.take()
-        assert message is not None, "it was ready"
+        assert message is not None, "a message was ready"
         key = message.key
         before = [p for p in range(message.position) if self._keys[p] == key and state.tokens[p]]
         unfinished = set(before) - state.done - state.acked
@@ -212,7 +212,7 @@ class AckWorld:
     def _answered(self, state: AckState, *, arrived: bool, known: bool) -> AckState:
         """Answer the sent acknowledgements.
 
-        They reach the broker if ``arrived``, and the answer reaches the engine if ``known``.
+        The broker receives the acknowledgements if ``arrived``, and the engine receives the answer if ``known``.
         """
         engine = restore(state.engine)
         newest = {one.message.position for one in state.sent if one.token == state.tokens[one.message.position]}

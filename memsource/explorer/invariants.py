@@ -242,17 +242,17 @@ def ack_only_what_is_done(message: Message, done: Collection[int], *, owned: boo
 
 
 def redelivery_joins_the_held(before: EngineState, after: EngineState, position: int) -> None:
-    """21: the redelivery of a held message changes its token and nothing else."""
+    """21: the redelivery of a message in flight changes the token of the message and nothing else."""
     (old,), (new,) = ([a for a in state.assignments if a.owned] for state in (before, after))
     if position in {m.position for m in old.in_flight}:
         blank = [[m._replace(token=None) for m in held] for held in (old.in_flight, new.in_flight)]
         tokens = [next(m.token for m in held if m.position == position) for held in (old.in_flight, new.in_flight)]
         if blank[0] != blank[1] or before.ready != after.ready or tokens[0] == tokens[1]:
-            broken(redelivery_joins_the_held, f"position {position} was held, and came again: {new.in_flight}")
+            broken(redelivery_joins_the_held, f"the redelivery of position {position} in flight led to {new.in_flight}")
 
 
 def settled_runs_no_more(after: EngineState, position: int, *, done: bool) -> None:
     """22: a redelivered finished message is acknowledged again, and does not run."""
     queued = {m.position for a in after.assignments if a.owned for m in a.in_flight if m.state == QUEUED}
     if done and position in queued:
-        broken(settled_runs_no_more, f"position {position} was done, came again, and is queued")
+        broken(settled_runs_no_more, f"position {position} was done, and is queued after its redelivery")

@@ -1,7 +1,7 @@
 """One member of a group: its state, and the next state after an event.
 
-The state has the engine, and the facts of its shell. The *shell* is a model of the code of ``lanes`` around the engine.
-The shell performs the steps of a drain without waiting.
+The state holds the engine and the facts of the shell. The *shell* is a model of the code of ``lanes`` around the
+engine. The shell performs the steps of a drain without waiting.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SOURCE: Final = "memory"
 """The source of all partitions."""
 
 HANDLER: Final = frozenset({"ends well", "fails", "gives up", "is cancelled"})
-"""The ends of a handler."""
+"""Names of the events that end a handler."""
 
 DRAINS: Final = {
     ENDING: ("deadline",),
@@ -207,7 +207,7 @@ class _Actor:
         return Member(engine, tuple(sorted(self._known.items())), self._stopping)
 
     def happen(self, event: Event) -> None:
-        """Apply an event. Raises ``Broken``."""
+        """Apply an event. Raises ``Broken`` if an invariant does not hold."""
         if event.word in HANDLER:
             self._ended(event.assignment, event.position, event.word)
         else:
@@ -253,7 +253,7 @@ class _Actor:
     def _note(self, note: str) -> None:
         self.notes.append(note)
 
-    # --- what the engine asks for
+    # --- the effects of the engine
 
     def _perform(self) -> None:
         while self.engine.effects:
@@ -279,7 +279,7 @@ class _Actor:
 
     def _takes(self) -> None:
         message = self.engine.take()
-        assert message is not None, "it was ready"
+        assert message is not None, "a message was ready"
         partition, position = message.partition, message.position
         shell = self._known[partition.assignment]
         check(
@@ -345,7 +345,7 @@ class _Actor:
 
     def _time_passes(self) -> None:
         at = self.engine.next_due()
-        assert at != NEVER, "something is held"
+        assert at != NEVER, "a message is held for a retry"
         self.engine.due(at)
 
     # --- commits
@@ -446,7 +446,7 @@ class _Actor:
     def _excuse(self) -> None:
         """Record that a drain waits neither for a head before its next attempt nor for a failed handler.
 
-        Without a completed set, messages above such a head may run again.
+        Without a completed set, messages above the head or the failed message may run again.
         """
         if not self._scope.hands_over:
             self.outputs.append(Output("excused"))
@@ -498,7 +498,7 @@ class _Actor:
         else:
             self._know(assignment, over=True)
 
-    # --- looking things up
+    # --- queries
 
     def _now(self) -> EngineState:
         kept = self.engine.effects[:]

@@ -21,10 +21,10 @@ class Scope:
         gap: Whether the log skips one position after the first message and one position after the last message.
         partitions: Number of partitions.
         members: Number of members. The first member is in the group from the start.
-        moves: Number of joins and orderly stops of members, in total.
-        faults: Losses, expired sessions, crashes, missed deadlines and refused releases, in total.
-        failures: Number of failing calls of handlers.
-        unknown: Number of commits whose answer is late or missing.
+        moves: Maximum number of joins and orderly stops of members, in total.
+        faults: Maximum number of losses, expired sessions, crashes, missed deadlines and refused releases, in total.
+        failures: Maximum number of failing calls of handlers.
+        unknown: Maximum number of commits whose answer is late or missing.
         settles: Whether finished messages may enter the ledger without a commit.
         rotate: Whether all partitions go to the last member that joined. False = the members share the partitions
             evenly.

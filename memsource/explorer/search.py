@@ -29,7 +29,7 @@ class World(Protocol[S]):
         """Return the first state."""
 
     def steps(self, state: S) -> Iterator[tuple[Callable[[], str], S]]:
-        """Yield a function that makes the text, and the next state, for every possible event of ``state``. Pure.
+        """Yield for each possible event of ``state`` a function that returns its text, and the next state. Pure.
 
         Raises ``Broken`` for an event or a state that breaks an invariant.
         """
@@ -61,7 +61,7 @@ class Exploration(NamedTuple):
     """The result of a search.
 
     Attributes:
-        states: Number of visited states.
+        states: Number of distinct states that the search found.
         steps: Number of events that the search tried.
         depth: Number of events on the shortest path from the first state to the farthest state.
         reached: Counts of each kind of event and of each rare branch in the search.
@@ -88,7 +88,7 @@ def search(world: World[S], *, max_states: int | None = None) -> Exploration:
 
     Args:
         world: The world to explore.
-        max_states: Maximum number of visited states; None = no maximum.
+        max_states: Number of found states above which the search stops; None = no maximum.
 
     Returns:
         The counts of the search, and its first violation.

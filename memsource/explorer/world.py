@@ -35,7 +35,7 @@ _Call = tuple[int, str, tuple[object, ...]]
 
 
 class Groups:
-    """The states of a group, by number. The class computes each call in a state once.
+    """The states of a group, by number. The class makes each call in each state once, and stores the next state.
 
     ``topic`` has the published messages: partition -> position -> key. The member ``first`` is in the group from the
     start.
@@ -59,7 +59,7 @@ class Groups:
         self.first: Final = self._number()
 
     def call(self, state: int, method: str, *args: object) -> int:
-        """Return the state after a call of the group."""
+        """Return the number of the state after a call of a method of the group."""
         call = state, method, args
         found = self._calls.get(call)
         if found is None:
@@ -69,7 +69,7 @@ class Groups:
         return found
 
     def fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
-        """Return the state after a fetch of ``count`` messages, and the messages; None = too few messages."""
+        """Return the next state and the event of a fetch of ``count`` messages; None = too few messages."""
         fetch = state, name, number, count
         if fetch not in self._fetches:
             self._fetches[fetch] = self._fetch(*fetch)
@@ -94,7 +94,7 @@ class Groups:
         return name in self._members[state]
 
     def hears(self, state: int, name: str) -> Event | None:
-        """Return the event with the present notices of a member; None = no notice."""
+        """Return the event by which a member receives its present notices; None = no notice."""
         notices = self._members[state][name]
         told = tuple((kind, number, self.committed(state, number)) for kind, number in notices)
         return Event("hears", notices=told) if told else None
@@ -266,7 +266,7 @@ class GroupWorld:
         return State(self._groups.first, (self._members.fresh,) + (_DOWN,) * (len(self._names) - 1))
 
     def steps(self, state: State) -> Iterator[tuple[Callable[[], str], State]]:
-        """Yield a function that makes the text, and the next state, for every possible event of a state. Pure.
+        """Yield for each possible event of a state a function that returns its text, and the next state. Pure.
 
         Args:
             state: The state.
@@ -292,7 +292,7 @@ class GroupWorld:
         self.reached[step.event.word] += 1
         return partial(_text, name, step.event), step.state
 
-    # --- what may happen
+    # --- the possible events
 
     def _down(self, state: State, index: int, name: str) -> Iterator[_Step]:
         again = state.crashed == index
@@ -375,7 +375,7 @@ class GroupWorld:
         """Deliver the notices of the coordinator to a member."""
         name = self._names[index]
         event = self._groups.hears(state.group, name)
-        assert event is not None, "there is something to hear"
+        assert event is not None, "the member has a notice"
         return self._act(state._replace(group=self._call(state, "poll", name)), index, event)
 
     def _act(self, state: State, index: int, event: Event) -> State:
@@ -394,7 +394,7 @@ class GroupWorld:
             raise Broken(broken.invariant, broken.text, _text(name, event)) from broken
         return state
 
-    # --- what the others see
+    # --- the effects on other members
 
     def _seen(self, state: State, name: str, output: Output) -> State:
         number, position = output.number, output.position

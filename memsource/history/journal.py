@@ -1,7 +1,7 @@
 """Conversion between journals (Parquet files) and the JSON lines that ``memsource.history.reader`` reads.
 
-The functions read the files of one run in the order of their rows, from any folder and under any name. Of several
-copies of a file they read one.
+The functions read the files of one run in the order of their rows, from any folder and under any name. If a file has
+copies, the functions read one copy.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
 def convert(paths: Iterable[str | os.PathLike[str]], directory: str | os.PathLike[str]) -> list[Path]:
     """Convert histories of JSON lines to Parquet files in ``directory``, and return the new files.
 
-    Each new file has the rows and the gaps of its history. A second conversion of a history writes the same file.
-    Creates a missing directory. Blocks. Raises ``JournalError`` if a file cannot be read or written, or pyarrow is
-    missing.
+    Each new file has the rows and the gaps of its history. A second conversion of a history writes the same file. The
+    function blocks, and creates a missing directory. Raises ``JournalError`` if a file cannot be read or written, or
+    pyarrow is missing.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} is one str; pass several paths: [{paths!r}]")

@@ -121,7 +121,7 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
         The segments, in the order of the files.
 
     Raises:
-        HistoryError: A path cannot be read, no file has a row, or a format is unknown.
+        HistoryError: A path cannot be read, no file has a row, a format is not supported, or pyarrow is missing.
         TypeError: ``paths`` is one str instead of several paths.
     """
     if isinstance(paths, str):
@@ -159,7 +159,7 @@ def read_bytes(data: bytes, file: str = "history") -> list[Segment]:
         The segments, in order.
 
     Raises:
-        HistoryError: The data has no row, or its format is unknown.
+        HistoryError: The data has no row, or a format that is not supported.
     """
     segments = _segments(file, io.BytesIO(data))
     if not segments:
@@ -402,7 +402,7 @@ class _Reader:
         segment.rows.append(Row(n, "begin", mono))
 
     def _gap(self, why: str) -> None:
-        """Record a gap. The missing rows may have happened at any time since the last row."""
+        """Record a gap. The events of the missing rows may have happened at any time since the last row."""
         segment = self._segment
         assert segment is not None
         assert self._bad is not None
@@ -416,7 +416,7 @@ class _Reader:
             return
         if self._bad is not None:
             self._gap(f"lines that are no rows: {self._bad_count}")
-            # The bad lines may be rows of another process, of any time. So a gap comes first too.
+            # The bad lines may be rows of another process, of any time. So a gap precedes the first row too.
             segment.rows.insert(0, Row(0, "gap", segment.mono_first))
         if self._incomplete and segment.crashed:
             self._no_row(self._number)

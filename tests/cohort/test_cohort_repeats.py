@@ -79,7 +79,7 @@ def test_a_loss_with_a_stuck_key_repeats_only_unwritten_messages(ending: Ending)
     assert 0 < len(again) <= EVERY + 1
     assert again == list(range(again[-1] + 1 - len(again), again[-1] + 1))
     verdict = judged(run)
-    assert (verdict.status, verdict.note) == ("passed", f"at most {len(again)} repeated of one assignment")
+    assert (verdict.status, verdict.note) == ("passed", f"at most {len(again)} repeats of one assignment")
 
 
 @pytest.mark.parametrize("ending", [crashes, freezes])
@@ -96,7 +96,7 @@ def test_a_ledger_that_is_never_written_down_is_found(monkeypatch: pytest.Monkey
     verdict = judged(run)
     assert verdict.status == "violated"
     bound = EVERY + IN_FLIGHT
-    assert verdict.witnesses[0].endswith(f"in assignment 1, which may leave {bound} of them to be run again")
+    assert verdict.witnesses[0].endswith(f"in assignment 1, which may leave {bound} of its messages to be repeated")
     # The campaign finds it too, unless the bucket was lost.
     case = next(seed for seed in range(100) if case_of(seed).in_flight == EVERY)
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, seed=case))

@@ -104,7 +104,7 @@ COMMITTING: list[Case] = [
         more=OPEN,
         keeps=[assigned(), delivered(0), ran(0), at(105.9, sent(1)), at(130.0, END)],
         breaks=[assigned(), delivered(0), ran(0), at(102.0, delivered(1)), at(107.1, sent(1)), at(130.0, END)],
-        witness="what had finished was not committed in time, 6.096 s late",
+        witness="a finished message was not committed in time, 6.096 s late",
     ),
     Case(
         make=CommitsInTime,
@@ -114,7 +114,7 @@ COMMITTING: list[Case] = [
         more=OPEN,
         keeps=[assigned(), delivered(0), message("dlq_confirmed", 0), at(101.0, sent(1)), at(130.0, END)],
         breaks=[assigned(), delivered(0), message("dlq_confirmed", 0), at(102.0, delivered(1)), at(130.0, END)],
-        witness="what had finished was not committed in time, 28.997 s late",
+        witness="a finished message was not committed in time, 28.997 s late",
     ),
     Case(
         make=CommitsInTime,
@@ -124,7 +124,7 @@ COMMITTING: list[Case] = [
         more=OPEN,
         keeps=[assigned(), delivered(0), redelivered(0, "settled"), at(101.0, sent(1)), at(130.0, END)],
         breaks=[assigned(), delivered(0), redelivered(0, "settled"), at(102.0, delivered(1)), at(130.0, owned("lost"))],
-        witness="what had finished was not committed in time, 28.997 s late",
+        witness="a finished message was not committed in time, 28.997 s late",
     ),
     Case(
         make=CommitsInTime,
@@ -134,7 +134,7 @@ COMMITTING: list[Case] = [
         more=OPEN,
         keeps=[assigned(), ran(0), sent(1), ran(1), at(140.0, confirmed(1)), at(141.0, sent(2)), at(150.0, END)],
         breaks=[assigned(), ran(0), sent(1), ran(1), at(140.0, confirmed(1)), at(150.0, sent(2), END)],
-        witness="what had finished was not committed in time, 10.000 s late",
+        witness="a finished message was not committed in time, 10.000 s late",
         checked=2,
     ),
     Case(
@@ -214,7 +214,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 20), flow("resumed", 15, 500)],
         breaks=[flow("paused", 20), flow("resumed", 16, 500)],
-        witness="intake went on with 16 of 20 messages and 500 of 1000 bytes in flight",
+        witness="intake restarted with 16 of 20 messages and 500 of 1000 bytes in flight",
         checked=2,
     ),
     Case(
@@ -223,7 +223,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 3, 1000), flow("resumed", 1, 500)],
         breaks=[flow("paused", 3, 1000), flow("resumed", 1, 501)],
-        witness="intake went on with 1 of 20 messages and 501 of 1000 bytes in flight",
+        witness="intake restarted with 1 of 20 messages and 501 of 1000 bytes in flight",
     ),
     Case(
         make=PauseAtBounds,
@@ -255,7 +255,7 @@ BOUNDED: list[Case] = [
         more={"max_in_flight": 20},
         keeps=[flow("paused", 20), flow("resumed", 0)],
         breaks=[flow("resumed", 0)],
-        witness="intake went on without a stop",
+        witness="intake restarted without a stop",
     ),
     Case(
         make=BoundedBytes,
@@ -299,7 +299,7 @@ DRAINING: list[Case] = [
         rules=CLOSES,
         keeps=[assigned(), THREE, started(1, "b"), DRAIN, at(110.0, CANCELLED, started(0, "a"))],
         breaks=[assigned(), THREE, started(1, "b"), DRAIN, at(131.0, CANCELLED, started(0, "a"))],
-        witness="started when the time of its drain was over, and its handlers were cancelled",
+        witness="started after the timeout of its drain had cancelled its handlers",
     ),
     Case(
         make=DrainStartsNothing,

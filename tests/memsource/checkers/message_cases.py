@@ -86,7 +86,7 @@ LANES: list[Case] = [
         asks="order and keyless",
         keeps=[delivered(0), started(0), failed(0), started(0, attempt=2), ended(0), delivered(1), started(1)],
         breaks=[delivered(0), ran(0), started(0)],
-        witness="started though it is not held: never delivered, finished or given up",
+        witness="started, although it was never delivered, had finished or was given up",
         checked=3,
     ),
     Case(
@@ -95,7 +95,7 @@ LANES: list[Case] = [
         asks="order and keyless",
         keeps=[delivered(0), delivered(0), redelivered(0, "held"), ran(0)],
         breaks=[delivered(0), ran(0), ack(0), delivered(0), redelivered(0, "settled"), started(0)],
-        witness="started though it is not held: never delivered, finished or given up",
+        witness="started, although it was never delivered, had finished or was given up",
     ),
     Case(
         make=DeliveredThenStarted,
@@ -258,7 +258,7 @@ OUTCOMES: list[Case] = [
         what="finished once",
         keeps=[delivered(0), ran(0), ack(0), ack(0), drained()],
         breaks=[delivered(0), ran(0), ended(0), ack(0), drained()],
-        witness="finished though it had finished, was given up, or never delivered",
+        witness="finished, although it had finished before, was given up, or was never delivered",
         checked=1,
     ),
     Case(
@@ -267,7 +267,7 @@ OUTCOMES: list[Case] = [
         rules=COMMITS,
         keeps=[assigned(), delivered(0), delivered(1, "b"), ran(0), drained(abandoned(1, "b"))],
         breaks=[assigned(), delivered(0), delivered(1, "b"), ran(0), drained(abandoned(0), abandoned(1, "b"))],
-        witness="given up though it had finished, was given up, or never delivered",
+        witness="given up, although it had finished, was given up before, or was never delivered",
     ),
     Case(
         make=OneTerminalOutcome,

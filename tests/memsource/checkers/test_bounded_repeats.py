@@ -39,13 +39,13 @@ def judged(
 def test_a_crash_repeats_unwritten_messages(ending: Rows, written_every: int | None, bound: int) -> None:
     rows = [*LEASED, *runs(20), *ending]
     kept = judged(rows, again=bound, written_every=written_every)
-    assert (kept.status, kept.checked, kept.note) == ("passed", 1, f"at most {bound} repeated of one assignment")
+    assert (kept.status, kept.checked, kept.note) == ("passed", 1, f"at most {bound} repeats of one assignment")
     broken = judged(rows, again=bound + 2, written_every=written_every)
     # Each assignment counts once.
     assert (broken.status, broken.violations) == ("violated", 1)
     assert broken.witnesses[0].startswith(f"S/0 position {bound} ")
     assert broken.witnesses[0].endswith(
-        f"had finished at m-1 pid 1 in assignment 1, which may leave {bound} of them to be run again"
+        f"had finished at m-1 pid 1 in assignment 1, which may leave {bound} of its messages to be repeated"
     )
 
 

@@ -207,7 +207,7 @@ class SaysOtherHarness(MemoryHarness):
     [
         ({"settles": "cumulative"}, "settles is 'cumulative', can is"),
         ({"partitions": 2}, "3 were assigned, but partitions is 2"),
-        ({"plans": True}, "plans is True, 0 Generation came"),
+        ({"plans": True}, "plans is True, 0 Generation delivered"),
         ({"revoke_limit": 0.0}, "revoke_limit is 0.0"),
         ({"system": ""}, "no system"),
     ],
