@@ -31,11 +31,11 @@ class Timeline:
 
     The first item is the event of the row, with these exceptions:
 
-    - ``zombie`` replaces the end of a handler or of a dead letter after the fence of its assignment.
+    - ``zombie`` replaces ``ended`` and ``dlq_confirmed`` after the fence of their assignment.
     - ``over`` follows the last row of a segment, with the last row as its row.
     - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. The row of
       ``passed`` is the row of the delivery, with number and time of the commit.
-    - A ``gap`` comes at the earliest time of its missing rows.
+    - A ``gap`` has the earliest possible time of its missing rows.
 
     Args:
         segments: The segments, in any order.
@@ -115,7 +115,7 @@ class Timeline:
         incarnations: dict[str, set[str]] = defaultdict(set)
         holders: dict[str, list[Segment]] = defaultdict(list)
         for segment in self.segments:
-            # Rows of a producer hold at any time, so they need no order.
+            # Rows of a producer are valid at any time, so they need no order.
             partitions = {row.partition for row in segment.rows if row.event != "produced"} - {""}
             for partition in partitions:
                 holders[partition].append(segment)
@@ -134,7 +134,7 @@ class Timeline:
         if _same_boot(one, other):
             return False
         first, second = sorted((one, other), key=lambda segment: segment.wall_first)
-        # Compare wall clocks and the order of this timeline, because they differ after a clock was set.
+        # Compare wall clocks and the order of this timeline, because both differ after somebody has set a clock.
         return second.wall_first <= first.wall_last or self._begin(second) <= ends[first]
 
 

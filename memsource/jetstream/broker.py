@@ -167,7 +167,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
             self.cohort.freeze(source.member, source.clock(), until)
 
     def rebalance(self, now: float) -> bool:
-        """Plan the owners again, and revoke at least one partition if possible. Returns whether one was revoked."""
+        """Plan the owners again, and revoke at least one partition if possible. Returns whether this was possible."""
         return self.cohort.rebalance(now)
 
     def lose(self, partition: int, now: float) -> bool:

@@ -66,8 +66,8 @@ class _Member:
 class Cohort:
     """A cohort with some slots, numbered from 0.
 
-    No method blocks. Not thread-safe. ``now`` never goes back. A call with the name of an unknown member changes
-    nothing.
+    No method blocks. Not thread-safe. ``now`` never goes back. Except for ``join``, a call with the name of an unknown
+    member changes nothing.
 
     Args:
         slots: Number of slots.
@@ -199,7 +199,7 @@ class Cohort:
     # --- time
 
     def next_at(self) -> float:
-        """Return the time when the next lease, freeze or deadline ends; infinity = none of them is due."""
+        """Return the time when the next lease, freeze or deadline ends; infinity = no end is due."""
         due = [self._retake_at, *self._asked.values()]
         for state in self._members.values():
             due.append(state.lease_end)
@@ -210,7 +210,7 @@ class Cohort:
     def advance(self, now: float) -> None:
         """Act on all leases, freezes and deadlines that have ended, in order of time.
 
-        At one time, leases expire first.
+        Leases expire before the deadlines and freezes of the same time.
         """
         while (at := self.next_at()) <= now:
             for member, state in list(self._members.items()):
@@ -289,7 +289,7 @@ class Cohort:
                 self._tell(slot, "assigned")
 
     def _other(self, member: str) -> str | None:
-        """Find the other running member that owns the fewest slots."""
+        """Return the other running member that owns the fewest slots; None = no other member runs."""
         loads = Counter(self._owners)
         others = [other for other in self.members if other != member and self.runs(other)]
         return min(others, key=lambda other: loads[other], default=None)

@@ -310,7 +310,7 @@ class CohortMemberSource(ScriptedSource):
         stream = self.broker.stream
         deliveries = stream.pull(durable, messages, size, self._clock())
         if deliveries is None:
-            self._partitions.lose(owned, f"its durable {durable} is gone")
+            self._partitions.lose(owned, f"its durable {durable} was deleted")
             return []
         run: list[tuple[Record, Token]] = []
         for delivery in deliveries:
@@ -339,7 +339,7 @@ class CohortMemberSource(ScriptedSource):
     def _acknowledge(self, owned: _PulledPartition, message: Message) -> None:
         token = _token(message)
         if not self.link.cut and not self._ack(token) and token.durable == owned.durable:
-            self._partitions.lose(owned, f"its durable {token.durable} took no acknowledgement")
+            self._partitions.lose(owned, f"its durable {token.durable} accepted no acknowledgement")
 
     def _ack(self, token: Token) -> bool:
         """Acknowledge a message. Returns False if the durable was deleted and the link has no latency."""

@@ -5,8 +5,8 @@ confirmed by measurements:
 
 - Retention ``limits`` keeps all messages.
 - Retention ``workqueue`` deletes an acknowledged message. A partition has one durable at a time.
-- Retention ``interest`` keeps a message until all durables that existed at its arrival have acknowledged the message.
-  If no durable exists, the stream deletes a message at its arrival.
+- Retention ``interest`` keeps a message until each existing durable that delivers the message has acknowledged it.
+  If its partition has no durable, the stream deletes a message at its arrival.
 - A deleted durable answers no pull and no acknowledgement.
 - Each durable counts its own deliveries. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
 """
@@ -30,11 +30,11 @@ from memsource.memory.watchers import Watched
 Retention = Literal["limits", "workqueue", "interest"]
 
 EPOCH_MS: Final = 1_700_000_000_000
-"""The server's clock when a stream begins, in milliseconds since the epoch."""
+"""The server's clock when a stream begins, in milliseconds since 1970."""
 
 
 class Durable(NamedTuple):
-    """The name of a durable."""
+    """The name of a durable: cohort partition, epoch and sub-number."""
 
     partition: int
     epoch: int
@@ -81,7 +81,7 @@ class EpochStream(Watched):
     Attributes:
         created: Time and name of each created durable, in order.
         deleted: Time and name of each deleted durable, in order.
-        stale: Number of pulls and acknowledgements for deleted durables.
+        stale: Number of pulls and acknowledgements for missing durables.
         set_back: Seconds by which the server's clock was set back.
         marked: Longest lease in seconds of the cohorts that have used the stream; None = no cohort has used the stream.
     """
@@ -226,7 +226,7 @@ class EpochStream(Watched):
         return sorted(name for name in self._made if name.partition == partition)
 
     def left(self, partition: int) -> list[Record]:
-        """Return the unacknowledged messages of the newest durable of a partition."""
+        """Return the unacknowledged messages of the newest durable of a partition; without a durable, all stored."""
         names = self.names(partition)
         log = self.topic.log(partition)
         if not names:
@@ -234,7 +234,7 @@ class EpochStream(Watched):
         return [log.records[sequence] for sequence in self._made[names[-1]].consumer.unfinished]
 
     def kill(self, now: float) -> None:
-        """Kill and restart the only server. The durables forget the acknowledgements of the last 0.1 s."""
+        """Kill and restart the only server. The durables forget their changes of the last 0.1 s."""
         for made in self._made.values():
             made.consumer.kill(now)
 
@@ -255,7 +255,7 @@ class EpochStream(Watched):
         return [made for name, made in self._made.items() if name.partition == partition]
 
     def _settle(self, partition: int, sequence: int) -> None:
-        """Delete an acknowledged message if the retention allows that."""
+        """Delete an acknowledged message, unless the retention or another durable keeps the message."""
         if self.retention == "limits":
             return
         waited = any(sequence in made.consumer.unfinished for made in self._of(partition))

@@ -28,7 +28,7 @@ LATE: Final = 0.25
 """Maximum seconds by which a key outlives its time to live."""
 
 _REMEMBERED: Final = 60.0
-"""Maximum seconds that a bucket can fall back."""
+"""Maximum seconds by which ``fall_back`` can set a bucket back."""
 
 
 @dataclass(frozen=True, slots=True)

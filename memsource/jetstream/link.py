@@ -74,7 +74,7 @@ class Link:
         return f"<Link: {state}, {self.reads} reads, {self.writes} writes>"
 
     def sever(self) -> None:
-        """End the client's process: from now on every call raises ``SourceError``, and the server does nothing."""
+        """End the client's process. Every later call raises ``SourceError``, and makes no request."""
         self.severed = True
 
     async def read(self, act: Callable[[float], T]) -> T:

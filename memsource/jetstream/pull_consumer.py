@@ -40,7 +40,7 @@ _LOOK_AFTER_NAK: Final = 0.01
 """Seconds after a nak with a delay until the timer runs."""
 
 _LOOK_AFTER_START: Final = 1.0
-"""Maximum seconds from a start to the run of the timer; ``ack_wait`` may be less. The server draws 0.5 to 1.5 s."""
+"""Seconds from a start to the run of the timer, unless ``ack_wait`` is shorter. nats-server draws 0.5 to 1.5 s."""
 
 _REMEMBERED: Final = 256
 """Number of the last acknowledgements that can still be lost."""
@@ -103,7 +103,7 @@ class PullConsumer:
     """One durable consumer of one log.
 
     No method blocks. Not thread-safe. ``now`` never goes back. A method about one message takes the sequence of the
-    message, and does nothing unless the message is unacknowledged.
+    message. Except for ``lose_ack``, such a method does nothing unless the message is unacknowledged.
 
     Args:
         log: Messages that the durable delivers.
@@ -196,7 +196,7 @@ class PullConsumer:
     def lose_ack(self, sequence: int, now: float) -> bool:
         """Queue a message as if its acknowledgement was lost or its wait was over.
 
-        Returns False if the message cannot return.
+        Returns False if the message is queued already, was dropped or was never delivered.
         """
         if sequence in self._queue or sequence in self._dropped or not self._was_delivered(sequence):
             return False

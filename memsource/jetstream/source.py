@@ -22,7 +22,7 @@ from memsource.memory.broker import Delivery
 from memsource.memory.scripted import READER, Call, ScriptedSource, delivered, delivery
 
 _ACKS_KEPT: Final = 10_000
-"""Number of acknowledgements that are repeated after a lost connection."""
+"""Maximum number of acknowledgements that the source repeats after a lost connection."""
 
 
 @dataclass(eq=False, slots=True)
@@ -132,7 +132,7 @@ class JetStreamMemberSource(ScriptedSource):
         now = self.clock()
         if not self.broker.cohort.runs(self.member):
             return []
-        # Return these events without messages, because no message may come before the Assigned of its partition.
+        # Return these events without messages, because no message may precede the Assigned of its partition.
         if events := self._noticed():
             return events
         if self._restarts != self.broker.restarts:
@@ -193,7 +193,7 @@ class JetStreamMemberSource(ScriptedSource):
 
     def _takeover_of(self, number: int) -> Takeover:
         takeover = self._slots[number].takeover
-        assert takeover is not None, "only what is delivered has turns"
+        assert takeover is not None, "only partitions that deliver have turns"
         return takeover
 
     def _owns(self, partition: Partition) -> bool:

@@ -57,7 +57,7 @@ class Takeover:
                 self.taken.extend(collected[position] for position in sorted(collected))
                 self.done = True
             else:
-                # Start again without some messages, such as a message that was just extended.
+                # The takeover starts again if it lacks a message, such as a message that was just extended.
                 self._consumer.shrink(SHRUNK, now)
                 self._until = now + SHRINK_SECONDS
                 self._wake_at(self._until)

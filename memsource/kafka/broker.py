@@ -1,24 +1,25 @@
 """A Kafka broker as data, with one topic, one group and its clients. It behaves like a measured real broker.
 
-- **Commits.** The broker only checks that the client is a member. The member need not own the partition, and the
-  position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095 UTF-16 units plus the
-  client's NUL. A commit with larger metadata fails, and the former commit stays. If one partition of a request fails,
-  the broker commits the other partitions, and the whole request reports the error.
+- **Commits.** The broker checks only the membership of the client and the size of the metadata. The member need not own
+  the partition, and the position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095
+  UTF-16 units plus the client's NUL. A commit with larger metadata fails, and the former commit stays. If one partition
+  of a request fails, the broker commits the other partitions, and the whole request reports the error.
 - **A loss is noticed late.** A crashed or frozen process sends no heartbeats. At the end of its session, its
-  partitions go to other members, and the process learns of the loss at its next poll. A classic client without polls
-  leaves the group at once. A client of protocol 848 keeps its partitions for another session timeout, and its commits
-  succeed.
+  partitions go to other members, and the process learns of the loss at its next poll. After ``max_poll_interval``
+  without a poll, a classic client leaves the group at once. A client of protocol 848 then keeps its partitions for
+  another session timeout, and its commits succeed.
 - **Close.** Heartbeats stop when a close begins, although the drain of the last callback still runs.
 - **Pauses.** A pause outlives the ownership: a partition that is paused, revoked and assigned again is still paused.
 - **Prefetch.** A client delivers prefetched messages even while the broker is down, or after their deletion at the
 broker.
-- **A topic that is deleted and created again** within a metadata refresh. A classic client reads on at the old offset.
-  Protocol 848 revokes and assigns, and accepts a commit of the old position for the new topic.
-- **Commits without a broker.** A synchronous commit blocks (848), or fails after seconds (classic).
+- **Recreation.** If a topic is deleted and created again within a metadata refresh, a classic client reads on at the
+  old offset. Protocol 848 revokes and assigns, and accepts a commit of the old position for the new topic.
+- **Commits without a broker.** A synchronous commit blocks (848), or fails after ``commit_timeout`` (classic).
 
 The simulation releases each partition when it is drained. A real client releases all partitions of a callback together.
 
-No method blocks, and time is an argument: ``advance`` acts on due timers. Times are in seconds.
+No method blocks. A method receives the present time as an argument, reads the clock of a client, or needs no time.
+``advance`` acts on due timers. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return found
 
     def crash(self, member: str, now: float) -> None:
-        """End the newest process of this member. Its session ends after its timeout. Idempotent."""
+        """End the newest process of this member. Its session ends after ``session_timeout``. Idempotent."""
         self._at(now)
         self.coordinator.crash(self._client(member))
         self._changed()
@@ -296,9 +297,9 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
         """Commit positions. The broker checks neither who owns a partition nor its former commit.
 
-        Raises ``KafkaFailure`` if a commit failed. With ``OFFSET_METADATA_TOO_LARGE`` the other partitions are
-        committed. With ``UNKNOWN_MEMBER_ID``, ``_FATAL`` and ``_WAIT_COORD`` nothing is committed. The call raises
-        the errors of ``Commit.units`` before it sends the request.
+        Raises ``KafkaFailure`` if a commit failed. With ``OFFSET_METADATA_TOO_LARGE`` the broker commits the other
+        partitions. With any other code the broker commits nothing. The call raises the errors of ``Commit.units``
+        before it sends the request.
         """
         self._at(now)
         if client.fatal is not None:
@@ -318,14 +319,14 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         if large:
             raise KafkaFailure(
                 "OFFSET_METADATA_TOO_LARGE",
-                f"partition {large[0]} of {self.topic}: {units[large[0]]} UTF-16 units of metadata with the NUL, the "
-                f"broker takes {limit}; its former commit stands",
+                f"partition {large[0]} of {self.topic}: the metadata has {units[large[0]]} UTF-16 units with the NUL, "
+                f"but the broker accepts at most {limit}; the former commit of the partition stays",
             )
 
     def release(self, client: Client, partition: int, now: float) -> None:
         """Release a partition of a client.
 
-        A revoked partition is then free; any other one stays assigned. Idempotent.
+        A revoked partition is then free; any other partition stays assigned. Idempotent.
         """
         self._at(now)
         self.coordinator.release(client, partition)
@@ -384,7 +385,9 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         else:
             owned.silent = True
             client.failures.append(
-                KafkaFailure("_AUTO_OFFSET_RESET", f"partition {partition} of {self.topic} has no {owned.fetched}")
+                KafkaFailure(
+                    "_AUTO_OFFSET_RESET", f"partition {partition} of {self.topic} has no position {owned.fetched}"
+                )
             )
 
     def _fill(self, client: Client, partition: int, owned: ClientPartition, messages: int) -> None:

@@ -19,7 +19,7 @@ RebalanceProtocol = Literal["eager", "cooperative", "848"]
 """``eager`` and ``cooperative`` are the classic protocol; ``848`` is ``group.protocol=consumer`` (KIP-848)."""
 
 OffsetReset = Literal["earliest", "latest", "error"]
-"""Where to read without a committed position, or with one outside the log (``auto.offset.reset``)."""
+"""Position at which a client reads if no position in the log is committed (``auto.offset.reset``)."""
 
 Code = Literal[
     "OFFSET_METADATA_TOO_LARGE",
@@ -120,7 +120,7 @@ class ClientPartition:
         self.fetched = self.position
 
     def take(self, messages: int, size: int) -> list[Record]:
-        """Take at most ``messages`` prefetched messages.
+        """Remove and return at most ``messages`` prefetched messages.
 
         The last message is the one with which the total reaches ``size`` bytes.
         """
@@ -201,7 +201,7 @@ class Client:
         return not self.crashed and self.frozen_until is None
 
     def fail(self, failure: KafkaFailure) -> None:
-        """End the client permanently. It loses its partitions without a callback."""
+        """End the client permanently. The client loses its partitions without a callback."""
         self.fatal = failure
         self.failures.append(failure)
         self.partitions.clear()

@@ -52,12 +52,13 @@ class KafkaSettings:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be a finite number of seconds above 0")
         if not 0 <= self.heartbeat_interval < self.session_timeout:
             raise ValueError(
-                f"heartbeat_interval={self.heartbeat_interval!r}: must be in 0 … session_timeout="
-                f"{self.session_timeout!r}, below that"
+                f"heartbeat_interval={self.heartbeat_interval!r}: must be 0 or more, and below session_timeout="
+                f"{self.session_timeout!r}"
             )
         if self.metadata_limit < 1 or self.prefetch < 0:
             raise ValueError(
-                f"metadata_limit={self.metadata_limit}, prefetch={self.prefetch}: must be 1 or more, and 0 or more"
+                f"metadata_limit={self.metadata_limit}, prefetch={self.prefetch}: metadata_limit must be 1 or more, "
+                "and prefetch 0 or more"
             )
 
 
@@ -205,7 +206,7 @@ class Coordinator:
             self.clients.remove(client)
 
     def freeze(self, client: Client, until: float) -> None:
-        """Stop the process of a client until a time."""
+        """Stop the process of a client until the time ``until``."""
         if until > self.now and not client.crashed:
             client.frozen_until = max(until, client.frozen_until or 0.0)
             self._fall_silent(client)

@@ -1,7 +1,7 @@
-"""A source over one client of a ``KafkaBroker``. In simulations it replaces the Kafka adapter.
+"""A source over one client of a ``KafkaBroker``. In simulations the source replaces the Kafka adapter.
 
-The source keeps the contract of ``lanes.source`` on asyncio and on trio. It never sleeps. The owner of the broker calls
-``broker.advance``, which wakes the source.
+The source keeps the contract of ``lanes.source`` on asyncio and on trio, and never sleeps. The owner of the broker
+calls ``broker.advance``, which wakes the source.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from memsource.memory.scripted import BATCH, READER, Call, CommittingSource, flo
 from memsource.memory.topic import Record
 
 _OF_POLL_INTERVAL: Final = 0.8
-"""Share of ``max_poll_interval`` for a drain with its last commit and its release; the rest is a margin."""
+"""Share of ``max_poll_interval`` for a drain with its last commit and its release. The other 0.2 are a margin."""
 
 
 class KafkaMemberSource(CommittingSource):
     """The source of a member of the broker's group. ``open`` joins the group, and ``aclose`` leaves it.
 
-    Commit metadata holds the positions completed above the floor. If they are too large for the broker, the highest
-    positions are left out. After a loss, the source still commits the partition until it learns of the loss. After a
-    release or ``Lost``, the source commits no position of the partition.
+    Commit metadata holds the positions completed above the floor. If the metadata is too large for the broker, the
+    source leaves out the highest positions. After a loss, the source still commits the partition until the source
+    learns of the loss. After a release or ``Lost``, the source commits no position of the partition.
 
     A waiting ``receive`` polls all the time. Without a waiting ``receive`` the client does not poll. If a partition is
-    not released within the ``timeout`` of its ``Revoking``, the source releases it and reports it as lost.
+    not released within the ``timeout`` of its ``Revoking``, the source releases the partition and reports ``Lost``.
 
     Calls of a frozen process wait. Calls of a crashed process raise ``SourceError`` and change nothing. Methods
     outside the contract do not block.
@@ -186,7 +186,7 @@ class KafkaMemberSource(CommittingSource):
                 yield Lost(self._forget(number), str(failure))
         elif failure.code == "_AUTO_OFFSET_RESET":
             self._failed = SourceError(
-                f"{self._name}: {failure}: the log does not reach it. Commit where to begin, or set offset_reset to "
+                f"{self._name}: {failure} in its log; commit a position in the log, or set offset_reset to "
                 '"earliest" or "latest"'
             )
 
@@ -231,8 +231,9 @@ class KafkaMemberSource(CommittingSource):
 
     def _recreated(self, before: str, now: str) -> SourceError:
         return SourceError(
-            f"{self._name}: topic {self.broker.topic} was deleted and created again as {now}, it was {before}; its "
-            "positions mean other messages. It commits nothing more; decide where to begin, and start again"
+            f"{self._name}: topic {self.broker.topic} was deleted and created again: its id is {now}, not {before}, "
+            "and its positions mean other messages. The source commits nothing more; choose the positions to begin "
+            "at, and start again"
         )
 
     @property
@@ -269,7 +270,8 @@ class KafkaMemberSource(CommittingSource):
                     deadline = now + broker.settings.commit_timeout
                     broker.wait_until(deadline)
                 if deadline is not None and now >= deadline:
-                    raise SourceError(f"{self._name}: nothing was committed; start the broker", retryable=True)
+                    what = "the broker is down, so nothing was committed; start the broker"
+                    raise SourceError(f"{self._name}: {what}", retryable=True)
             await self._change()
 
     def _commit(self, settlements: Sequence[Settlement]) -> None:
@@ -281,7 +283,7 @@ class KafkaMemberSource(CommittingSource):
                 raise self._recreated(before, now)
             if self._owned.get(number) is not settlement.partition:
                 # The partition may have been lost while this call waited, before the call was cancelled.
-                gone = f"{self._name}: partition {number} was given up: nothing of it is committed any more"
+                gone = f"{self._name}: partition {number} was released or lost, so the source commits it no more"
                 raise self._failed or SourceError(gone, retryable=True)
             commits[number] = Commit(floor, self._metadata(settlement, floor))
         try:

@@ -13,7 +13,7 @@ from lanes.core.types import Message, Partition, PartitionId
 class MemoryAttempts:
     """A store of attempts; see ``lanes.Attempts``. Consumers that share an instance share the attempts.
 
-    The store refuses writes with a lower fencing token than that of the stored attempt.
+    The store ignores a write whose fencing token is lower than the token of the stored attempt.
 
     Args:
         call: Async function that simulates the network, such as ``World.io``; None = no network. The store awaits

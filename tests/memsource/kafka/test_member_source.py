@@ -149,7 +149,7 @@ async def test_with_the_broker_down_a_commit_blocks_or_fails_after_seconds(proto
     if protocol == "848":
         assert (told, stand.broker.committed(0)) == (["made"], Commit(3))
     else:
-        assert told == ["retryable=True: T/one: nothing was committed; start the broker"]
+        assert told == ["retryable=True: T/one: the broker is down, so nothing was committed; start the broker"]
         assert stand.broker.committed(0) is None
 
 
@@ -267,7 +267,7 @@ async def test_a_recreated_topic_stops_the_source(protocol: str) -> None:
     stand.broker.create_topic(0.2)
     stand.publish(150)
     stand.to(1.0)
-    with pytest.raises(SourceError, match="topic T was deleted and created again as T-2, it was T-1") as caught:
+    with pytest.raises(SourceError, match="topic T was deleted and created again: its id is T-2, not T-1") as caught:
         await source.receive(ROOM)
     assert not caught.value.retryable
     with pytest.raises(SourceError, match="It commits nothing more"):
@@ -300,7 +300,7 @@ async def test_a_deleted_topic_is_lost_and_a_new_one_has_another_incarnation(pro
 async def test_a_position_the_log_does_not_reach_is_an_error_that_names_the_remedy() -> None:
     stand = Stand(1, 5, offset_reset="error")
     source, _ = await opened(stand)
-    with pytest.raises(SourceError, match=r"_AUTO_OFFSET_RESET: partition 0 of T has no 0.*set offset_reset"):
+    with pytest.raises(SourceError, match=r"_AUTO_OFFSET_RESET: partition 0 of T has no position 0.*set offset_reset"):
         await source.receive(ROOM)
 
 
@@ -407,5 +407,5 @@ async def test_a_commit_that_waits_while_its_partition_is_lost_is_not_made() -> 
         assert isinstance(lost, Lost) and lost.partition is partition
         # The task continues before its cancellation.
         source.unblock("settle")
-    assert told == ["retryable=True: T/one: partition 0 was given up: nothing of it is committed any more"]
+    assert told == ["retryable=True: T/one: partition 0 was released or lost, so the source commits it no more"]
     assert stand.broker.committed(0) is None
