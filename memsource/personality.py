@@ -1,6 +1,7 @@
-"""The Protocol of a simulated broker: an object without a clock, which gets the time as an argument of its calls.
+"""The Protocol of a simulated broker, an object without a clock of its own.
 
-No method blocks, sleeps or uses an event loop. The world calls ``advance`` at the time of ``next_at``.
+A call that needs the present time receives it as an argument, or reads the clock of a member. No method blocks, sleeps
+or uses an event loop. The world calls ``advance`` at the time of ``next_at``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Personality(Protocol):
 
     name: PersonalityName
     takes_in_at_once: bool
-    """Whether the broker's sources take in settlements and releases before they suspend, even over a slow link."""
+    """Whether ``settle`` and ``release`` of the broker's sources read their arguments before their first await."""
 
     def publish(
         self, value: bytes, *, key: PartitionKey | None, headers: Iterable[tuple[str, bytes]], partition: int | None
@@ -66,7 +67,7 @@ class Personality(Protocol):
         """Make a new assignment plan, as after a change of members. Return whether a partition is revoked."""
 
     def lose(self, partition: int, now: float) -> bool:
-        """Take a partition from its owner without asking. Return False if the partition has no owner."""
+        """Take a partition from its owner without a revocation. Return False if the partition has no owner."""
 
     def redeliver(self, partition: int, now: float) -> bool:
         """Redeliver a message. Return False if the broker never redelivers, or has no message to redeliver."""

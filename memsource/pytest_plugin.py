@@ -3,8 +3,8 @@
 ``--lanes-runs N`` makes N runs of each simulated test. ``--lanes-replay TOKEN`` makes only the run that the token
 describes, in the one simulated test that is selected. The summary of pytest has a line for each simulated test.
 
-The plugin imports a module only when an option needs the module. So a project without a simulated test imports nothing
-of ``lanes``.
+The plugin imports a module only when an option or a simulated test needs the module. So a project without a simulated
+test imports nothing of ``lanes``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lanes-runs",
         type=_runs,
         metavar="N",
-        help="make N runs of each simulated test, without its sometimes=",
+        help="make N runs of each simulated test, and ignore its sometimes=",
     )
     group.addoption(
         "--lanes-replay",

@@ -4,8 +4,8 @@ The broker acts only when a method is called, and time is an argument. The same 
 real event loop and a simulation. The broker follows the strictest rules of real brokers:
 
 - Positions of a partition rise and may have gaps.
-- Every delivery has its own token. Only the token of the newest delivery acknowledges a message. The broker counts any
-  other token in ``stale``, and redelivers the message.
+- Every delivery has its own token. Only the token of the newest delivery acknowledges a message. The broker counts an
+  earlier token of an unacknowledged message in ``stale``, and the message stays unacknowledged.
 - A message that is not acknowledged within ``ack_wait`` seconds is due again: ``expire(now)`` requeues it.
 - Requeued messages are delivered before new messages, in the order in which they were requeued.
 """
@@ -84,7 +84,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
         max_unacked: Maximum number of unacknowledged messages of all partitions, 1 or more; None = no bound.
 
     Attributes:
-        stale: Number of acknowledgements with an outdated token.
+        stale: Number of acknowledgements of unacknowledged messages with an outdated token.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -124,7 +124,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             now: The time, in seconds.
 
         Returns:
-            The deliveries in order; empty if no message waits or ``max_unacked`` is reached.
+            The deliveries in order; empty if no message waits. At ``max_unacked``, only requeued messages leave.
         """
         log = self._log(partition)
         deliveries: list[Delivery] = []
@@ -150,7 +150,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
         """Acknowledge a delivery. Idempotent.
 
         Args:
-            token: Token of the delivery. The broker ignores and counts an outdated token.
+            token: Token of the delivery. An outdated token acknowledges nothing; see ``stale``.
 
         Raises:
             KeyError: The token was never issued.

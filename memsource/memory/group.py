@@ -293,7 +293,10 @@ class Group(WatchedTopic):
     # --- the coordinator
 
     def rebalance(self) -> None:
-        """Revoke the partitions that move, and assign the free partitions. A call during a rebalance plans again."""
+        """Revoke all partitions, or in a cooperative group those that move, and assign the free partitions.
+
+        A call during a rebalance plans again.
+        """
         target = self._plan()
         for number, owner in enumerate(self._owners):
             if owner is not None and not (self.cooperative and owner == target[number]):

@@ -105,7 +105,7 @@ class GroupSource(CommittingSource):
             self.group.join(self.member)
             if lost:
                 return [Lost(partition, "the group has removed this member") for partition in lost]
-        # Notices come without messages, because no message may come before the Assigned of its partition.
+        # Return notices without messages, because no message may precede the Assigned of its partition.
         return self._noticed() or self._dealt(room)
 
     def _noticed(self) -> list[SourceEvent]:

@@ -166,7 +166,7 @@ class ScriptedSource(Scripted):
 
     @abstractmethod
     def _at_the_end(self) -> bool:
-        """Tell whether every message of the source's own partitions is delivered."""
+        """Return whether every message of the source's own partitions is delivered."""
 
     @abstractmethod
     def _next(self, room: Room) -> Sequence[SourceEvent]:
@@ -302,6 +302,6 @@ def floor_of(settlement: Settlement) -> int:
     if settlement.floor is None:
         number = settlement.partition.id.number
         raise ContractError(
-            f"a settlement of partition {number} has no floor; set floor=…, because the source commits it"
+            f"a settlement of partition {number} has no floor; set floor=…, because the source commits the floor"
         )
     return settlement.floor

@@ -86,10 +86,10 @@ class MemorySource(ScriptedSource):
     def __repr__(self) -> str:
         return f"<MemorySource {self._name}: {len(self._owned)} of {len(self.broker.partitions)} partitions>"
 
-    # --- what a test does in place of a server
+    # --- the calls of a test
 
     def assign(self, partition: int, *, deadline: float = NEVER, fencing_token: int | None = None) -> None:
-        """Assign a partition. The source delivers its unacknowledged messages first.
+        """Assign a partition. The source first delivers the unacknowledged messages of the partition.
 
         Args:
             partition: Number of the partition.
@@ -222,7 +222,7 @@ class MemorySource(ScriptedSource):
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self._ownership:
-            # No messages: none of them may come before the Assigned of its partition.
+            # Return these events without messages, because no message may precede the Assigned of its partition.
             events = list(self._ownership)
             self._ownership.clear()
             return events

@@ -92,7 +92,7 @@ class Log:
     def read(self, position: int, messages: int, size: int) -> list[Record]:
         """Read at most ``messages`` records from ``position`` on.
 
-        The record that reaches ``size`` bytes is the last.
+        The record that reaches ``size`` bytes is the last record.
         """
         found: list[Record] = []
         at = bisect_left(self.positions, position)

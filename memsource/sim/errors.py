@@ -63,11 +63,11 @@ class SimulationFailed(AssertionError):
 
 
 _INTERNAL: Final = frozenset(("memsource", "lanes", "anyio", "asyncio", "contextlib"))
-"""Packages whose frames stand between a test and the line that a refusal is about."""
+"""Packages whose frames ``users_frames`` leaves out."""
 
 
 def users_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of the simulator and of the event loop. None = no other frame."""
+    """Return a traceback without the frames of simulator, ``lanes`` and event loop; None = no other frame."""
     frames = []
     while traceback is not None:
         if str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _INTERNAL:
@@ -82,9 +82,9 @@ def users_frames(traceback: TracebackType | None) -> TracebackType | None:
 def is_finding(error: BaseException) -> bool:
     """Return whether an exception shows a fault of the code under test.
 
-    Each ``Exception`` and the failure of ``pytest.fail`` are findings. ``ImpossiblePlan`` and ``Refused`` are no
-    findings, because they report bad use of the simulation. An exception for the test runner, such as Ctrl-C, an exit
-    or ``pytest.skip``, is no finding either.
+    ``ImpossiblePlan`` and ``Refused`` are no findings, because they report bad use of the simulation. Every other
+    ``Exception`` and the failure of ``pytest.fail`` are findings. An exception for the test runner, such as Ctrl-C, an
+    exit or ``pytest.skip``, is no finding.
     """
     if isinstance(error, Exception):
         return not isinstance(error, ImpossiblePlan | Refused)

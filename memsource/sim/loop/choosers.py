@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from memsource.sim.plans.plan import Schedule
 
 _JUMPS: Final = 0.01
-"""Share of the turns in which time jumps although tasks are ready, of all turns in which time can jump."""
+"""Probability that time jumps in a turn in which tasks are ready and time can jump."""
 
 
 class Chooser(Protocol):

@@ -1,9 +1,9 @@
 """An asyncio event loop in virtual time. In each turn one task, selected by a chooser, takes one step.
 
 A turn has three parts. Timers that are due become callbacks. The callbacks of futures and timers run, first in, first
-out. One of the ready tasks takes one step. Virtual time stands still while a callback or task is ready, and then
-jumps to the next timer. With the same chooser, a program takes the same steps in every run; operating system, clock
-and memory have no influence.
+out. One of the ready tasks takes one step. Virtual time jumps to the next timer when no callback and no task is ready,
+or when the chooser decides so. With the same chooser, a program takes the same steps in every run, with the exceptions
+below.
 
 Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in the same
 turn queue by number, because anyio iterates over a set to deliver a cancellation. Second, tasks, futures and cancel
@@ -398,7 +398,7 @@ class SimLoop(asyncio.BaseEventLoop):
         who = "a callback" if task is None else title(task)
         self.fail(
             NeverYields(
-                f"{who} does not yield: turn {self.turns}, at {place_of_frame(frame)}, has no end: "
+                f"{who} does not yield: turn {self.turns}, at {place_of_frame(frame)}, does not end; "
                 "await something in the task, such as anyio.sleep(0)"
             )
         )

@@ -59,8 +59,8 @@ THREADS: Final = 'make it async, or pass threads="inline" for calls of anyio.to_
 _SLEEP: Final = "await anyio.sleep, which takes virtual time"
 _NETWORK: Final = "give the handler a client that answers from memory"
 _LOOP: Final = "await on the loop of the simulation"
-_PROCESS: Final = "give the handler a function in its place"
-_SIGNAL: Final = "call what the signal's handler would call"
+_PROCESS: Final = "give the handler a function in place of the process"
+_SIGNAL: Final = "call the function of the signal's handler directly"
 _FROM_THREAD: Final = (
     'a function of threads="inline" runs on the loop\'s own thread: return a value instead of calling the loop'
 )
@@ -92,7 +92,7 @@ LOOP_CALLS: Final[dict[str, str]] = {
     **dict.fromkeys(("sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into"), _NETWORK),
     **dict.fromkeys(("sock_sendall", "sock_sendto", "sock_connect", "sock_accept", "sock_sendfile"), _NETWORK),
 }
-"""The methods of an event loop that have no virtual time, and what to use instead."""
+"""The methods of an event loop that have no virtual time, each with its remedy."""
 
 _lock: Final = threading.Lock()
 _users = 0

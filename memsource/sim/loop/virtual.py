@@ -68,6 +68,7 @@ def run(
     Raises:
         Deadlock: Every task waits for another task; raised even when a task caught the error.
         Livelock: No time passed in ``turns_limit`` turns; raised even when a task caught the error.
+        NeverYields: A step took longer than ``step_limit``; raised even when a task caught the error.
         Refused: The program used something without virtual time; raised even when a task caught the error.
         SimulationError: An event loop is running in this thread.
         ValueError: An argument is out of its range.

@@ -15,13 +15,13 @@ from typing import Final
 from memsource.sim.loop.event_loop import SimLoop
 
 _LOOKS: Final = 4
-"""Number of looks within a limit. So a step is interrupted at most a quarter of the limit late."""
+"""Number of checks within a limit. So a step is interrupted at most a quarter of the limit late."""
 
 
 class Interrupted(BaseException):
     """The error that ends a step that takes too long.
 
-    No ``Exception``, because handlers may catch every ``Exception``.
+    The class is no ``Exception``, because handlers may catch every ``Exception``.
     """
 
 

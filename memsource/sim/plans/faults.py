@@ -30,7 +30,7 @@ AMOUNTS: Final[Mapping[FaultKind, tuple[float, ...]]] = {
 """The amounts to draw from: values below and above the usual deadlines of a drain, a session and a lease."""
 
 _NEAR: Final = 0.25
-"""Share of faults that come soon after another fault, while the effects of that fault go on."""
+"""Share of faults that happen soon after another fault, during the effects of that fault."""
 
 _NEAR_BOUNDARIES: Final = 3
 _TARGETS: Final = 8
@@ -44,7 +44,7 @@ class FaultBudget:
         crash: A worker dies as under ``kill -9``, and a new worker starts later.
         freeze: A worker does not run for some time.
         rebalance: The coordinator makes a new plan.
-        lost: The broker takes a partition from its owner without asking.
+        lost: The broker takes a partition from its owner without a revocation.
         redeliver: The broker delivers a message again. Happens only on JetStream.
         slow: The broker's answers take longer for a while.
         commit_fails: A settlement raises an error, before or after the broker has stored it.

@@ -18,7 +18,7 @@ FaultKind = Literal[
     "crash",  # a worker dies as under `kill -9`, and a new worker starts `amount` seconds later
     "freeze",  # a worker does not run for `amount` seconds, as under SIGSTOP
     "rebalance",  # the coordinator makes a new plan, and revokes the partitions that move
-    "lost",  # the broker takes a partition from its owner without asking
+    "lost",  # the broker takes a partition from its owner without a revocation
     "redeliver",  # the broker delivers a message of partition `target` again
     "slow",  # for a while, each answer of the broker to a worker takes `amount` seconds
     "commit_fails",  # the next settlement of a worker raises an error; `amount` >= 1: after its write
@@ -40,7 +40,7 @@ AMOUNT_MAX: Final = 1e9
 """Largest amount of a fault, in seconds: some 30 years."""
 
 NUMBERS_END: Final = 1 << 64
-"""The end of the range of seeds, boundaries, targets, turns, indexes and limits, which are smaller."""
+"""Exclusive upper bound of seeds, boundaries, targets, turns, indexes and limits."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,7 +55,7 @@ class Fault:
         kind: Kind of fault; see ``FaultBudget``.
         target: Number of the worker or partition, modulo their count. Workers count from the worker at the boundary,
             number 0.
-        amount: Seconds, or the quantity that the kind of fault needs.
+        amount: Seconds. For ``commit_fails``, 1 or more fails the settlement after its write, and less before.
 
     Raises:
         ImpossiblePlan: A field is out of its range.

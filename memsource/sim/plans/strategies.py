@@ -1,6 +1,6 @@
 """Plans as Hypothesis strategies, for a user's own property tests. Needs the extra ``testing``.
 
-Hypothesis shrinks every plan towards few messages, no faults, and steps in the order first in, first out.
+Hypothesis shrinks traffic towards few messages, and plans towards no faults and steps in the order first in, first out.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ from memsource.sim.runs.run import Conditions, Run, run_plan
 from memsource.sim.world.state import apart
 
 RUNS_A_SEED: Final = 20
-"""Number of runs that share their traffic, and therefore one run without faults for the comparison."""
+"""Number of runs that share their traffic, and on each broker one run without faults for the comparison."""
 
 RECHECKED: Final = 50
-"""Number of runs of which one run is repeated and compared."""
+"""Number of runs in a block. The campaign repeats one run of each block, and compares both runs."""
 
 FEW_ATTEMPTS: Final = 30
-"""The most runs to make an ``Overtime`` small, because each such run takes some seconds."""
+"""The most runs that shrink a plan with the finding ``Overtime``, because each such run takes some seconds."""
 
 DEVIATIONS: Final = 4
 
@@ -92,7 +92,7 @@ class Campaign:
     """Runs of one test on each personality in turn, with drawn faults and schedules.
 
     The first run on each personality has no faults. ``runs`` must be at least the number of personalities, and one
-    more with a budget.
+    more with a budget of faults.
 
     Args:
         conditions: Conditions of all runs.
@@ -159,7 +159,7 @@ class Campaign:
             if run.findings:
                 self.report.failure = self._failure(run)
                 return self.report
-            # In each block of fifty runs, another run of the block is rechecked, so runs of every kind are rechecked.
+            # The index of the rechecked run differs from block to block, so runs of every kind are rechecked.
             if number % RECHECKED == number // RECHECKED * 7 % RECHECKED:
                 self.report.rechecked += 1
                 self.recheck(run)
@@ -180,7 +180,7 @@ class Campaign:
         return map(self._run, range(self._runs))
 
     def judged(self, plan: Plan, chooser: Chooser | None = None) -> Run:
-        """Make one run, and compare its final state with that of a run with the same traffic and no faults.
+        """Make one run, and compare its final state with the state after the same traffic without faults.
 
         Args:
             plan: The plan of the run.

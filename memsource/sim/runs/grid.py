@@ -29,7 +29,7 @@ class GridRow:
 
     Attributes:
         label: Text before the row.
-        cells: Text of the row by column.
+        cells: Text of each column of the row.
         bars: First and last column of each bar.
     """
 

@@ -49,8 +49,8 @@ class SimulationMachine(RuleBasedStateMachine):
     """Runs workers with the user's handler. Hypothesis draws the messages, the faults and their order.
 
     Derive a class, return the handler from ``app``, and add your own rules. A rule uses ``world``, and passes
-    coroutines to ``drive``. Omit a rule of this class by ``crash = None``. Each example gets a new machine, so ``app``
-    makes the state of the handler and keeps the state on ``self``::
+    coroutines to ``drive``. To omit a rule of this class, set its name to None, such as ``crash = None``. Each example
+    gets a new machine, so ``app`` makes the state of the handler and keeps the state on ``self``::
 
         class Orders(SimulationMachine):
             def app(self):
@@ -65,7 +65,7 @@ class SimulationMachine(RuleBasedStateMachine):
         TestOrders = Orders.TestCase
 
     At the end of an example no more faults happen, and all messages must be finished (``World.settled``). Then
-    ``at_rest`` must hold, the workers stop, and all checkers judge the history. A finding raises ``SimulationFailed``,
+    ``at_rest`` must hold, the workers stop, and the checkers judge the history. A finding raises ``SimulationFailed``,
     and Hypothesis prints the fewest steps that lead to the finding.
     """
 
@@ -79,7 +79,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # An example may begin while an earlier error is handled. Only another error has ended this example.
+        # An example may begin while an earlier error is handled. Only a different error can have ended this example.
         self._handled = sys.exc_info()[1]
         self._deviations = Sparse(Schedule())
         self._chooser = Recording(self._deviations)
@@ -231,7 +231,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 3))
     def lost(self, partition: int) -> None:
-        """Take a partition from its owner without asking.
+        """Take a partition from its owner without a revocation.
 
         Args:
             partition: Number of the partition.

@@ -35,14 +35,14 @@ from memsource.sim.world.progress import listed
 from memsource.sim.world.world import World
 
 Test = Callable[[World], Awaitable[None]]
-"""A simulated test, a coroutine function that gets a new world for every run."""
+"""A simulated test, a coroutine function that receives a new world in every run."""
 
 TIME_LIMIT: Final = 86_400.0
-"""The longest test, in virtual seconds."""
+"""Default of ``time_limit``, the longest duration of a test in virtual seconds."""
 
 _SETUP: Final = "must be a plain function; put async code into the test"
 _MARGIN: Final = 1.0
-"""Allowed delay of a process without a freeze, in virtual seconds: the wait after a failure."""
+"""Allowed delay of a process without a freeze, in virtual seconds. It covers the wait after a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Run:
     moments: list[Moment] = field(default_factory=list, repr=False)
 
 
-@installed(SimLoop)  # off until the run is judged: the collector would traverse its history repeatedly
+@installed(SimLoop)  # no garbage collection before the judgement, because it would traverse the history repeatedly
 def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None) -> Run:
     """Run a test under a plan, with a new world on a new loop in virtual time. Blocks.
 
@@ -192,7 +192,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
 async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
     """Run the test function, and record its error."""
     task = asyncio.current_task()
-    assert task is not None, "it runs on a loop of asyncio"
+    assert task is not None, "the test runs on a loop of asyncio"
 
     def overdue() -> None:
         what = f"the test has not ended in {conditions.time_limit:g} virtual seconds (time_limit=): it waits"
@@ -208,7 +208,7 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
     try:
         await conditions.test(world)
     except BaseException as error:
-        # A cancellation ends the run: Ctrl-C, the loop, or an error of another task.
+        # A cancellation ends the run. Its cause is Ctrl-C, the loop, or an error of another task.
         if isinstance(error, asyncio.CancelledError) and task.cancelling():
             raise
         cause = notable(error)
@@ -242,7 +242,7 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
 
 
 def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:
-    """Return the checkers that can judge a run. After a freeze or a jump of time, no checker judges times."""
+    """Return the checkers that can judge a run. After ``freeze``, ``slow`` or a jump, no checker judges deadlines."""
     kinds = {fault.kind for fault in (*plan.faults, *world.injection.performed)}
     stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
     if not stood_still and "slow" not in kinds:
@@ -307,7 +307,7 @@ def found(findings: Mapping[str, str], personality: PersonalityName) -> str:
         The text.
     """
     lines = "".join(f"\n  {name}: {what}" for name, what in findings.items())
-    return f"{len(findings)} found, on {personality}:{lines}"
+    return f"findings on {personality} ({len(findings)}):{lines}"
 
 
 def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
@@ -326,5 +326,5 @@ def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
         if (place := (record.partition, record.position)) not in left and place not in handled and place not in parked
     ]
     if lost:
-        what = f"{len(lost)} messages count as finished, and were neither handled nor parked: {listed(lost)}"
+        what = f"{len(lost)} messages count as finished, but were neither handled nor dead-lettered: {listed(lost)}"
         world.find("NothingLost", what)

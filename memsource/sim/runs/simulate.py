@@ -80,7 +80,7 @@ class Simulation(Protocol):
             The run that the token describes.
 
         Raises:
-            TokenRefused: The token cannot be replayed here.
+            TokenRefused: The token is damaged, or belongs to another version of lanes or minor version of Python.
         """
 
 
@@ -128,10 +128,10 @@ def simulate(
     The world is the first parameter, after the ``self`` of a method. Other arguments of the test (fixtures) are passed
     on.
 
-    A run fails by an exception of the test, a violation that the checkers find, a deadlock, or an unhandled message.
-    A run also fails if a state (``World.check``) differs from the state of the run without faults. Ctrl-C and
-    ``pytest.skip`` end the test as usual. The campaign makes the first failing run small, and raises
-    ``SimulationFailed`` with a picture and the token of the small run.
+    A run fails by an exception of the test or a worker, a finding of a checker, an unfinished message, a deadlock, a
+    livelock, or a test beyond ``time_limit``. A run also fails if a state (``World.check``) differs from the state of
+    the run without faults. Ctrl-C and ``pytest.skip`` end the test as usual. The campaign makes the first failing run
+    small, and raises ``SimulationFailed`` with a picture and the token of the small run.
 
     Args:
         test: The test; options are passed by name.
@@ -229,7 +229,7 @@ def _place_of_world(test: Simulated) -> int:
     first = parameters[place]
     if not _is_world(first) and any(map(_is_world, parameters)):
         raise ImpossiblePlan(
-            f"simulate({name}): {first.name!r} comes before the world; make the world the first parameter, and put "
+            f"simulate({name}): {first.name!r} precedes the world; make the world the first parameter, and put "
             "fixtures after the world"
         )
     return place
@@ -248,7 +248,7 @@ def _replayed_by(test: Simulated, token: str) -> str:
 
 
 def _pytest_id(test: Simulated) -> str | None:
-    """Return the id of a test that pytest does not run now. None = pytest could not find the test."""
+    """Return the id by which pytest would select the test; None = pytest cannot find the test."""
     code = getattr(test, "__code__", None)
     if code is None or "<" in test.__qualname__ or code.co_filename.startswith("<"):
         return None

@@ -331,7 +331,7 @@ def render(run: Run, width: int = 100) -> str:
 def render_history(
     segments: Sequence[Segment], moments: Sequence[Moment] = (), *, about: Iterable[str] = (), width: int = 100
 ) -> str:
-    """Draw the lanes of several histories, whose times come from one clock.
+    """Draw the lanes of several histories, whose times are of one clock.
 
     Args:
         segments: Histories of the workers.

@@ -1,4 +1,4 @@
-"""One worker of a world. It simulates one process of the user, from its start to its end or crash."""
+"""One worker of a world. The worker simulates one process of the user, from its start to its end or crash."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class MemoryRecorder(Recorder):
 class App:
     """The consumer of each worker: the user's ``handler`` with the user's ``settings``.
 
-    A world checks settings that need a clock or threads when it starts the worker.
+    The start of a worker checks settings that need a clock or threads.
 
     Attributes:
         handler: The user's handler.
@@ -170,7 +170,7 @@ class WorkerHost(Protocol):
         """Return the time on the clock of all consumers, in seconds."""
 
     def wall(self) -> float:
-        """Return the seconds since the epoch, on the wall clock."""
+        """Return the seconds since 1970, on the wall clock."""
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
         """Record a finding."""
@@ -236,7 +236,7 @@ class Worker:
         return in_group(self.name)
 
     async def run(self) -> None:
-        """Consume until the worker is stopped. An error that ends the consumer is a finding."""
+        """Consume until the worker is stopped. An error of the consumer is a finding, or ends the run."""
         try:
             await self.consumer.run()
         except (anyio.get_cancelled_exc_class(), GeneratorExit, Refused):

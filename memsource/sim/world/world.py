@@ -32,10 +32,10 @@ from memsource.sim.world.state import copied
 from memsource.sim.world.worker import App, Worker, checked_app
 
 EPOCH: Final = 1_700_000_000.0
-"""Seconds since the epoch at which the wall clock of a world begins."""
+"""Seconds since 1970 at which the wall clock of a world begins."""
 
 TAIL: Final = 3_600.0
-"""Virtual seconds without a fault within which all messages must be finished."""
+"""Default of ``World.settled``: virtual seconds within which all messages must be finished."""
 
 _STEP: Final = 1e-6
 _OF_WORKER: Final = frozenset({"crash", "freeze", "slow", "commit_fails"})
@@ -159,7 +159,7 @@ class World:
     ) -> Record:
         """Publish one message. Does not block.
 
-        Faults that ``settled`` has stopped happen again from this call on.
+        Faults that ``settled`` has stopped happen again from this call on, unless a handler makes the call.
 
         Args:
             value: Payload; a text is encoded as UTF-8.
@@ -211,11 +211,11 @@ class World:
         return [self._start(make) for _ in range(count)]
 
     async def settled(self, timeout: float = TAIL) -> None:
-        """Wait until the faults of the plan have happened, then without faults until all messages are finished.
+        """Wait until the faults of the plan have happened, and then until all messages are finished.
 
-        Cancel-safe. A lane that a poison policy has blocked counts as finished. Messages that are unfinished after
-        ``timeout`` are the finding ``CaughtUp``. After you publish more messages, faults can happen again, so call
-        ``settled`` again.
+        Cancel-safe. During the second wait, no fault except a crash happens. A lane that a poison policy has blocked
+        counts as finished. Messages that are unfinished after ``timeout`` are the finding ``CaughtUp``. After you
+        publish more messages, faults can happen again, so call ``settled`` again.
 
         Args:
             timeout: Maximum virtual seconds to wait for the faults, and again for the messages.
@@ -256,7 +256,7 @@ class World:
     def check(self, *, state: Callable[[], object] | None = None) -> None:
         """Record the user's final state, to compare it with the state of the run without faults. Does not block.
 
-        All checkers judge the run after the test, even without a call of ``check``.
+        The checkers judge the run after the test, even without a call of ``check``.
 
         Args:
             state: Plain function that returns the state, which is copied; None = no state.
@@ -292,7 +292,7 @@ class World:
         return self._latest
 
     def wall(self) -> float:
-        """Return the seconds since the epoch, on the wall clock."""
+        """Return the seconds since 1970, on the wall clock."""
         return EPOCH + self._loop.time() + self._wall_offset
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
@@ -405,7 +405,7 @@ class World:
         return worker
 
     def _calm(self) -> None:
-        """Stop all faults, including armed ones. A frozen worker still wakes at the time of its fault."""
+        """Stop all faults except crashes, and disarm armed faults. A frozen worker wakes at the time of its fault."""
         self._faulty = False
         self.injection.disarm()
         for worker in self.members:

@@ -171,7 +171,7 @@ def test_time_may_jump_while_tasks_are_ready(machine: Counted) -> None:
 def test_a_finding_of_the_world_is_raised() -> None:
     machine = Counted()
     machine.world.find("Planted", "a finding of the world's")
-    with pytest.raises(SimulationFailed, match="1 found, on kafka:\n  Planted: a finding of the world's"):
+    with pytest.raises(SimulationFailed, match=r"findings on kafka \(1\):\n  Planted: a finding of the world's"):
         machine.nothing_is_found()
     with pytest.raises(SimulationFailed, match="Planted"):
         machine.teardown()

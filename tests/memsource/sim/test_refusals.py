@@ -197,10 +197,10 @@ async def behind_two(self: object, db: object, world: object) -> None: ...
         (of_many, r"must be the world, but its parameters are \*worlds: 'World'$"),
         (
             behind_a_fixture,
-            r"^simulate\(behind_a_fixture\): 'db' comes before the world; make the world the first para",
+            r"^simulate\(behind_a_fixture\): 'db' precedes the world; make the world the first para",
         ),
-        (behind_a_fixture_by_type, r"'db' comes before the world"),
-        (behind_two, r"'db' comes before the world"),
+        (behind_a_fixture_by_type, r"'db' precedes the world"),
+        (behind_two, r"'db' precedes the world"),
         (500, r"^simulate\(500\): must be an async function of a world; pass options by name$"),
     ],
 )
