@@ -365,4 +365,4 @@ async def test_a_driver_that_dies_by_itself_is_quoted(tmp_path: Path, postgres: 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_driver_that_does_nothing_is_given_up(tmp_path: Path, postgres: PostgresServer) -> None:
     drivers = await driven("import sys; sys.stdin.read()", tmp_path, postgres, stall_timeout=1.0)
-    assert drivers.failure == "no progress for 1 s: 10 of 10 are missing"
+    assert drivers.failure == "no progress for 1 s: 10 of 10 events are missing"

@@ -172,7 +172,7 @@ COMMITTING: list[Case] = [
         asks="max_ahead",
         keeps=[assigned(), THREE, reached(0), ran(1, "b"), delivered(3, "d"), started(3, "d")],
         breaks=[assigned(), THREE, ran(1, "b"), reached(0)],
-        witness="reached max_ahead, and no row reports it",
+        witness="its partition reached max_ahead, and no row reports it",
     ),
     Case(
         make=StallNamed,
@@ -203,7 +203,7 @@ COMMITTING: list[Case] = [
             THREE,
             *[reached(0), *ran(0, "a"), sent(1), confirmed(1), owned("ahead_left"), delivered(3, "d"), started(1, "b")],
         ],
-        witness="reached max_ahead, and no row reports it",
+        witness="its partition reached max_ahead, and no row reports it",
     ),
 ]
 

@@ -270,7 +270,7 @@ async def test_a_recreated_topic_stops_the_source(protocol: str) -> None:
     with pytest.raises(SourceError, match="topic T was deleted and created again: its id is T-2, not T-1") as caught:
         await source.receive(ROOM)
     assert not caught.value.retryable
-    with pytest.raises(SourceError, match="It commits nothing more"):
+    with pytest.raises(SourceError, match="The source commits nothing more"):
         await source.settle([Settlement(partition, [], 100)])
     assert stand.broker.committed(0) is None
 
