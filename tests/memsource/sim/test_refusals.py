@@ -42,7 +42,10 @@ def simulated(body: Callable[[], object]) -> Simulation:
         (lambda: threading.Thread(target=print).start(), r'^threading\.Thread\.start.*threads="inline"'),
         (lambda: socket.socket(), r"^socket\.socket.*answers from memory"),
         (lambda: subprocess.run(["true"], check=True), r"^subprocess\.Popen.*give the handler a function"),
-        (lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL), r"^signal\.signal.*call the function of the signal's handler"),
+        (
+            lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL),
+            r"^signal\.signal.*call the function of the signal's handler",
+        ),
     ],
     ids=["sleep", "thread", "socket", "subprocess", "signal"],
 )
