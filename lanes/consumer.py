@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
@@ -18,6 +19,7 @@ from lanes.config import Settings
 from lanes.core.engine import Engine
 from lanes.core.policy import Policy, RetryPolicy
 from lanes.core.types import Partition, PartitionKey, key_bytes
+from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, LanesError
 from lanes.events import GroupEvent, OnEvent
 from lanes.handlers import Decode, Handler, check_handler
@@ -26,7 +28,7 @@ from lanes.history.recorder import History
 from lanes.history.rules import Rules
 from lanes.observe.health import Health, examine
 from lanes.observe.otel import Telemetry
-from lanes.observe.status import Status, snapshot
+from lanes.observe.status import Status, snapshot, undisturbed
 from lanes.observe.tap import Tap
 from lanes.runtime.run import Run
 from lanes.source import Addressed, DeadLetters, Lagging, Reading, Source
@@ -60,8 +62,9 @@ class Consumer:
     concurrently with the block, and drains the consumer at the end of the block. An error that stops the consumer
     cancels the block and is raised at the end of the block.
 
-    An instance runs once, and a process may run several consumers. A consumer is not thread-safe: call every method but
-    ``stop`` from a task of the event loop that runs the consumer.
+    An instance runs once, and a process may run several consumers. Any thread may call ``stop``, ``pause``, ``resume``,
+    ``status`` and ``health``, and read ``ready``, ``active`` and ``healthy``. Every other method raises ``LanesError``
+    on another thread than the thread of the event loop that runs the consumer.
 
     Args:
         source: Source of the messages.
@@ -126,6 +129,9 @@ class Consumer:
         self._state: Literal["new", "starting", "running", "stopped"] = "new"
         self._stopping = False
         self._paused = False
+        # The thread that runs the consumer or waits for its start; None = no call has named the thread yet.
+        self._thread: threading.Thread | None = None
+        self._opened = anyio.Event()
         self._ended = anyio.Event()
         # None until the source is open. The run stays after its end, for `status`.
         self._run: Run | None = None
@@ -142,21 +148,44 @@ class Consumer:
         ``MemoryError`` of a handler, or an exception that is not an ``Exception``, such as ``SystemExit``, stops the
         consumer after a drain and is raised.
 
+        An error that ends the run is also logged, because an application may lose the exception of a task. Only the
+        thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.
+
         Raises:
             ConfigError: A setting contradicts the broker or the source, mostly found before the first message; or a
                 handler returned an awaitable or raised a ``ConfigError``.
             SourceError: The broker cannot be reached at the start, or is gone for good.
             ContractError: The source broke a rule of ``lanes.source``.
             HandlerHalted: A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
-            LanesError: ``run`` was called before.
+            LanesError: ``run`` was called before, or another thread awaits ``opened``.
         """
+        self._check_new()
+        try:
+            await self._consume()
+        except Exception as error:
+            log.error(
+                "%s: the consumer has stopped and handles no more messages (%s: %s)",
+                self._name,
+                type(error).__qualname__,
+                error_text(error),
+            )
+            raise
+
+    def _check_new(self) -> None:
         if self._state != "new":
             raise LanesError(f"this consumer is {self._state} already: make a new one for another run")
+        self._check_thread("run", "make and run the consumer on one thread")
+
+    async def _consume(self) -> None:
+        """Run. The caller reports an error that ends the run."""
+        self._check_new()
+        self._thread = threading.current_thread()
         self._state = "starting"
         reason = "failed"
         try:
             run = await self._open()
             self._state = "running"
+            self._opened.set()
             if self._stopping:
                 run.stop()
             await run.run()
@@ -168,6 +197,7 @@ class Consumer:
             self._state = "stopped"
             with anyio.CancelScope(shield=True):
                 await self._close(reason)
+            self._opened.set()
             self._ended.set()
         if run.fatal is not None:
             self._failure = run.fatal
@@ -176,16 +206,46 @@ class Consumer:
     def stop(self) -> None:
         """Drain: receive no more messages, let running handlers end, settle, release. Then ``run`` returns.
 
-        Does not block. Idempotent. Other threads and callbacks of the event loop, such as a signal handler, may call
-        this method too. No handler starts after the next turn of the loop.
+        Does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler, may call
+        this method. No handler starts after the next turn of the loop.
         """
         self._stopping = True
         run = self._active_run  # read once: another thread may end the run meanwhile
         if run is not None:
             run.stop()
 
+    async def opened(self) -> None:
+        """Wait until ``run`` has opened the source, so that an application without a working consumer does not start.
+
+        Await this method while another task calls ``run``, or in the block of the context manager. An open source is
+        connected, and has checked its topic or stream and the settings. The first partition may come later; see
+        ``ready``. Idempotent and cancel-safe. Any number of tasks may wait. Only the thread of the event loop may call
+        this method.
+
+        Raises:
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
+                ``run`` is raised too.
+            SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
+            LanesError: ``run`` ended before the source was open, or another thread runs the consumer.
+        """
+        self._check_thread("opened", "await it in that event loop")
+        self._thread = threading.current_thread()
+        await self._opened.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self._run is None:
+            raise LanesError(f"{self._name}: run() was cancelled before the source was open: start the consumer again")
+
     async def drain(self) -> None:
-        """Call ``stop``, and wait for the end of ``run``. Idempotent. The drain continues if this call is cancelled."""
+        """Call ``stop``, and wait for the end of ``run``.
+
+        Idempotent. The drain continues if this call is cancelled. Only the thread of the event loop may call this
+        method; other threads call ``stop``.
+
+        Raises:
+            LanesError: Another thread runs the consumer.
+        """
+        self._check_thread("drain", "call stop(), which any thread may call")
         self.stop()
         if self._state != "new":
             await self._ended.wait()
@@ -233,23 +293,28 @@ class Consumer:
 
     @property
     def ready(self) -> bool:
-        """Whether the source is open, and has reported a plan if it reports plans. A hot standby is ready."""
+        """Whether the source is open, and has reported a plan if it reports plans. A hot standby is ready.
+
+        Any thread may read this property.
+        """
         run = self._active_run
         return run is not None and run.planned
 
     @property
     def active(self) -> bool:
-        """Whether the consumer owns a partition."""
+        """Whether the consumer owns a partition. Any thread may read this property."""
         run = self._active_run
         return run is not None and bool(run.engine.partitions)
 
     @property
     def healthy(self) -> bool:
-        """Whether ``health`` finds no reason to be unhealthy. O(in flight)."""
+        """Whether ``health`` finds no reason to be unhealthy. O(in flight). Any thread may read this property."""
         return self.health().ok
 
     def health(self) -> Health:
         """Check whether the consumer makes progress. Does not block; O(in flight).
+
+        Any thread may call this method.
 
         The consumer does not make progress while at least one condition holds:
 
@@ -269,17 +334,22 @@ class Consumer:
             failure = self._failure
             return Health(reasons=() if failure is None else (f"stopped by {type(failure).__qualname__}",))
         now, timeout = self._clock(), self._settings.timeout
-        return examine(
-            run.engine,
-            now,
-            unhealthy_after=self._settings.unhealthy_after,
-            stuck=[] if timeout is None else run.workers.stuck(now, timeout),
-            unknown=run.attempts.asked_since,
-            unsettled=run.settler.unsettled.partitions,
+        return undisturbed(
+            lambda: examine(
+                run.engine,
+                now,
+                unhealthy_after=self._settings.unhealthy_after,
+                stuck=[] if timeout is None else run.workers.stuck(now, timeout),
+                unknown=run.attempts.asked_since,
+                unsettled=run.settler.unsettled.partitions,
+            )
         )
 
     def status(self) -> Status:
         """Take a snapshot of the consumer. Does not block; O(in flight).
+
+        Any thread may call this method. On another thread, two values of one snapshot may differ by the messages that
+        finish meanwhile.
 
         Returns:
             Partitions, lanes and counters. Before ``run`` has opened the source, the status has only the bounds of
@@ -293,37 +363,46 @@ class Consumer:
             engine = Engine(self._policy(self._settings.in_flight_bound(None)))
             engine.pause(paused=self._paused)
             return snapshot(engine, self._clock(), dead_lettered=0, redelivered={}, loop_held=0.0, lag=self._lag)
-        run = self._opened("ask for its status")
-        return snapshot(
-            run.engine,
-            self._clock(),
-            dead_lettered=run.dead_letter_writer.confirmed,
-            redelivered=run.redelivered,
-            loop_held=run.loop_watch.seconds,
-            lag=self._lag,
+        run = self._last_run("ask for its status")
+        return undisturbed(
+            lambda: snapshot(
+                run.engine,
+                self._clock(),
+                dead_lettered=run.dead_letter_writer.confirmed,
+                redelivered=run.redelivered,
+                loop_held=run.loop_watch.seconds,
+                lag=self._lag,
+            )
         )
 
     def pause(self) -> None:
         """Receive no more messages from the source. Messages in flight continue.
 
-        Does not block. Idempotent. May be called before ``run``. A pause outlives assignments. A drain ignores the
-        pause.
+        Does not block. Idempotent. Any thread may call this method, also before ``run``. A pause outlives assignments.
+        A drain ignores the pause.
         """
         self._pause(paused=True)
 
     def resume(self) -> None:
-        """Receive messages again after ``pause``. Does not block. Idempotent."""
+        """Receive messages again after ``pause``.
+
+        Does not block. Idempotent. Any thread may call this method.
+        """
         self._pause(paused=False)
 
     def _pause(self, *, paused: bool) -> None:
         self._paused = paused
-        if self._run is not None and self._run.engine.pause(paused=paused):
-            self._run.room_changed()
+        run = self._run  # read once, and after ``_paused`` was set: another thread may open the source meanwhile
+        if run is not None and run.engine.pause(paused=paused):
+            if threading.current_thread() is self._thread:
+                run.room_changed()
+            else:
+                run.room_changed_elsewhere()
 
     def unblock(self, key: PartitionKey | None) -> int:
         """Give the heads of a key's blocked lanes one more attempt. Does not block.
 
-        The attempts so far still count.
+        The attempts so far still count. Only the thread of the event loop may call this method.
 
         Args:
             key: The key. ``None`` = messages without a key.
@@ -332,19 +411,20 @@ class Consumer:
             Number of lanes that were blocked.
 
         Raises:
-            LanesError: The consumer has not started, or has stopped.
+            LanesError: The consumer has not started, or has stopped, or another thread runs the consumer.
         """
-        run = self._open_now("unblock a key")
+        run = self._open_now("unblock", "unblock a key")
         name = None if key is None else key_bytes(key)
         count = run.engine.unblock(name)
         run.tap.unblocked(name, count)
-        run.after()
+        run.after_command()
         return count
 
     def park(self, key: PartitionKey | None) -> int:
         """Send the blocked and held heads of a key to the dead letters. Does not block.
 
-        A lane continues after the broker has confirmed its dead letter.
+        A lane continues after the broker has confirmed its dead letter. Only the thread of the event loop may call this
+        method.
 
         Args:
             key: The key. ``None`` = messages without a key.
@@ -354,13 +434,13 @@ class Consumer:
 
         Raises:
             ConfigError: The consumer has no target for dead letters.
-            LanesError: The consumer has not started, or has stopped.
+            LanesError: The consumer has not started, or has stopped, or another thread runs the consumer.
         """
         if self._dead_letters is None:
             raise ConfigError("park needs dead letters, or messages are lost: pass dead_letters=… to the consumer")
-        run = self._open_now("park a key")
+        run = self._open_now("park", "park a key")
         count = run.engine.park(None if key is None else key_bytes(key))
-        run.after()
+        run.after_command()
         return count
 
     def _lag(self, partition: Partition) -> int | None:
@@ -371,17 +451,29 @@ class Consumer:
         """The run while its source is open; None = no run is active."""
         return self._run if self._state == "running" else None
 
-    def _opened(self, what: str) -> Run:
+    def _last_run(self, what: str) -> Run:
         """The current or the ended run. Raises ``LanesError`` if the source was never opened."""
         if self._run is None:
             raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
         return self._run
 
-    def _open_now(self, what: str) -> Run:
-        run = self._opened(what)
+    def _open_now(self, call: str, what: str) -> Run:
+        run = self._last_run(what)
         if self._state == "stopped":
             raise LanesError(f"the consumer has stopped: {what} while it runs; unsettled messages are redelivered")
+        self._check_thread(
+            call, f"use anyio.from_thread.run_sync(consumer.{call}, key), or call_soon_threadsafe of that event loop"
+        )
         return run
+
+    def _check_thread(self, call: str, remedy: str) -> None:
+        """Raise ``LanesError`` if the consumer belongs to the event loop of another thread."""
+        here = threading.current_thread()
+        if self._thread is not None and self._thread is not here:
+            raise LanesError(
+                f"Consumer.{call} was called on the thread {here.name!r}, but the consumer belongs to the event loop "
+                f"of the thread {self._thread.name!r}: {remedy}"
+            )
 
     # --- start and end
 
@@ -399,7 +491,6 @@ class Consumer:
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, the limit of the broker's consumer", self._name, bound)
         engine = Engine(self._policy(bound, knows_settled=not traits.remembers))
-        engine.pause(paused=self._paused)
         tap = Tap(
             self._clock,
             self._recorder,
@@ -418,6 +509,8 @@ class Consumer:
             self._clock,
             tap,
         )
+        # After ``_run`` was set: from now on, another thread pauses the engine itself.
+        engine.pause(paused=self._paused)
         if self._recorder is not None:
             self._recorder.open(
                 source=traits.name,

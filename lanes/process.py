@@ -128,7 +128,8 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
     with anyio.CancelScope() as scope:
         signals = _StopSignals(consumer.stop, scope.cancel, grace)
         try:
-            await consumer.run()
+            # Not ``run``, which would log the error that this function reports.
+            await consumer._consume()
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:

@@ -18,7 +18,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from lanes.clock import Clock
 from lanes.core.types import PartitionId
-from lanes.observe.status import Oldest, PartitionStatus, Status
+from lanes.observe.status import Oldest, PartitionStatus, Status, undisturbed
 
 Labels = Mapping[str, str]
 
@@ -33,9 +33,6 @@ DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75
 
 _SNAPSHOT_AGE: Final = 1.0
 """Seconds after which a snapshot is too old for a gauge that has not read that snapshot."""
-
-_SNAPSHOT_TRIES: Final = 3
-"""Maximum number of tries to make a snapshot while the event loop's thread changes the collections."""
 
 
 class Gauge(NamedTuple):
@@ -154,7 +151,7 @@ class Reading:
         make = self._status
         if make is None:
             return None
-        status = _undisturbed(make)
+        status = undisturbed(make)
         self._snapshot = (status, now, {gauge})
         if self._status is None:
             self._snapshot = None
@@ -164,16 +161,6 @@ class Reading:
         """Return no values from now on, and drop the reference to the consumer. Idempotent."""
         self._status = None
         self._snapshot = None
-
-
-def _undisturbed(make: Callable[[], Status]) -> Status:
-    """Make a snapshot, and repeat it when the consumer's thread changes a collection meanwhile."""
-    for _ in range(_SNAPSHOT_TRIES - 1):
-        try:
-            return make()
-        except (RuntimeError, IndexError):
-            continue
-    return make()
 
 
 class Instruments:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 from lanes.core.engine import Engine
 from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.types import Partition
+
+T = TypeVar("T")
+
+_TRIES: Final = 20
+"""Maximum number of tries to read collections that the thread of the event loop changes meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +120,17 @@ class Status:
 
 
 Lag = Callable[[Partition], int | None]
+
+
+def undisturbed(read: Callable[[], T]) -> T:
+    """Call ``read`` on any thread, and again if the event loop's thread has changed a collection meanwhile."""
+    for _ in range(_TRIES - 1):
+        try:
+            return read()
+        except (RuntimeError, LookupError, ValueError):
+            # The interpreter seldom switches threads, so another try almost always succeeds.
+            continue
+    return read()
 
 
 def snapshot(

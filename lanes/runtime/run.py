@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import cast
 
 import anyio
@@ -28,7 +29,7 @@ from lanes.core.types import NEVER, Partition, PartitionId, Room
 from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, handler_name, is_async, sync_handler
-from lanes.loops import ThreadSafeCall
+from lanes.loops import ThreadSafeCall, entry_of_loop
 from lanes.observe.failures import FailedAttempts
 from lanes.observe.health import Stalls, halted, report_blocked, report_stall
 from lanes.observe.ownership import OwnershipLog
@@ -135,7 +136,9 @@ class Run:
             clock,
             tap.loop_held,
         )
+        self._enter_loop = entry_of_loop()
         self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
+        self._told_to_act = ThreadSafeCall(self.after, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         # The constructors of the components read these attributes, and call nothing of the run.
         self.workers = self._workers_for(handler, decode)
@@ -224,6 +227,10 @@ class Run:
             self.workers.wake(taking=taking)
         if self._exhausted:
             self._stop_when_exhausted()
+
+    def after_command(self) -> None:
+        """Call ``after``, in the next turn of the loop if a callback of the loop makes this call."""
+        self._told_to_act()
 
     def floors_moved(self) -> None:
         """Check the partitions at ``max_ahead`` again, because a message has finished or a commit was confirmed."""
@@ -403,6 +410,7 @@ class Run:
         """The timer for the earliest deadline of held lanes, stalled partitions and counted failures."""
         while True:
             self._told_to_stop.serve()
+            self._told_to_act.serve()
             at = min(self._stalls.next_at(), self._failures.next_at(), self.engine.next_due())
             self._timer_wake = anyio.Event()
             with anyio.move_on_after(max(0.0, at - self.clock())):
@@ -478,6 +486,11 @@ class Run:
         """Call ``Source.receive`` again with the new room. Does not block."""
         # receive() is cancel-safe, and ``_pump`` calls it again.
         self._receiving.cancel()
+
+    def room_changed_elsewhere(self) -> None:
+        """Call ``room_changed`` in the next turn of the loop. For other threads; does nothing after the loop's end."""
+        with suppress(RuntimeError):
+            self._enter_loop(lambda: self.room_changed())
 
     def _ahead_reached(self, effect: fx.AheadReached) -> None:
         self.tap.ahead(effect.partition, reached=True, oldest=effect.oldest)
