@@ -27,7 +27,7 @@ from lanes.config import check_one_of, check_positive, check_seconds, check_whol
 from lanes.core.cohort.actions import LeaseEvent
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
-from lanes.core.cohort.records import DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
+from lanes.core.cohort.records import DEFAULT_NAME, DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
 from lanes.errors import ConfigError
 
 log = logging.getLogger("lanes")
@@ -155,7 +155,7 @@ class Membership:
         self._consumers = consumers
         self._changed = changed
         self._clock = clock
-        self._name = f"cohort {config.cohort}, member {member}"
+        self._name = f"cohort {config.cohort or DEFAULT_NAME}, member {member}"
         self._happened: list[Happened] = []
         self._keepers = [
             LeaseKeeper(

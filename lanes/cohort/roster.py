@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import anyio
@@ -22,6 +22,7 @@ from lanes.core.cohort.ledger import NOTHING
 from lanes.core.cohort.plan import plan
 from lanes.core.cohort.records import (
     CONFIG_KEY,
+    DEFAULT_NAME,
     DRAIN_PREFIX,
     MEMBER_PREFIX,
     PLAN_KEY,
@@ -113,6 +114,7 @@ class Roster:
         self._store = store
         self._consumers = consumers
         self._config = config
+        self._cohort = config.cohort or DEFAULT_NAME
         self._member = member
         self._key = member_key(member)
         self._heartbeat = Heartbeat(nonce=nonce, weight=weight, target=target, session=session, lease=int(ttl))
@@ -154,12 +156,14 @@ class Roster:
                 if not consumers:
                     await self._create_consumer(partition)
             await self._mark()
-            await self._store.write(CONFIG_KEY, encode(self._config), revision=entry.revision)
+            named = replace(self._config, cohort=self._cohort)
+            await self._store.write(CONFIG_KEY, encode(named), revision=entry.revision)
             return
         config = self._decode(CohortConfig, CONFIG_KEY, entry.value)
         wanted = difference(config, self._config)
         if wanted is not None:
             raise ConfigError(wanted)
+        self._cohort = config.cohort or self._cohort
         # An earlier version may have set the cohort up without a mark, or a user may have deleted the mark.
         await self._mark()
         self.begun = config.start
@@ -167,7 +171,7 @@ class Roster:
             log.info(
                 "cohort %s: start=%s is ignored, because the cohort was set up with %s; the cohort continues "
                 "from its position",
-                self._config.cohort,
+                self._cohort,
                 self._config.start,
                 self.begun,
             )
@@ -198,7 +202,7 @@ class Roster:
         try:
             await self._store.write(key, encode(State(0, NOTHING)), revision=claim)
         except Conflict:
-            log.debug("cohort %s: %s was written by another member, or lost with its bucket", self._config.cohort, key)
+            log.debug("cohort %s: %s was written by another member, or lost with its bucket", self._cohort, key)
 
     async def _create_consumer(self, partition: int) -> None:
         refused: ConsumerExists | None = None
@@ -215,7 +219,7 @@ class Roster:
             # durable before it creates its own durable. Or the durable is so new that some server does not list it.
             await anyio.sleep(LOOK_AGAIN)
         raise ConfigError(
-            f"cohort {self._config.cohort!r}: partition {partition} cannot have a durable, because another durable "
+            f"cohort {self._cohort!r}: partition {partition} cannot have a durable, because another durable "
             f"is in the way ({refused}); delete the foreign durable, or use a stream that sources this stream"
         ) from refused
 
@@ -271,7 +275,7 @@ class Roster:
 
     def _used_twice(self) -> ConfigError:
         return ConfigError(
-            f"member id {self._member!r} is used by another live process of cohort {self._config.cohort!r}; give each "
+            f"member id {self._member!r} is used by another live process of cohort {self._cohort!r}; give each "
             "process its own member id, or wait until the other process has ended"
         )
 
@@ -333,7 +337,7 @@ class Roster:
                 draining=draining,
             )
         except ValueError as error:
-            raise SourceError(f"cohort {self._config.cohort!r} has a wrong heartbeat in its bucket: {error}") from error
+            raise SourceError(f"cohort {self._cohort!r} has a wrong heartbeat in its bucket: {error}") from error
         same = before is not None and (before.owners, before.standbys) == (made.owners, made.standbys)
         # After the loss of a bucket, another member may have started to count from 1.
         kept = before is not None and same and before.generation >= self._highest
@@ -350,7 +354,7 @@ class Roster:
         read = self._decode(PlanRecord, PLAN_KEY, value)
         if len(read.owners) != self._config.partitions:
             raise SourceError(
-                f"the key {PLAN_KEY!r} of cohort {self._config.cohort!r} plans {len(read.owners)} partitions, not "
+                f"the key {PLAN_KEY!r} of cohort {self._cohort!r} plans {len(read.owners)} partitions, not "
                 f"{self._config.partitions}; delete the key, and let no other program write to the bucket"
             )
         self._highest = max(self._highest, read.generation)

@@ -119,7 +119,8 @@ class Cohort:
     """An exclusive cohort: each cohort partition of the stream has one owner among its members at a time.
 
     Attributes:
-        name: Name of the cohort, the same for all members.
+        name: Name of the cohort, the same for all members. A member with None joins the cohort of its stream and
+            namespace, whatever its name. A cohort that this member sets up is then called ``"default"``.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
         namespace: Namespace of the cohort. Each namespace of a stream holds one cohort. Cohorts in different namespaces
@@ -143,7 +144,7 @@ class Cohort:
         ConfigError: A value is invalid.
     """
 
-    name: str
+    name: str | None = None
     _: KW_ONLY
     member: str | None = None
     namespace: str = "lanes"
@@ -159,6 +160,8 @@ class Cohort:
 
     def __post_init__(self) -> None:
         for setting, name in (("cohort", self.name), ("namespace", self.namespace)):
+            if (setting, name) == ("cohort", None):
+                continue
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ConfigError(f"{setting}={name!r}: must be 1 to 64 letters, digits, - and _")
         if self.partitions is not None and (type(self.partitions) is not int or self.partitions < 1):

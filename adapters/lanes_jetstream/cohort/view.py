@@ -13,6 +13,7 @@ from lanes.cohort.leases import Conflict, UnknownResult
 from lanes.cohort.roster import GONE, GONE_TTL
 from lanes.core.cohort.records import (
     CONFIG_KEY,
+    DEFAULT_NAME,
     DRAIN_PREFIX,
     LEASE_PREFIX,
     MEMBER_PREFIX,
@@ -261,7 +262,7 @@ class CohortView:
         return CohortStatus(
             stream=self._stream,
             namespace=self._namespace,
-            cohort=config.cohort,
+            cohort=config.cohort or DEFAULT_NAME,
             generation=0 if plan is None else plan.generation,
             target=None if plan is None else plan.target,
             under_provisioned=plan is not None and plan.under_provisioned,

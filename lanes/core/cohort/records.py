@@ -38,6 +38,9 @@ HIGHEST: Final = 2**53
 A clock in milliseconds reaches this number after 285,000 years.
 """
 
+DEFAULT_NAME: Final = "default"
+"""Name of a cohort whose first member has no name for it."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_=-]+(\.[A-Za-z0-9_=-]+)*")
 _NAME_LIMIT: Final = 128
 _BEFORE: Final = 20
@@ -51,7 +54,7 @@ class CohortConfig:
     A field is ``None`` if an earlier version of ``lanes`` wrote the record without the field.
 
     Attributes:
-        cohort: Name of the cohort.
+        cohort: Name of the cohort. A member with the name None joins a cohort of any name.
         partitions: Number of cohort partitions.
         choice: Origin of the cohort partitions: ``transform`` (of the stream), ``created`` (with the stream) or
             ``sourced`` (from another stream).
@@ -65,7 +68,7 @@ class CohortConfig:
         lease: Length of every member's leases in seconds.
     """
 
-    cohort: str
+    cohort: str | None
     partitions: int
     choice: str
     detail: str
@@ -231,6 +234,7 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
         if field.name != "start"
         and (there := getattr(found, field.name)) != (here := getattr(wanted, field.name))
         and not (field.default is None and None in (there, here))
+        and not (field.name == "cohort" and here is None)
     }
     if not differing:
         return None

@@ -130,6 +130,11 @@ def test_another_start_is_no_difference() -> None:
     assert records.difference(CONFIG, replace(CONFIG, start="2026-01-01T00:00:00+00:00")) is None
 
 
+def test_a_member_without_a_name_may_join_a_cohort_of_any_name() -> None:
+    assert records.difference(CONFIG, replace(CONFIG, cohort=None)) is None
+    assert records.difference(CONFIG, replace(CONFIG, cohort=None, lease=20)) is not None
+
+
 @pytest.mark.parametrize("name", [name for name in json.loads(encode(CONFIG)) if name not in ("version", "start")])
 def test_a_differing_setting_is_named_with_both_values_and_the_remedy(name: str) -> None:
     changed: Any = {"partitions": 65, "tokens": (9,), "lease": 20}.get(name, "other")

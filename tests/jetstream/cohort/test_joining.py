@@ -59,6 +59,34 @@ async def test_a_second_cohort_in_a_namespace_is_refused(cohort_stream: CohortSt
     await refused(stream.source("b", cohort="billing"), "'orders'", "'billing'", "namespace")
 
 
+async def test_a_member_without_a_name_joins_the_cohort_of_its_stream(cohort_stream: CohortStream) -> None:
+    stream, log = cohort_stream, Log()
+    a = lanes.Consumer(stream.source("a", cohort="billing"), log.handler("a"), settings=FAST)
+    b = lanes.Consumer(stream.source("b", cohort=None), log.handler("b"), settings=FAST)
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        running.join(b)
+        await settled(a, partitions=2)
+        await settled(b, partitions=2)
+        await stream.publish(*stream.a_key_each())
+        await log.handled(4)
+        await refused(stream.source("c"), "'billing'", "'orders'", "namespace")
+    config = await stream.read("config")
+    assert config is not None and config["cohort"] == "billing"
+
+
+async def test_a_cohort_without_a_name_is_called_default(cohort_stream: CohortStream) -> None:
+    stream, log = cohort_stream, Log()
+    a = lanes.Consumer(stream.source("a", cohort=None), log.handler("a"), settings=FAST)
+    async with members() as running:
+        running.join(a)
+        await settled(a, partitions=4)
+        await refused(stream.source("b"), "'default'", "'orders'", "namespace")
+    config = await stream.read("config")
+    assert config is not None and config["cohort"] == "default"
+
+
 async def test_the_lease_time_changes_by_the_steps_of_the_error(cohort_stream: CohortStream) -> None:
     """Finished messages stay written down, even above unfinished ones."""
     stream, log = cohort_stream, Log()
