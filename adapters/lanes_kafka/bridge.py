@@ -34,7 +34,7 @@ class Bridge:
     def is_alive(self) -> bool:
         """Whether the loop still runs. Callable from any thread. Does not block.
 
-        The call wakes the loop, because the loop may have ended before it performed a posted call.
+        The call wakes the loop to find out, so a running loop also performs all posted calls.
         """
         self._waking = True
         try:

@@ -97,7 +97,7 @@ class ClientConfig:
         client: The settings of the ``Consumer``, with the user's callbacks except ``on_commit``. Holds secrets.
         admin: The settings that an ``AdminClient`` or a ``Producer`` uses too, for example addresses, security,
             ``oauth_cb`` and ``logger``. Holds secrets.
-        on_commit: The user's callback, or None.
+        on_commit: The user's callback; None = no callback.
         chosen: The settings to which ``lanes`` gave a value.
         group: The id of the group.
         protocol: The rebalance protocol.

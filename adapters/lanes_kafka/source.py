@@ -212,7 +212,7 @@ class KafkaSource:
             partition: The assignment to hand back.
 
         Raises:
-            SourceError: The client is closed, or the last commit failed, which moves the position past a gap.
+            SourceError: The client is closed, or the last commit failed. This commit moves the position past a gap.
         """
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
@@ -315,7 +315,7 @@ class KafkaSource:
             self._answers.discard(command.answer)
 
     def _wait_time(self) -> float:
-        """Seconds to the next check of polls and prefetched messages. No check is later than the poll deadline."""
+        """Seconds to the next check of polls and prefetched messages, which is at the poll deadline at the latest."""
         assert self._client_thread is not None
         now = self._clock()
         left = self._config.max_poll_interval - (now - self._client_thread.polled)

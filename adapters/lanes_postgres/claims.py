@@ -1,9 +1,9 @@
 """Claims: one SQL statement decides whether a message may have its effect, and stores the position of the message.
 
-The statement is a compare-and-set. Unless a position as high or a higher epoch is stored for the key, the statement
-writes the position of the message and returns the row. The statement locks the row until the end of the transaction. A
-concurrent claim of the same key therefore waits, and then sees the outcome. If the statement returns no row, later
-statements find the reason.
+The statement is a compare-and-set. If no equal or higher position and no higher epoch is stored for the key, the
+statement writes the position of the message and returns the row. The statement locks the row until the end of the
+transaction. A concurrent claim of the same key therefore waits, and then sees the outcome. If the statement returns no
+row, later statements find the reason.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Claims:
 
     def all(self, messages: Sequence[Message], rows: Sequence[Row]) -> Steps[list[Message]]:
         """Return the messages that may have their effect now, in the given order."""
-        # One claim order for all transactions prevents deadlocks; within a key it is the order of the positions.
+        # One claim order for all transactions prevents deadlocks; within a key, the claims are in order of position.
         order = sorted(range(len(rows)), key=lambda index: rows[index][:_IDENTITY])
         fresh = set()
         for of_topic in _grouped(order, rows):

@@ -52,9 +52,9 @@ def migrate(
 ) -> Awaitable[list[str]] | list[str]:
     """Create the tables, or update them to this version of ``lanes``.
 
-    The call runs in one transaction, completely or not at all. When calls run at once, the first call migrates and the
-    other calls wait. Idempotent. The user of the connection needs the right to create tables; ``Positions`` does not
-    need that right.
+    The call runs in one transaction, completely or not at all. When calls run concurrently, the first call migrates
+    and the other calls wait. Idempotent. The user of the connection needs the right to create tables; ``Positions``
+    does not need that right.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.

@@ -27,7 +27,8 @@ class Row(NamedTuple):
         topic: Name of the topic.
         incarnation: Incarnation of the topic; "" = unknown.
         partition: Number of the partition.
-        key: Digest of the key, 32 bytes; for a message without a key, its position in 8 bytes.
+        key: Digest of the key, 32 bytes; without a key, or with ``by="message"``, the position of the message in 8
+            bytes.
         position: Position of the message.
         epoch: Fencing token of the partition; None = the partition has no token that rises across processes.
         dead_letter: Whether the message is a dead letter that is replayed.
@@ -50,8 +51,8 @@ class Row(NamedTuple):
 def row_of(message: Message, by: By) -> Row:
     """Return the row of a message.
 
-    Raises ``ConfigError`` if ``order="none"`` would let a message hide an earlier message of its key. Raises
-    ``MessageError`` for a number beyond 64 bits.
+    Raises ``ConfigError`` if ``order="none"`` would let a message hide an earlier message of its key, or if the topic
+    name has a zero byte. Raises ``MessageError`` for a number beyond 64 bits.
     """
     partition, key, position = message.partition, message.key, message.position
     where = partition.id

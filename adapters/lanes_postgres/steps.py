@@ -1,6 +1,6 @@
 """Database steps as generators without I/O, and the functions that perform them over a connection.
 
-A generator yields a ``Statement`` and receives the first row of the result, or None.
+A generator yields a ``Statement`` and receives the first row of the result; None = the result has no row.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return these positions. A position before an island, but in no island, becomes the island's first position."""
+    """Return these positions. A position between islands becomes the first position of the next island, if any."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 

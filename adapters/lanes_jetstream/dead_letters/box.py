@@ -151,7 +151,8 @@ class JetStreamDeadLetterBox:
     async def publish(self, parked: StoredDeadLetter) -> str:
         """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds ``<id>-replayed``.
 
-        The call undoes the transform of the original stream, so the message has the subject of its first publication.
+        If possible, the call undoes the transform of the original stream, so that the message has the subject of its
+        first publication.
         """
         letter = parked.dead_letter
         subject = await self._origin(letter)

@@ -42,7 +42,7 @@ class ReadState(NamedTuple):
     """The progress of a source at one moment.
 
     Attributes:
-        active: Whether no takeover is under way.
+        active: Whether the newest takeover is complete.
         takeovers: Number of takeovers that have begun.
         highest: Highest sequence that was received.
         delivery: Last delivery number that was received; None = no delivery since the takeover.

@@ -66,7 +66,7 @@ class ApiError(Exception):
         code: HTTP status of the answer; 0 = unknown.
 
     Attributes:
-        temporary: Whether a later request may succeed, for example because the stream has no leader now.
+        temporary: Whether the cause is temporary, for example a stream without a leader.
     """
 
     def __init__(self, err_code: int, description: str, code: int = 0) -> None:

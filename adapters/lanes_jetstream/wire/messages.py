@@ -84,5 +84,5 @@ def sequences(reply: str) -> tuple[int, int]:
 def pending(reply: str) -> int:
     """Read from a reply subject the number of messages that the consumer had still to deliver."""
     tokens = reply.split(".")
-    # Without a number no loss can be detected, so 0 is as good as the truth.
+    # Without a number no loss can be detected, so the result may be 0.
     return number(tokens[8] if len(tokens) == 9 else tokens[10]) or 0

@@ -79,7 +79,7 @@ def partition(
 
 def doctor(
     context: typer.Context,
-    server: str = typer.Option("", help="Kafka brokers, with commas between.", metavar="HOST:PORT"),
+    server: str = typer.Option("", help="Kafka brokers, separated by commas.", metavar="HOST:PORT"),
     group: str = typer.Option("", help="Consumer group that will read.", metavar="NAME"),
     config: Path | None = typer.Option(None, help="Read the client's settings from a file.", metavar="FILE"),
     settings: list[str] = typer.Option(

@@ -197,7 +197,7 @@ class Group:
             assignment.drained = assignment.released = True
 
     def lose_all(self, reason: str, *, presumed: bool = False) -> None:
-        """Give every partition up.
+        """Report every partition as lost.
 
         Args:
             reason: The reason of the loss, which the loop reports.

@@ -40,7 +40,7 @@ def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tup
     run: list[Message] = []
     total = 0
     for raw in raws:
-        # The key of a consumer without deserializers is bytes.
+        # A consumer without deserializers returns keys as bytes.
         own = raw.key()
         size = len(raw) + (len(own) if own is not None else 0)
         headers = raw.headers()

@@ -180,7 +180,11 @@ class ClientThread:
         try:
             self._close()
         except BaseException as error:
-            log.warning("%s: closing the client failed (%s)", self.name, exception_text(error, self.config.client))
+            log.warning(
+                "%s: closing the client failed (%s); the source ends all the same",
+                self.name,
+                exception_text(error, self.config.client),
+            )
         if hasattr(self, "_topics"):
             self._topics.close()
         self.bridge.post(self.ended)
@@ -266,7 +270,7 @@ class ClientThread:
             everything = frozenset(each.partition for each in self._group.owned.values())
             self._group.apply_pauses(self._client, everything, everything)
         elif self._commits.unanswered or self._topic_id_check:
-            # The answers to commits and topic ids do not wake the thread.
+            # The answers to commits do not wake the thread.
             if not self._mailbox.wait(_ANSWER_POLL) and self._commits.unanswered:
                 self._read(1, 0.0, demand)
         else:
@@ -437,7 +441,7 @@ class ClientThread:
 
     def _close(self) -> None:
         if hasattr(self, "_client"):
-            # Heartbeats stop here: every partition that had to be drained is drained.
+            # Closing ends the heartbeats. A stop therefore drains all partitions before it closes the client.
             self._group.closing = True
             try:
                 serve_last_callbacks(self._client, self._group, self.clock, static=self.config.instance is not None)

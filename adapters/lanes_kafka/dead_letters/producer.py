@@ -90,7 +90,8 @@ def _spellings(name: str) -> tuple[str, ...]:
 class ConfirmedProducer:
     """One producer and its thread.
 
-    ``open`` is the first call and ``aclose`` the last one. All calls must come from one event loop, of asyncio or trio.
+    ``open`` is the first call, and ``aclose`` is the last call. All calls must come from one event loop, of asyncio or
+    trio.
 
     Args:
         settings: Configuration of the client. Its secrets are not shown.

@@ -80,8 +80,8 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
     Use the function as ``decode=read_dead_letter`` of a consumer whose source reads the dead-letter topic. The function
     neither blocks nor changes the message. A dead letter that was too large for the topic has no original headers, and
-    its value may be cut. The header ``Lanes-Truncated`` of the message then holds the original length. Every other dead
-    letter equals the written one.
+    its value may be cut. The header ``Lanes-Truncated`` of the message then holds the original length of the value in
+    bytes. A dead letter that was not too large equals the written dead letter.
 
     Args:
         message: Message of the dead-letter topic.

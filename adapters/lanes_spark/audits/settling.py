@@ -43,7 +43,7 @@ def passed(committed: DataFrame) -> DataFrame:
         *ASSIGNMENT, "ts", F.col("floor").alias("position"), F.struct("ts", "member", "n", "floor").alias("commit")
     )
     named = commits.withColumn("name", F.struct(*ASSIGNMENT[1:]))
-    # There are nearly never any pairs. Only assignments in a pair are examined further.
+    # Pairs are very rare. Only assignments in a pair are examined further.
     pairs = passing(named, wrong, ASSIGNMENT)
     suspects = pairs.select("history", "name.*", F.col("unfinished").alias("position")).distinct()
     concerned = F.broadcast(suspects.select(*ASSIGNMENT).distinct())

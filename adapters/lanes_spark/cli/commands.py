@@ -246,7 +246,7 @@ def source_of_audit(
 
 
 def only_of(of: str, paths: Sequence[str], topic: str) -> JournalSelection | None:
-    """Return the selection by a journal; None without options. Raises ``ConfigError`` if an option is missing."""
+    """Return the selection by a journal; None without options. Raises ``ConfigError`` for a missing or wrong option."""
     if not of and not paths and not topic:
         return None
     if not of or not paths:

@@ -107,7 +107,7 @@ class ResultsFolder:
         else:
             # Another replay may have written the note after the check.
             self._check_query(note)
-        # The note in the checkpoint comes last: if the folder is not writable, the user can still name another folder.
+        # Write the note in the checkpoint last: if the folder is not writable, the user can still name another folder.
         if self._bound() is None:
             self._write(self._bound_path, {"results_to": str(self._folder), "folder": note["folder"]})
         self._taken = True

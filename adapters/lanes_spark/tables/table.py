@@ -43,7 +43,7 @@ class ParquetTable:
         topic: Topic of the messages. If the table has a column ``topic``, only rows of this topic are read.
         columns: Names of columns that differ in the table, by message column. Default: no differences.
         aligned: Whether every partition is one file, written in the order of its positions and small enough for one
-            task. An aligned table needs no shuffle. A replay checks the files.
+            task. An aligned table needs no shuffle. A replay checks that one task reads each partition.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
     Raises:

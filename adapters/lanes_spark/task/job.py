@@ -100,7 +100,7 @@ _BEGUN: Final = _Begun()
 
 
 def begin(name: str, load: Callable[[], TaskJob]) -> TaskJob:
-    """Return the job with this name. The first task of a process loads the job and calls ``setup``.
+    """Return the job with this name. The first task of a job in a process loads the job and calls a plain ``setup``.
 
     If the latest job has another name, the function first calls the ``teardown`` of the latest job. Only one thread
     may call this function.

@@ -94,7 +94,7 @@ def run_task(
         batches: Arrow batches with the columns of ``task.rows.COLUMNS``.
         job: Handler and its resources.
         member: Name of this attempt of the task in its journal. Default: a random name.
-        tell: Function that is called on the event loop about once a second, with the counts.
+        tell: Function that receives a report of the task about once a second, on the event loop.
 
     Returns:
         An iterator over batches of ``output_schema(job.results)``: rows that handlers returned, in the order in
@@ -102,7 +102,7 @@ def run_task(
 
     Raises:
         LanesError: The consumer failed, or a returned row does not fit ``job.results``.
-        Exception: An exception of ``setup`` or ``batches``, unchanged.
+        Exception: An exception of ``setup``, ``teardown``, ``dead_letters`` or ``batches``, unchanged.
     """
     return _Task(job, member, tell).run(batches)
 
