@@ -44,7 +44,9 @@ def app() -> typer.Typer:
         latency: str = typer.Option("10ms", help="Mean time of an approval.", metavar="TIME"),
         concurrency: int = typer.Option(500, help="Maximum number of running handlers.", metavar="NUMBER"),
         max_in_flight: int = typer.Option(2_000, help="Bound on delivered, unsettled messages.", metavar="NUMBER"),
-        kill_at: str = typer.Option("0.5", help="JetStream: kill the worker at these fractions.", metavar="FRACTIONS"),
+        kill_at: str = typer.Option(
+            "0.5", help="JetStream: kill the worker at these shares of events.", metavar="FRACTIONS"
+        ),
         sample: str = typer.Option("3.5s", help="Length of the serial sample; 0s skips the sample.", metavar="TIME"),
         seed: int = typer.Option(1, help="Seed of the generated log.", metavar="NUMBER"),
         name: str | None = typer.Option(

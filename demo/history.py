@@ -44,7 +44,7 @@ class Findings(NamedTuple):
     Attributes:
         verdicts: Verdict of each checker.
         redelivered: Cause (restart, held, settled or late) → number of redeliveries.
-        peak_in_flight: Highest number of messages in flight.
+        peak_in_flight: Highest number of messages that one process had in flight.
         group: Figures of a group or cohort; None without a group.
     """
 

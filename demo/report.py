@@ -25,11 +25,11 @@ class Report:
         events: Number of events of the log.
         keys: Number of keys of the log.
         done: Number of events that are stored or dead-lettered.
-        seconds: Time from the start of the first worker to the last event done, with crashes and restarts.
+        seconds: Seconds from the start of the first worker to the last finished event, with crashes and restarts.
         serial_rate: Events per second of a serial loop; 0.0 if it was not measured.
         repeats: Number of writes that were refused because the ledger had the event already.
         dead_letters: Number of events with a dead letter.
-        max_in_flight_seen: Highest number of messages in flight.
+        max_in_flight_seen: Highest number of messages that one worker had in flight.
         max_in_flight: Bound on the messages in flight.
         rss_mb: Peak memory of a worker in MiB.
         kills: Number of workers killed with -9 on purpose.
@@ -43,8 +43,8 @@ class Report:
         unexpected_letters: Dead letters of events that can succeed.
         redelivered: Cause → number of redeliveries.
         verdicts: Verdicts of the checkers over the histories.
-        failure: Reason that the run ended early, or None.
-        group: Figures of a group or cohort, or None.
+        failure: Reason why the run ended early; None = the run did not end early.
+        group: Figures of a group or cohort; None without a group.
     """
 
     events: int

@@ -45,7 +45,7 @@ class UnderLanes:
         workers: Number of workers started.
         peak_in_flight: Highest number of messages in flight that a worker reported.
         rss_mb: Highest memory in MiB that a worker reported.
-        failure: Reason that the run ended early, or None.
+        failure: Reason why the run ended early; None = the run did not end early.
     """
 
     def __init__(self, config: DemoConfig, broker: Broker, ledger: Ledger, places: Places, progress: Progress) -> None:

@@ -54,7 +54,7 @@ class Broker(Protocol):
         """Connect, and create the topics or streams of the run. Raises ``LanesError`` if that fails."""
 
     async def close(self) -> list[str]:
-        """Remove the topics or streams of the run, and disconnect. Return the names that remain there. Idempotent."""
+        """Remove the run's topics or streams, and disconnect. Return the names that were not removed. Idempotent."""
 
     async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """Publish the events after the events of earlier calls, in order, each exactly once, and record the events.
@@ -70,7 +70,7 @@ class Broker(Protocol):
         """Return the number of dead letters."""
 
     async def dead_letters(self) -> list[Step]:
-        """Return case and step of each dead-lettered event."""
+        """Return case and step of the event of each dead letter."""
 
 
 @runtime_checkable

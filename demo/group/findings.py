@@ -65,7 +65,7 @@ class GroupFindings:
     Attributes:
         duplicates: Repeated runs of a message by cause: kill, freeze, cut or broker; ``clean`` counts
             the repeats that no fault explains.
-        rebalances: Number of times that partitions moved.
+        rebalances: Number of times that the broker moved partitions between members.
         recovery: Fault kind → longest time in seconds until every affected partition started again; infinite
             if a partition never started again.
         overlaps: Number of unexcused overlapping runs of a key, plus starts and settlements after the loss of their
@@ -268,7 +268,11 @@ class _Overlaps:
         running.append((segment, row))
 
     def _excused(self, row: Row, assignment: Assignment, earlier: Assignment) -> bool:
-        """Return whether the earlier lease had expired, the broker had removed a member, or the earlier owner lost."""
+        """Return whether the overlap of a later run with an earlier run is excused.
+
+        An overlap is excused if the earlier lease had expired, the broker had removed one of the two members, or the
+        earlier assignment ended as lost.
+        """
         deadline = self._knowledge.deadlines.get(earlier)
         if deadline is not None:
             return deadline <= row.mono

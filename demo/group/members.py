@@ -87,7 +87,7 @@ class Members:
         workers: Number of members started.
         peak_in_flight: Highest number of messages in flight that a member reported.
         rss_mb: Highest memory in MiB that a member reported.
-        failure: Reason that the run ended early, or None.
+        failure: Reason why the run ended early; None = the run did not end early.
         faults: The faults that the script caused.
         snapshots: States of the group that the broker reported, in the order of the reports.
     """

@@ -56,7 +56,10 @@ async def _stopped(group: Members) -> None:
 
 
 async def _begin(group: Members, phase: str, share: float, *, into: float = _INTO) -> int:
-    """Publish until ``share``, and wait until part ``into`` of the new events is handled. Return their number."""
+    """Publish until ``share`` of all events is published, and wait until part ``into`` of the new events is handled.
+
+    Return the number of all events published so far.
+    """
     group.progress.phase = phase
     before = group.progress.published
     count = await group.feed(share)

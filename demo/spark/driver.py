@@ -1,7 +1,7 @@
 """A driver of the demo: one complete replay on Spark, and the audit of its journal.
 
 The demo's parent runs ``python -m demo.spark.driver`` with a ``ReplayConfig`` in the environment. The driver ends with
-its parent. It prints the result of the replay and then the result of the audit, each as one line of JSON.
+its parent. The driver prints the result of the replay and then the result of the audit, each as one line of JSON.
 """
 
 from __future__ import annotations

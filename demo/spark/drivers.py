@@ -69,7 +69,7 @@ class Drivers:
         tried_again: Number of task attempts after a failed attempt.
         interrupted: Numbers of the batches that had started and not finished when a driver was killed.
         told: Output of the drivers: the end of the replay, and the result of the audit.
-        failure: Reason that the run ended early, or None.
+        failure: Reason why the run ended early; None = the run did not end early.
     """
 
     def __init__(

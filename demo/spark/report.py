@@ -26,7 +26,7 @@ class SparkReport:
     Attributes:
         events: Number of events of the log.
         keys: Number of keys of the log.
-        seconds: Time from the start of the first driver to the end of the replay, with kills and restarts.
+        seconds: Seconds from the start of the first driver to the end of the replay, with kills and restarts.
         judged: Judgement by SQL over the effects.
         poison: Events that never succeed.
         drivers: Number of drivers started.
@@ -43,7 +43,7 @@ class SparkReport:
         duplicates: Cause → number of repeated runs, as the audit counts them.
         unfinished: Number of incomplete journal files, for example of a killed worker. No verdict includes
             incomplete files.
-        failure: Reason that the run ended early, or None.
+        failure: Reason why the run ended early; None = the run did not end early.
     """
 
     events: int

@@ -1,4 +1,4 @@
-"""The handler of the demo: an approval, then a write of the effect. All workers and the serial loop use it."""
+"""The handler of the demo: an approval, then a write of the effect. All workers and the serial loop use the handler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Approvals(Protocol):
 
 
 class Approve:
-    """A handler that waits for the approval of an event, and stores its effect. ``faults`` decides which ones fail."""
+    """A handler that waits for the approval of an event, and stores the effect of the event.
+
+    ``faults`` decides which approvals fail.
+    """
 
     def __init__(self, client: Approvals, faults: Faults) -> None:
         self._client = client

@@ -61,7 +61,10 @@ async def _loop(config: WorkerConfig) -> tuple[int, float]:
 
 
 async def _from_jetstream(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
-    """Yield the messages until none arrives for ``_FETCH_TIMEOUT`` seconds. Acknowledge each one before the next."""
+    """Yield the messages until none arrives for ``_FETCH_TIMEOUT`` seconds.
+
+    Acknowledge each message before the next message.
+    """
     import nats
     import nats.errors
     from nats.js.api import AckPolicy, ConsumerConfig

@@ -36,7 +36,7 @@ class Deadlines:
         self._times: dict[Segment, list[float]] = {}
 
     def check(self, segment: Segment, row: Row, deadline: float, what: str) -> None:
-        """Judge an action that was due at ``deadline``. ``row`` shows the action, or the action is missing until it."""
+        """Judge an action that was due at ``deadline``. At ``row`` the action happens, or is still missing."""
         if row.mono <= deadline + self._margin:
             return
         times = self._times.get(segment)

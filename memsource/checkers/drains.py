@@ -183,7 +183,7 @@ class DrainWaitsForRunning(TimedChecker[_Prefix]):
     """A drain ends when its last running handler ends (36), and waits for no held, blocked or parking message.
 
     A source without a handover of the completed set is an exception: queued messages below the highest started message
-    may wait until the timeout, because other partitions use all slots.
+    may wait until the timeout, because handlers of other partitions use the whole ``concurrency``.
     """
 
     _state_class = _Prefix

@@ -23,7 +23,7 @@ class _Lane:
         self.started: tuple[Segment, Row] | None = None  # the start of ``highest``
 
     def know(self, position: int) -> bool:
-        """Note a position, and return whether it is new."""
+        """Record a position, and return whether the position is new."""
         if position in self._known:
             return False
         self._known[position] = False

@@ -66,7 +66,8 @@ class _Alive:
 
     Attributes:
         heard: Time of the last delivery or extension of each held position.
-        failed: The same time of each position whose handler failed. The engine may have abandoned these messages.
+        failed: Time of the last delivery or extension of each position whose handler failed. The engine may have
+            abandoned these messages.
         latest: The latest unbroken series of deliveries.
     """
 

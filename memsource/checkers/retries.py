@@ -94,7 +94,7 @@ class _Head(NamedTuple):
 
     Attributes:
         position: Position of the message.
-        key: Hash of its key; None = no key.
+        key: Hash of the message's key; None = no key.
         due: Time at which the message may start again; None = only after ``unblock``.
     """
 

@@ -108,7 +108,7 @@ async def check_release_commits_all(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_revoking(harness: Harness) -> None:
-    """After ``Revoking``, the next owner receives the undelivered messages, and none that is settled after it."""
+    """The next owner receives the messages undelivered at ``Revoking``, and none that is settled after ``Revoking``."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(5)

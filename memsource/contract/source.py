@@ -400,7 +400,7 @@ async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
 
 @_check("ack wait")
 async def check_extend_keeps_messages(harness: Harness) -> None:
-    """The broker does not redeliver a message that is extended every ``extend_interval`` seconds, even twice each."""
+    """The broker does not redeliver a message that is extended twice every ``extend_interval`` seconds."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         messages = await session.take(3)

@@ -81,7 +81,7 @@ class Row(NamedTuple):
             lease has its deadline, or 0 without a deadline.
         floor: Next position to read, in a commit or in an assignment of a source that commits.
         bytes: Bytes in flight.
-        runs: First and last positions of the runs of an ``extended`` row.
+        runs: First and last position of each range of an ``extended`` row.
     """
 
     n: int

@@ -6,7 +6,7 @@ confirmed by measurements:
 - Retention ``limits`` keeps all messages.
 - Retention ``workqueue`` deletes an acknowledged message. A partition has one durable at a time.
 - Retention ``interest`` keeps a message until each existing durable that delivers the message has acknowledged it.
-  If its partition has no durable, the stream deletes a message at its arrival.
+  If the partition of a message has no durable, the stream deletes the message at its arrival.
 - A deleted durable answers no pull and no acknowledgement.
 - Each durable counts its own deliveries. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
 """

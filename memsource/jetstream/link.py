@@ -48,7 +48,7 @@ class Link:
         later: Function that schedules an action of the server.
         timeout: Seconds that the client waits for an answer.
         before: Async function that the link awaits before and after each request, with True for a request that writes.
-            Its result before the request is the fault of the request. None = no faults.
+            The result before a request is the fault of the request. None = no faults.
         latency: Seconds that each request takes.
         cut: Whether all requests are lost.
         faults: Faults of the next requests, in order. These faults replace the faults of ``before``.

@@ -8,7 +8,7 @@ by measurements:
 - An unacknowledged message of a dead process is redelivered after its ``ack_wait``. The server delivers new messages
   meanwhile.
 - An acknowledgement of any delivery counts while the message is unacknowledged, and removes the message from the queue.
-  An in-progress restarts the ``ack_wait``, and leaves the message in the queue.
+  An in-progress acknowledgement restarts the ``ack_wait``, and leaves the message in the queue.
 - ``max_ack_pending`` stops new messages only. The server drops a message silently after ``max_deliver`` deliveries.
 - The server writes its state to disk every 0.1 s. ``kill`` discards unwritten changes, even confirmed changes.
 
@@ -79,8 +79,8 @@ class _Pending(NamedTuple):
     """An unacknowledged message.
 
     Attributes:
-        token: Number of its first delivery.
-        stamp: Time in seconds at which its wait began.
+        token: Number of the message's first delivery.
+        stamp: Time in seconds at which the wait for an acknowledgement began.
     """
 
     token: int

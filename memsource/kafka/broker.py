@@ -1,4 +1,4 @@
-"""A Kafka broker as data, with one topic, one group and its clients. It behaves like a measured real broker.
+"""A Kafka broker as data, with one topic, one group and its clients. The broker behaves like a measured real broker.
 
 - **Commits.** The broker checks only the membership of the client and the size of the metadata. The member need not own
   the partition, and the position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095

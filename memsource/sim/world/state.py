@@ -40,13 +40,14 @@ def copied(state: Callable[[], object]) -> object:
         same = bool(kept == found)
     except Exception as error:
         raise ImpossiblePlan(
-            f"check(state=…): the returned value cannot be copied and compared ({error}): let it return plain "
-            "values, such as a dict of them"
+            f"check(state=…): the returned value cannot be copied and compared ({error}): let the function return "
+            "plain values, such as a dict of them"
         ) from error
     if not same:
         raise ImpossiblePlan(
             f"check(state=…): the returned value is not equal to a copy of itself ({reprlib.repr(found)}), so "
-            "it would differ in every run: let it return plain values, such as a dict of them, or objects with __eq__"
+            "it would differ in every run: let the function return plain values, such as a dict of them, or objects "
+            "with __eq__"
         )
     return kept
 

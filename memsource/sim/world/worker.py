@@ -142,7 +142,7 @@ def checked_app(app: object, what: str) -> App:
 
 
 def _settings_of(app: App, threads: Threads) -> Settings:
-    """Return the settings of an app. With ``threads="inline"`` they let a plain handler run on the loop."""
+    """Return the settings of an app. With ``threads="inline"`` the settings let a plain handler run on the loop."""
     settings = app.settings or Settings()
     if is_async(app.handler) or settings.sync_handlers == "inline":
         return settings

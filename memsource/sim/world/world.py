@@ -269,7 +269,7 @@ class World:
             return
         if self._faulty:
             raise ImpossiblePlan(
-                "check(state=…) while faults happen: the state is not final; call it after await world.settled(), "
+                "check(state=…) while faults happen: the state is not final; call check() after await world.settled(), "
                 "and call world.settled() again after each later produce()"
             )
         self.states.append(copied(state))
