@@ -246,7 +246,7 @@ class Settings:
             )
 
     def check_partitions(self, name: str, partitions: int | None) -> None:
-        """Check that ``"serial"`` order has one partition.
+        """Check that the source has one partition if the order is ``"serial"``.
 
         Args:
             name: Name of the source.

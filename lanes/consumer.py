@@ -207,7 +207,8 @@ class Consumer:
         """Drain: receive no more messages, let running handlers end, settle, release. Then ``run`` returns.
 
         Does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler, may call
-        this method. No handler starts after the next turn of the loop.
+        this method. After the next turns of the loop no handler starts, unless the source cannot hand over the
+        completed set.
         """
         self._stopping = True
         run = self._active_run  # read once: another thread may end the run meanwhile

@@ -180,10 +180,10 @@ SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation |
 class Source(Protocol):
     """A backend.
 
-    The runtime makes all calls in one task group of one event loop, and calls ``receive`` concurrently with the other
-    methods. The first call is ``open``, unless the target of dead letters cannot be opened. The last call is
-    ``aclose``, even if ``open`` failed or was never called. No method may block the event loop; a blocking call belongs
-    in a thread. An anyio scope may cancel each call.
+    The runtime makes all calls on one event loop, and calls ``receive`` concurrently with the other methods. The first
+    call is ``open``, unless the target of dead letters cannot be opened. The last call is ``aclose``, even if ``open``
+    failed or was never called. No method may block the event loop; a blocking call belongs in a thread. An anyio scope
+    may cancel each call.
     """
 
     async def open(self) -> SourceTraits:

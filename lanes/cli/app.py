@@ -35,7 +35,7 @@ def app() -> typer.Typer:
 
     groups = {
         "": commands,
-        "doctor": command_group("Check a configuration and its environment. Exit 0 usable, 3 not."),
+        "doctor": command_group("Check a configuration. Exits with 0 if it is usable, else 3."),
         "journal": command_group("Convert histories to Parquet files, for SQL and Spark."),
     }
     for name in ("doctor", "journal"):

@@ -121,7 +121,7 @@ def list_dead_letters(
 ) -> None:
     """List dead letters with their origins and reasons. Shows no key and no payload.
 
-    A reason is the text of the handler's exception, escaped and cut.
+    A reason is the type and the text of the handler's exception, escaped and cut; for Nak and Term, the text alone.
     """
     where = Where(topic, config, settings, subject, server)
     _run(where, functools.partial(_list, where=where, limit=limit, as_json=as_json))
@@ -165,10 +165,11 @@ def replay_dead_letters(
 ) -> None:
     """Run a handler over dead letters, or publish them again.
 
-    Exit status 0 means that every dead letter was replayed, now or earlier. Exit status 3 means that some replays
-    failed; their dead letters stay listed. Dead letters are replayed one at a time, after later messages of their
-    keys, so the order within a key is not kept. A second replay of a dead letter does nothing. If the first replay
-    was interrupted between the effect and its mark, the second replay may repeat the effect.
+    Exit status 0 means that every dead letter was replayed or dropped, now or earlier. Exit status 3 means that a
+    replay failed, or that an id is unknown. A dead letter whose replay failed stays listed. Dead letters are replayed
+    one at a time, after later messages of their keys, so the order within a key is not kept. A second replay of a dead
+    letter does nothing. If the first replay was interrupted between the effect and its record, the second replay may
+    repeat the effect.
     """
     if bool(ids) == every:
         raise Misuse("needs IDs, or --all, one of the two")

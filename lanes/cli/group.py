@@ -1,4 +1,4 @@
-"""Groups and commands whose help names values by one word, and whose mistakes name the command."""
+"""Groups and commands whose help names values by one word, and whose error texts name the command."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ class Membership:
         self._keepers[partition].ended()
 
     def hint(self, key: str) -> None:
-        """Read a key of the bucket soon, because a member has just written it or is about to. Hints may be lost.
+        """Read a key of the bucket soon, because a member has written it or is about to write it. Hints may be lost.
 
         Args:
             key: The key.

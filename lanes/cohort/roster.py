@@ -1,8 +1,7 @@
 """The records of a cohort that a member writes: the set-up, its own heartbeat, and the plan.
 
-Every call may raise ``UnknownResult`` or ``Conflict`` of ``lanes.cohort.leases``. The caller then repeats the call a
-little later, and the new call reads the result of the former call. This module does not decide about ownership; the
-leases do.
+Every method that uses the store may raise ``UnknownResult`` or ``Conflict``. The caller then repeats the call a little
+later, and the new call reads the result of the former call. This module does not decide about ownership; the leases do.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Committer:
         self.partitions[partition] = ledger
 
     def forget(self, partition: Partition) -> None:
-        """Commit no more of a partition. Idempotent."""
+        """Send no further commit of a partition. Idempotent."""
         self.partitions.pop(partition, None)
         self.ahead.discard(partition)
 

@@ -1,8 +1,8 @@
 """The completed set above the floor as a short text for the metadata of a commit.
 
 The next owner of a partition reads the text and does not repeat finished messages. The text is an optimisation. Without
-it, or with a part of it, finished messages are repeated and no message is lost. An encoder may therefore drop completed
-offsets, the highest first. A decoder ignores an invalid text.
+the text, or with a part of it, finished messages are repeated and no message is lost. An encoder may therefore drop
+completed offsets, the highest first. A decoder ignores an invalid text.
 
 **The limit** is Kafka's setting ``offset.metadata.max.bytes`` (4,096). A Kafka broker counts UTF-16 code units, not
 bytes, and the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit,
@@ -17,10 +17,10 @@ zero bits at the end:
 | 2 | magic | ``Lm`` |
 | 1 | version | 1 |
 | 1 | form | 0 = list of runs, 1 = bitmap. The encoder uses the smaller form, and the list if both are equal |
-| 2 | size | of the whole map in bytes, little-endian |
+| 2 | size | size of the whole map in bytes, little-endian |
 | 8 | base | the floor, little-endian |
-| … | set | see below |
-| 4 | check | CRC-32 of the bytes before it, little-endian |
+| … | set | the list or the bitmap, see below |
+| 4 | check | CRC-32 of all bytes before this field, little-endian |
 
 A list has two LEB128 numbers for each run. The first number is the distance from the end of the run below, less one.
 For the lowest run, the first number is the distance from the floor. The second number is the length of the run, less

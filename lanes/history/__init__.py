@@ -3,5 +3,6 @@
 Reading order: ``recorder`` (the rows of a history), ``writer`` (numbers and files), ``rules`` (settings in the first
 row), ``journal`` (the same rows as Parquet files), ``buffer``, ``columns``, ``parquet``.
 
-A worker starts a handler only after the ``started`` row of the handler's message is in the file.
+With a history, a handler of one message is called only after the ``started`` row of its message is in the file or was
+given up.
 """

@@ -40,7 +40,8 @@ class Journal:
     """The journal of one run, for one consumer: Parquet files in ``directory``. Needs the extra ``journal``.
 
     The names of the files contain the random id ``run``, so no two runs on any machines share a file name. An
-    unfinished file has a hidden name that ends in ``.tmp``. Only a killed process leaves a hidden file.
+    unfinished file has a hidden name that ends in ``.tmp``. Only a killed process or a failing disk leaves a hidden
+    file.
 
     After the consumer has started, no fault of the disk raises an error, and no handler waits for the disk. The
     journal drops rows that cannot be written. A ``dropped`` row in their place has the number of dropped rows.

@@ -155,7 +155,7 @@ class Telemetry:
         self._add(self._instruments.dead_letters, 1, self.labels(message.partition))
 
     def zombie(self, message: Message) -> None:
-        """Count a result that came after the fence of its assignment and changed nothing."""
+        """Count a result that arrived after the fence of its assignment and does not count."""
         self._add(self._instruments.zombies, 1, self.labels(message.partition))
 
     def loop_held(self, seconds: float) -> None:

@@ -86,7 +86,7 @@ class Status:
         settled: Number of settled messages since the start.
         retries: Number of failed attempts since the start after which the lane waited for a retry.
         dead_lettered: Number of confirmed dead letters since the start.
-        zombies: Number of results since the start that came after the fence of their assignment.
+        zombies: Number of results since the start that arrived after the fence of their assignment.
         redelivered: Number of redelivered messages since the start, by cause.
         loop_held: Seconds since the start for which a call held the event loop, in pieces of 0.1 s or longer.
         floors: Position below which every delivered message is finished, by partition.

@@ -1,7 +1,7 @@
 """The tap on the engine's inputs and outputs, which feeds the history, OpenTelemetry and the user's events.
 
-The runtime reports each event once, to a ``Tap``. The workers report each call of a handler directly to ``history``
-and ``telemetry``, so without history and telemetry a message costs no call.
+The runtime reports each event once, to a ``Tap``. The workers report each call of a handler directly to ``history`` and
+``telemetry``, and make no such call if both are None.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Tap:
             self.history.abandoned(messages, self._clock())
 
     def zombie(self, message: Message) -> None:
-        """Record a result that came after the fence of its assignment."""
+        """Record a result that arrived after the fence of its assignment."""
         if self.history is not None:
             self.history.zombie(message, self._clock())
         if self.telemetry is not None:

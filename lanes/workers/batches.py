@@ -6,8 +6,9 @@ The history shows the messages of a lane one after the other. The first message 
 the call. The other messages of the lane get their rows when the call has ended, each after the end of its
 predecessor. A message whose outcome is ignored, because a predecessor failed, has no rows of this call.
 
-A plain handler runs in threads. A thread makes one call, and a task of the event loop waits for the end of the call. A
-call that has begun keeps its lanes and its thread until it ends, even after its partitions are given up.
+A plain handler runs in threads, unless ``inline`` is set. A thread makes one call, and a task of the event loop waits
+for the end of the call. A call that has begun keeps its lanes and its thread until it ends, even after its partitions
+are given up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
-A worker makes plain calls into the engine, and needs no task, event, scope or clock call for a message. Each idle
+A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle
 worker sleeps on an event and is woken only for a ready lane. The task of a worker starts when the worker is woken for
 the first time. A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event
 loop before its next message, so heartbeats and settlements continue. A handler that has suspended has yielded
@@ -8,7 +8,7 @@ already. After a handler that has held the loop for longer, all workers rest for
 broker can arrive.
 
 With a ``History``, every worker yields once before each handler. The first worker to resume writes the ``started`` rows
-of all workers by one ``write``. So no handler is called before its row is in the file.
+of all workers by one ``write``. So no handler is called before its row is in the file or was given up.
 """
 
 from __future__ import annotations

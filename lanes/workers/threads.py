@@ -3,8 +3,8 @@
 A task of the loop takes all ready messages that may run, and queues them in the pool. Threads call the handler. The
 task reports all results and takes the next messages. Only the loop calls the engine.
 
-A handler that has begun keeps its lane and its thread until it ends. A queued message is taken back when its partition
-is given up.
+A handler that has begun keeps its lane and its thread until it ends. A queued message is taken back when the handlers
+of its partition are cancelled.
 
 With a history, one ``write`` stores the ``started`` rows of all messages that are queued together, before they are
 queued.

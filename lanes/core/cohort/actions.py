@@ -96,7 +96,7 @@ class Found:
     Attributes:
         consumers: The durables, rising by epoch and sub-number.
         server_ms: The server's clock in milliseconds.
-        lease: Seconds in the cohort's mark. 0 = the mark is missing, or was not requested.
+        lease: Seconds of the lease in the cohort's mark. 0 = the mark is missing, or was not requested.
     """
 
     consumers: tuple[Consumer, ...]

@@ -25,7 +25,7 @@ class HeldLease:
         revision: Revision of the lease.
         sent: Clock reading in seconds, taken just before the write was sent.
         ttl: Length of the lease in seconds.
-        margin: Last seconds of the lease, in which no handler starts.
+        margin: Number of seconds at the end of the lease in which no handler starts.
 
     Attributes:
         nonce: Random text that identifies the acquisition.

@@ -67,7 +67,8 @@ class LeaseMachine:
         member: Name of this member.
         retention: Retention of the stream.
         ttl: Length of a lease in seconds.
-        margin: Last seconds of a lease, in which no handler starts. More than 0, less than half of ``ttl``.
+        margin: Number of seconds at the end of a lease in which no handler starts. More than 0, less than half of
+            ``ttl``.
 
     Attributes:
         phase: The phase, one of the constants in ``phases``.

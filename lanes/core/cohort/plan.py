@@ -35,8 +35,8 @@ def plan(
 ) -> CohortPlan:
     """Plan which member owns which partition.
 
-    The order of ``members`` does not matter. A plan for the owners of an earlier result returns the same owners. With
-    equal weights the shares differ by at most one, and no equally even plan takes fewer moves.
+    The order of ``members`` does not matter. With the same members, a plan for the owners of an earlier result returns
+    the same owners. With equal weights the shares differ by at most one, and no equally even plan takes fewer moves.
 
     Args:
         owners: Present owner of each partition. The partitions of an owner that is not among ``members`` count as free.
