@@ -20,7 +20,7 @@ Traffic = Literal["uniform", "zipf", "turns"]
 
 
 class NoReader:
-    """The reader of these messages, which have no content."""
+    """The reader of messages without content."""
 
     def value(self, raw: object) -> bytes:
         return b""

@@ -90,7 +90,7 @@ def _replayed(
 
 
 def _tasks(settings: Settings | None) -> int | None:
-    """Return one task a core, so that all tasks start with empty lanes; without settings None, the default."""
+    """Return the number of tasks: one for each core, so that all tasks start with empty lanes; None = the default."""
     return None if settings is None else CORES
 
 

@@ -143,7 +143,7 @@ class Consumer:
     async def run(self) -> None:
         """Consume until ``stop`` is called or a finite source has ended.
 
-        Blocks until every partition is drained and settled, and the source is closed. A cancellation stops at once:
+        Blocks until every partition is handed over or lost, and the source is closed. A cancellation stops at once:
         handlers are cancelled, finished messages are settled, and all other messages are redelivered later. A
         ``MemoryError`` of a handler, or an exception that is not an ``Exception``, such as ``SystemExit``, stops the
         consumer after a drain and is raised.
@@ -328,7 +328,7 @@ class Consumer:
 
         Returns:
             The reasons; none while the consumer makes progress. Before ``run`` there is no reason. After ``run``, the
-            only reason is the error that ended the run.
+            only possible reason is the error that ended the run.
         """
         run = self._active_run
         if run is None:

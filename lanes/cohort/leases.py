@@ -1,8 +1,9 @@
 """The contract between the membership of a cohort and the store of its leases: two small Protocols.
 
 A ``LeaseStore`` is a key-value store with compare-and-set, a time to live and a fence. ``EpochConsumers`` creates and
-deletes the durables of the cohort partitions, one for each epoch. The membership uses a backend only through these two
-Protocols. A call that receives no answer in time raises ``UnknownResult``. The membership then reads the result back.
+deletes the durables of the cohort partitions, one or more for each epoch. The membership uses a backend only through
+these two Protocols. A call that receives no answer in time raises ``UnknownResult``. The membership then reads the
+result back.
 """
 
 from __future__ import annotations

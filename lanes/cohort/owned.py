@@ -40,7 +40,7 @@ class OwnedPartition(ABC):
         ledger: The delivered messages, and which of them are finished.
         expected: Number of the durable's next delivery.
         announced: Whether the consumer has received the assignment.
-        revoked: Whether the plan gives the partition to another member.
+        revoked: Whether the member must hand the partition over, because the plan changed or the member stops.
         releasing: Whether the partition is being given up.
         over: Set when the partition is handed over or lost.
     """

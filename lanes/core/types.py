@@ -93,7 +93,7 @@ class PartitionId(NamedTuple):
 
 
 class Reader(Protocol):
-    """The reader of the raw messages of one source, called only when a handler asks.
+    """The reader of the raw messages of one source, called only when a handler, a span or a dead letter needs content.
 
     Every method is a plain function of the raw message. No method blocks or changes the message.
     """

@@ -49,7 +49,8 @@ class PartitionStatus:
         ahead: Number of messages admitted above ``confirmed``; None = the source settles each message.
         ahead_reached: Whether ``max_ahead`` stops the partition.
         draining: Whether the partition drains.
-        lag: Number of unsettled messages at the broker, as the broker's own tools count; None = unknown.
+        lag: Number of unsettled messages at the broker, or of positions if the source commits positions; None =
+            unknown.
         oldest: Unfinished message that was delivered first; None = every message is finished.
     """
 

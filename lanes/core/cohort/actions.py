@@ -152,7 +152,7 @@ class LeaseOwned:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRevoked:
-    """The plan gives the partition to another member: drain the partition, then call ``drained``."""
+    """The plan moves the partition to another member, or this member stops: drain the partition, then call ``drained``."""
 
 
 @dataclass(frozen=True, slots=True)
