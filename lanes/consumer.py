@@ -157,7 +157,7 @@ class Consumer:
             SourceError: The broker cannot be reached at the start, or is gone for good.
             ContractError: The source broke a rule of ``lanes.source``.
             HandlerHalted: A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
-            LanesError: ``run`` was called before, or another thread awaits ``opened``.
+            LanesError: ``run`` was called before, or another thread has awaited ``opened``.
         """
         self._check_new()
         try:

@@ -152,7 +152,10 @@ class LeaseOwned:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRevoked:
-    """The plan moves the partition to another member, or this member stops: drain the partition, then call ``drained``."""
+    """The plan moves the partition to another member, or this member stops.
+
+    The driver drains the partition, and then calls ``drained``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
