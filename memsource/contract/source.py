@@ -44,7 +44,7 @@ Check = Callable[[Harness], Awaitable[None]]
 
 NOT_CHECKED: Final = {
     "max_in_flight": "the suite would have to publish more messages than the bound; the broker itself keeps the bound",
-    "remembers": "a settlement would have to be lost between source and broker; not every harness can lose a settlement",
+    "remembers": "a settlement would have to be lost between source and broker; not every harness can lose settlements",
     "ordered": "the trait is about several processes; the suite runs one source at a time",
     "exclusive": "the trait is about several processes; the suite runs one source at a time",
 }
