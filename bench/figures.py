@@ -118,7 +118,7 @@ def cpu_micros(work: Callable[[], object], messages: int) -> float:
 
 
 def write(name: str, figures: Sequence[Figure], folder: Path) -> Path:
-    """Write the figures of one case as JSON and return the file."""
+    """Write the figures of one case as JSON, and return the path of the file."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.json"
     file.write_text(json.dumps([asdict(figure) for figure in figures], indent=2, ensure_ascii=False) + "\n")

@@ -52,8 +52,8 @@ def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
     Args:
         count: Number of messages.
         keys: Number of keys.
-        traffic: ``uniform`` = each key is drawn equally often. ``zipf`` = the n-th key is drawn n**-1.1 times as often
-            as the first key. ``turns`` = the keys take turns, so all keys can be busy until the end.
+        traffic: ``uniform`` = each key is drawn with the same probability. ``zipf`` = the n-th key is drawn n**-1.1
+            times as often as the first key. ``turns`` = the keys take turns, so all keys can be busy until the end.
 
     Returns:
         The key numbers, in the order of the messages.

@@ -15,7 +15,7 @@ class GroupEvent:
 
     Attributes:
         name: ``"assigned"`` = this process owns the partition from now on. ``"revoked"`` = the partition was drained
-            and handed over. ``"lost"`` = the process lost the partition without a drain. ``"generation"`` = the group
+            and handed over. ``"lost"`` = the process lost the partition without a release. ``"generation"`` = the group
             has a new plan. ``"standby"`` = this process owns no partition under the new plan, and waits for the next
             ``"assigned"``.
         partition: The partition.

@@ -171,7 +171,7 @@ class _StopSignals:
     Args:
         drain: Function that the thread calls after the first signal.
         cancel: Function that is called on the event loop after the second signal.
-        grace: Seconds from the second signal to the end of the process.
+        grace: Maximum number of seconds from the second signal to the end of the process.
 
     Raises:
         ConfigError: The call is not on the main thread.

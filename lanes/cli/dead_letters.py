@@ -69,7 +69,7 @@ Work = Callable[[DeadLetterBox], Awaitable[int]]
 
 
 class Where(NamedTuple):
-    """The topic of Kafka, or the subject of JetStream, that has the dead letters, and its server."""
+    """The topic (Kafka) or the subject (JetStream) of the dead letters, and the options that reach its server."""
 
     topic: str
     config: Path | None
@@ -81,7 +81,10 @@ class Where(NamedTuple):
         return printable(self.topic or self.subject)
 
     def box(self) -> DeadLetterBox:
-        """Make the box. Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing."""
+        """Make the ``DeadLetterBox``.
+
+        Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing.
+        """
         if bool(self.topic) == bool(self.subject):
             raise Misuse("needs --topic NAME (Kafka) or --subject NAME (JetStream), one of the two")
         if self.subject:

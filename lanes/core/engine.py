@@ -437,7 +437,7 @@ class Engine(Ownership):
         return list(self.stopped.by_head.values())
 
     def in_flight_since(self, time: float) -> list[Message]:
-        """Return the messages in flight that were delivered at or before ``time``."""
+        """Return the messages admitted and not settled that were delivered at or before ``time``."""
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:

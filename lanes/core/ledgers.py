@@ -364,7 +364,7 @@ class OffsetLedger:
         return runs
 
     def in_flight(self) -> list[Message]:
-        """Return the messages in flight, in order of delivery. O(delivered above the floor)."""
+        """Return the messages admitted and not settled, in order of delivery. O(delivered above the floor)."""
         return [message for message in self._messages[self._first :] if message is not None]
 
     def unfinished(self) -> list[Message]:

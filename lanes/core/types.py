@@ -147,7 +147,7 @@ class Ledger(Protocol):
         """Forget an unfinished message. The broker redelivers it later."""
 
     def in_flight(self) -> list[Message]:
-        """Return the messages delivered and not settled, in order of delivery."""
+        """Return the messages admitted and not settled, in order of delivery."""
 
     def unfinished(self) -> list[Message]:
         """Return the messages in flight that are not finished, in order of delivery."""

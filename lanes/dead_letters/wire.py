@@ -192,7 +192,7 @@ def _quoted(name: str) -> str:
 
 
 def _fields(dead_letter: DeadLetter) -> dict[str, str]:
-    """Return the describing headers without the id. Texts that a sender controls are percent-encoded."""
+    """Return the headers of a dead letter without its id. Texts that a sender controls are percent-encoded."""
     fields = {
         "Lanes-Source": dead_letter.source,
         "Lanes-Partition": str(dead_letter.partition),

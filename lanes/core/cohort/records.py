@@ -51,7 +51,7 @@ _BEFORE: Final = 20
 class CohortConfig:
     """The settings that a cohort never changes. Every joining member compares all settings but ``start`` with its own.
 
-    A field is ``None`` if an earlier version of ``lanes`` wrote the record without the field.
+    A field is ``None``, and is not compared, if an earlier version of ``lanes`` wrote the record without the field.
 
     Attributes:
         cohort: Name of the cohort. A member with the name None joins a cohort of any name.
