@@ -173,7 +173,7 @@ class Telemetry:
         return Handling(self, (message,), batch=False)
 
     def handling_batch(self, messages: Sequence[Message]) -> Handling:
-        """Make the context manager of a handler call with a batch. Its span has a link to the context of each message."""
+        """Make the context manager of a batch handler's call. The span has a link to the context of each message."""
         return Handling(self, messages, batch=True)
 
     # For Handling
