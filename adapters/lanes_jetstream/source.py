@@ -114,7 +114,7 @@ class JetStreamSource:
                 "cohort=… for any number of processes"
             )
         if key is not None and not callable(key):
-            raise ConfigError(f"key={key!r}: use subject_token(n), header(name), whole_subject, a function, or None")
+            raise ConfigError(f"key={key!r}: no function; use subject_token(n), header(name), whole_subject, or None")
         if ack_wait is not None:
             check_seconds("ack_wait", ack_wait, LEAST_ACK_WAIT)
         check_whole("max_ack_pending", max_ack_pending, 1)
@@ -266,4 +266,4 @@ class JetStreamSource:
 
 def _check_name(setting: str, name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{setting}={name!r}: use a name without blanks, dots, slashes and wildcards")
+        raise ConfigError(f"{setting}={name!r}: must be a name without blanks, dots, slashes and wildcards")

@@ -194,7 +194,7 @@ def _group(group: object) -> str:
         group = str(group)
     if group is not None and not isinstance(group, str):
         raise ConfigError(f"group.id is of type {type(group).__name__}; write group.id as a str")
-    # librdkafka trims the id, and an empty id makes the client end the process.
+    # librdkafka removes leading blanks from the id, and an empty id makes the client end the process.
     name = (group or "").lstrip()
     if not name:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """The partition that a producer chooses for a key, and the detection of two kinds of producers on one topic.
 
-Java clients and kafka-python hash a key with murmur2. By default librdkafka and its bindings hash a key with CRC-32. If
-both kinds write to a topic, one key has messages in two partitions, and no consumer can keep the order of that key.
+Java clients and kafka-python hash a key with murmur2. By default librdkafka and its bindings hash a key with CRC-32.
+If both kinds write to a topic, a key can have messages in two partitions, and no consumer can keep the order of such a
+key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Division of positions into batches. No function here calls Spark.
 
-A batch has one range of positions of every partition, directly after the range of the previous batch. A batch never
-has rows of two eras. The cap bounds the positions of a batch, and therefore its rows. With gaps between positions, a
-batch has fewer rows. If a journal selects positions, a batch has at most one island (range of selected positions) of
-each partition, and positions between islands are not read.
+A batch has one range of positions of every partition. Unless a journal selects positions, the range directly follows
+the range of the previous batch. A batch never has rows of two eras. The cap bounds the positions of a batch, and
+therefore its rows. With gaps between positions, a batch has fewer rows. If a journal selects positions, a batch has at
+most one island (range of selected positions) of each partition, and positions between islands are not read.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def next_positions(
 
 
 def _era_ends(at: Positions, ends: Positions, eras: Eras) -> Mapping[int, int]:
-    """Return the ends of the first era that has unread positions."""
+    """Return the end of each partition in the first era that has unread positions."""
     for era in eras:
         # If an era does not name a partition, the era has added the partition.
         of_era = {partition: min(end, era.get(partition, 0)) for partition, end in ends.items()}

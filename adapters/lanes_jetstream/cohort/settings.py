@@ -136,7 +136,7 @@ class Cohort:
         lease: Whole seconds, 3 or more, after which other members receive the partitions of a dead member.
         weight: Share of the partitions relative to the other members, 1 or more.
         target: Number of members that share the partitions; None = all members. Further members are standbys.
-        drain_within: Seconds to drain a partition that moves, more than 0.
+        drain_within: Seconds allowed for the drain of a partition that moves, more than 0.
         overdue: Treatment of a drain that takes longer than ``drain_within``. ``"keep"`` warns, and the next owner
             waits. ``"force"`` cancels the running handlers, stores the finished messages, and moves the partition.
 

@@ -265,7 +265,7 @@ class DurableConsumer:
         shortest, _ = ack_waits(config)
         if shortest < LEAST_ACK_WAIT:
             what = "backoff begins with" if config.get("backoff") else "ack_wait is"
-            wrong.append(f"{what} {shortest:g} s; set it to {LEAST_ACK_WAIT:g} s or more, best to minutes")
+            wrong.append(f"{what} {shortest:g} s; set it to {LEAST_ACK_WAIT:g} s or more, for example 30 s")
         if self._filter_subject not in (None, config.get("filter_subject")):
             found = config.get("filter_subject") or config.get("filter_subjects") or "everything"
             wrong.append(f"it filters {found!r}, not {self._filter_subject!r}; use another durable")

@@ -170,7 +170,9 @@ class DurableSource:
             await self.connection.flush()
             await self._acks.finish(loses_last_acks=self.durable.loses_last_acks)
         except (nats.errors.Error, OSError) as error:
-            raise SourceError(f"{self._name}: flush failed ({type(error).__name__})", retryable=True) from error
+            raise SourceError(
+                f"{self._name}: flush failed ({type(error).__name__}); check the server", retryable=True
+            ) from error
 
     async def aclose(self) -> None:
         """Close the inboxes, and a connection that the source opened. Idempotent."""

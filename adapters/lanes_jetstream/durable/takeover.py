@@ -1,7 +1,7 @@
 """The takeover makes unacknowledged messages arrive before new messages, at the start and after each interruption.
 
 Without a takeover, the server redelivers messages in the order in which they expired, and delivers new messages while
-older messages have not expired. Both would break a key's order.
+older messages have not expired. Such redeliveries and deliveries would break a key's order.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ def ack_errors(name: str) -> Iterator[None]:
     except nats.errors.ConnectionClosedError:
         raise SourceError(f"{name}: {CLOSED}") from None
     except (nats.errors.Error, OSError) as error:
-        raise SourceError(f"{name}: acknowledgement failed ({type(error).__name__})", retryable=True) from error
+        raise SourceError(
+            f"{name}: acknowledgement failed ({type(error).__name__}); check the server", retryable=True
+        ) from error
 
 
 async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None:

@@ -141,7 +141,7 @@ class Connection:
         self._client = server if isinstance(server, Client) else None
         self._prefix = "$JS.API"
         if isinstance(server, JetStreamContext):
-            # nats-py has no public names for the prefix and the client. The prefix of a domain or account must survive.
+            # nats-py has no public names for the prefix and the client. The prefix of a domain or account must be kept.
             self._prefix = server._prefix
             self._client = server._nc
 
@@ -279,11 +279,15 @@ class Connection:
         flush.add_done_callback(retrieve)
         await asyncio.wait([flush], timeout=timeout)
         if not flush.done():
-            raise SourceError(f"{self.servers}: no flush within {timeout:g} s", retryable=True)
+            raise SourceError(
+                f"{self.servers}: no flush within {timeout:g} s; check that the server is up", retryable=True
+            )
         try:
             flush.result()
         except (nats.errors.Error, TimeoutError, OSError, asyncio.CancelledError) as error:
-            raise SourceError(f"{self.servers}: flush failed ({type(error).__name__})", retryable=True) from error
+            raise SourceError(
+                f"{self.servers}: flush failed ({type(error).__name__}); check the server", retryable=True
+            ) from error
 
     async def api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Send one request to the JetStream API and wait for the answer.

@@ -125,8 +125,8 @@ class PullRequests:
 
     async def pull(self, room: Room) -> None:
         """Request the free part of the room, once half of the room is free."""
-        # The server announces no sizes. The average of earlier messages bounds the number of messages, and max_bytes
-        # bounds each request in case messages grow suddenly.
+        # The server announces no sizes. The average size of earlier messages bounds the number of requested messages,
+        # and max_bytes bounds each request in case messages grow suddenly.
         fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
         free = fits - self.outstanding - len(self.arrived)
         if self._oversized and not self.outstanding and room.messages > 0 and room.bytes > 0:

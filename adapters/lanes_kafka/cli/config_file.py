@@ -59,7 +59,7 @@ def _json(path: Path, text: str) -> dict[str, Any]:
     except ValueError as error:
         # Not chained, because a decoder's error holds the whole document.
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "a number too long"
-        raise ConfigError(f"{path}: not JSON ({where}); correct it") from None
+        raise ConfigError(f"{path}: not JSON ({where}); correct the file") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply; write an object of names and values") from None
     if not isinstance(found, dict):

@@ -26,8 +26,8 @@ READ_AHEAD_BYTES: Final = 8 * 1024 * 1024
 """Maximum size in bytes of the messages read beyond the room, estimated from the average size of a message."""
 
 REWIND_AFTER: Final = 1.0
-"""Seconds that a partition stays paused before its messages are dropped and the client is paused for it. Both discard
-fetched messages, and fetching them again takes time."""
+"""Seconds that a partition stays paused before its messages are dropped and the client is paused for it. The drop and
+the pause discard fetched messages, and fetching messages again takes time."""
 
 _NEVER: Final = (0, 0)
 

@@ -243,7 +243,7 @@ class ClientThread:
     def _turn(self) -> None:
         self._mailbox.serve()
         if self._group.closing:
-            # No further command may arrive to end the wait below.
+            # Perhaps no further command arrives to end the wait below.
             return
         now = self.clock()
         demand = self._demand

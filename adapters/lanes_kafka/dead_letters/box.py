@@ -154,7 +154,8 @@ class KafkaDeadLetterBox:
         except KafkaException as failure:
             error = failure.args[0]
             raise SourceError(
-                f"write not confirmed by {topic}/{partition} ({client_text(error, self._settings)})",
+                f"write not confirmed by {topic}/{partition} ({client_text(error, self._settings)}); correct the "
+                "cause, then repeat the command",
                 retryable=not is_permanent(error),
             ) from None
 
@@ -178,7 +179,8 @@ class KafkaDeadLetterBox:
             self._enter(raw)
             self._next[number] = offset + 1
         if wanted():
-            # Offsets without a record belong to transaction markers, or to records that compaction removed.
+            # Offsets without a record belong to transaction markers, to aborted records, or to records that compaction
+            # removed.
             self._next.update((number, end) for number, (_, end) in new.items())
 
     def _enter(self, raw: Raw) -> None:

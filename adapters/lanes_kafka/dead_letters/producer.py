@@ -149,7 +149,7 @@ class ConfirmedProducer:
             except BaseException as error:
                 # A callback of the user may raise SystemExit. Uncaught, SystemExit would end the thread silently.
                 failure = SourceError(
-                    f"{self._name}: a callback of the settings raised {type(error).__name__}; correct it"
+                    f"{self._name}: a callback of the settings raised {type(error).__name__}; correct the callback"
                 )
                 failure.__cause__ = error
                 outcome.fail(failure)

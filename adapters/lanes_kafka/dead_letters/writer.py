@@ -110,7 +110,7 @@ class KafkaDeadLetters:
         if self._topic in (dead_letter.source, dead_letter.subject):
             raise SourceError(
                 f"the source also reads the dead-letter topic {self._topic!r}, so every dead letter would make another "
-                "one; use a topic of its own"
+                "one; write the dead letters to a separate topic"
             )
         by_id, limit = self._by_id, None
         while True:
@@ -130,7 +130,7 @@ class KafkaDeadLetters:
                     raise self._failure(error) from None
 
     def _smaller(self, record: Record, limit: int | None) -> int:
-        """The next size limit to try after the broker refused a record as too large."""
+        """The next size limit in bytes to try after the broker refused a record as too large."""
         if limit is not None and record.size > limit:
             raise SourceError(
                 f"dead letter refused by {self._topic}: its key and error text alone have {record.size} bytes; raise "
@@ -168,5 +168,5 @@ def is_topic(name: str) -> bool:
 def topic_name(topic: object) -> str:
     """Return the name of a dead-letter topic, or raise ``ConfigError`` for an invalid name."""
     if not isinstance(topic, str) or not is_topic(topic):
-        raise ConfigError(f"dead-letter topic {topic!r}: must be letters, digits, '.', '_' and '-', 249 at most")
+        raise ConfigError(f"dead-letter topic {topic!r}: must be 1 to 249 letters, digits, '.', '_' and '-'")
     return topic

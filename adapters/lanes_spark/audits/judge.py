@@ -1,6 +1,6 @@
 """Verdicts from findings and counts.
 
-The number of rows that reach the driver depends on the findings and doubts, not on the messages.
+The number of rows that reach the driver depends on the findings and doubts, not on the number of messages.
 """
 
 from __future__ import annotations

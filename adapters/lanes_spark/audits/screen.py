@@ -62,7 +62,8 @@ def screen(known: Known) -> Screened:
     fenced = F.coalesce(F.col("final_n") > F.col("fence_n"), F.lit(False))
     final = F.coalesce(F.col("final_n") == last_n, F.lit(False)) & ~fenced
     settled = F.coalesce(F.col("settled_n") == last_n, F.lit(False))
-    # A dead letter may be confirmed before its handler has ended. The next start of the key then overlaps the handler.
+    # A dead letter may be confirmed before the handler of its message has ended. The next start of the key then
+    # overlaps the handler.
     ended = F.coalesce(F.col("stopped_n") > F.col("started_n"), F.col("started_n").isNull())
     # A message with an unconfirmed dead letter is not closed, whatever its result.
     dead_lettered = F.col("kinds").bitwiseAND(F.lit(_DEAD_LETTER)) != 0

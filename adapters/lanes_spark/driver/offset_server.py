@@ -1,7 +1,7 @@
 """A server on the driver that sends current offset ranges to the Python process of a stream's Spark source.
 
-The Python process has no JVM and cannot ask the brokers. It asks the driver over a socket that only this user can
-open. To stop a stream between two batches, the driver answers that no positions follow.
+The Python process has no JVM and cannot ask the brokers. The process asks the driver over a socket that only this user
+can open. To stop a stream between two batches, the driver answers that no positions follow.
 """
 
 from __future__ import annotations

@@ -210,7 +210,11 @@ class ProgressTracker:
         if self._pulse is not None:
             self._pulse.stop()
             if (error := self._pulse.error) is not None and self.raised is None:
-                log.warning("progress= raised %s (%s) and is not called again", type(error).__name__, error_text(error))
+                log.warning(
+                    "progress= raised %s (%s) and is not called again; correct the function",
+                    type(error).__name__,
+                    error_text(error),
+                )
         if self._reports is not None:
             self._reports.close()
 

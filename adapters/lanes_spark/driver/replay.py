@@ -119,5 +119,9 @@ def replay(
     run.tracker.check()
     missing = None if missing is None else missing + run.tracker.counts.missing
     if missing:
-        log.warning("%s: the source lacks %d of the positions that the journal selects", source.topic, missing)
+        log.warning(
+            "%s: the source lacks %d of the positions that the journal selects, so no handler ran for them",
+            source.topic,
+            missing,
+        )
     return run.report(read=scope.spans.rows, missing=missing)

@@ -9,7 +9,7 @@ checkpoint:
 - The note in the checkpoint has an id of the results folder, so that the folder may be moved. A different folder
   would lack the results of finished batches.
 
-A replay that was killed between the two notes has written no results. It may continue with any folder.
+A replay that was killed between the two notes has written no results. Such a replay may continue with any folder.
 
 Two replays may find the same folder empty at the same time, but at most one replay takes the folder. Each replay first
 creates a file with the name of its query, and then lists these files. The later replay sees both files and stops. The

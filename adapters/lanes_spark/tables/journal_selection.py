@@ -69,7 +69,7 @@ class JournalSelection:
             run. ``"unfinished"``: the message was delivered, but no run handled, dead-lettered or acknowledged it, or
             committed a higher position. Work after the end of an assignment does not count. ``"abandoned"``: the
             message is unfinished, and a run gave it up because its key was blocked, a drain ended, or its partition
-            was lost. A message of a killed process is only unfinished.
+            was lost. A message that a killed process left is unfinished, but not abandoned.
         topic: Topic name in the journal. Default: the topic name of the source.
 
     Raises:

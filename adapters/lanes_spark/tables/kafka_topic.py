@@ -113,7 +113,7 @@ class KafkaTopic:
             )
 
     def spans(self, spark: SparkSession) -> Spans:
-        """Ask the brokers for the current positions of the topic, in four questions. Each blocks for up to 30 seconds.
+        """Ask the brokers for the positions of the topic. Blocks for up to 30 seconds for each of four questions.
 
         Args:
             spark: Session with the Kafka connector.

@@ -60,7 +60,7 @@ class ParquetTable:
         strange = [name for name in self.columns if name not in (*_NEEDED, *_OPTIONAL, "topic")]
         if strange:
             known = ", ".join((*_NEEDED, *_OPTIONAL, "topic"))
-            raise ConfigError(f"columns has {strange[0]!r}: use {known}")
+            raise ConfigError(f"columns has {strange[0]!r}, which is no message column: use {known}")
         if not self.topic:
             raise ConfigError("topic is empty: give the name of the topic")
         check_eras(self.eras)
