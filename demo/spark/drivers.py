@@ -59,7 +59,7 @@ class Drivers:
         tables: Tables that the handlers write to.
         where: Folders of the run.
         progress: State of the run, updated in place.
-        told: Function that returns the configuration of a driver. Its argument is the started approval service.
+        told: Function that returns the configuration of a driver. The argument is the approval service after its start.
         token: Secret that opens the approval service.
 
     Attributes:

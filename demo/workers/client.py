@@ -22,7 +22,7 @@ class ServiceGone(ConnectionError):
 
 
 class Client:
-    """A client of ``demo.workers.service``. Runs on asyncio only. All calls must come from one event loop.
+    """A client of ``demo.workers.service``. Runs on asyncio only. All calls must be made on one event loop.
 
     One write sends all requests of a turn of the loop. If the connection breaks, its open requests fail, and the client
     connects again.

@@ -26,8 +26,8 @@ class Deadlines:
     """The judge of actions that happen later than ``margin`` seconds after their deadline.
 
     A delay is a violation if the process wrote a row after the deadline and more than ``margin`` seconds before the
-    action. Otherwise the process may have been suspended, and the delay counts as a doubt. In virtual time, only a
-    fault of the process or a freeze causes a delay.
+    action. Without such a row the process may have been suspended, and the delay counts as a doubt. In virtual time,
+    only a fault of the process or a freeze causes a delay.
     """
 
     def __init__(self, findings: Findings, margin: float) -> None:

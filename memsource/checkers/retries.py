@@ -20,7 +20,7 @@ class _Attempts:
 
     Attributes:
         latest: The latest attempt of each position, negative if it was cancelled.
-        unlimited: Positions of messages that were blocked at least once. Their attempts have no limit.
+        unlimited: Positions of messages that were blocked at least once, so that their attempts have no limit.
     """
 
     __slots__ = ("latest", "unlimited")

@@ -46,7 +46,7 @@ class Verdict:
 
 
 class Findings:
-    """The violations and doubts of one checker. Their memory is bounded."""
+    """The violations and doubts of one checker, in bounded memory."""
 
     def __init__(self, name: str, timeline: Timeline) -> None:
         self.checked = 0

@@ -25,7 +25,7 @@ from memsource.explorer.search import Broken
 
 
 class Sent(NamedTuple):
-    """An unanswered acknowledgement. ``again`` tells whether an earlier acknowledgement had settled its message."""
+    """An unanswered acknowledgement. ``again`` says whether an earlier acknowledgement had settled its message."""
 
     message: MessageId
     token: int

@@ -162,7 +162,7 @@ def prefix_closed(done: Collection[int], positions: Sequence[int]) -> None:
 def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:
     """37: a drain starts no message, except to close the prefix: queued messages below the highest started message.
 
-    ``closing`` tells whether the drain closes the prefix and its deadline has not passed.
+    ``closing`` says whether the drain closes the prefix and its deadline has not passed.
     """
     if draining and (not closing or position > highest):
         broken(drain_starts_nothing_above, f"position {position} starts during a drain; highest started: {highest}")

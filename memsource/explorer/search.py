@@ -23,7 +23,7 @@ class Broken(Exception):
 
 
 class World(Protocol[S]):
-    """A model to explore: its first state, and the possible events of each state. A state is a value."""
+    """A model to explore: its first state, and the possible events of each state. A state is immutable and hashable."""
 
     def start(self) -> S:
         """Return the first state."""

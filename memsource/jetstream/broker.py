@@ -46,7 +46,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
     messages. No method blocks. Not thread-safe.
 
     Args:
-        partitions: Number of partitions, 1 or more. Their numbers begin with 0.
+        partitions: Number of partitions, 1 or more, which are numbered from 0.
         topic: Name of the stream.
         settings: Settings of all durables; None = defaults.
         lease: Seconds that a member keeps its partitions without a renewal, more than 0.
@@ -154,7 +154,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
     # --- faults
 
     def crash(self, member: str, now: float) -> None:
-        """End a member's process. Its partitions become free when its lease has expired. Idempotent."""
+        """End a member's process. The member's partitions become free when its lease has expired. Idempotent."""
         source = self._sources.get(member)
         if source is not None:
             source.sever()

@@ -120,7 +120,7 @@ class Cohort:
             self._replan(now)
 
     def crash(self, member: str, now: float) -> None:
-        """End the process of a member. Its slots become free when its lease expires. Idempotent."""
+        """End the process of a member. The member's slots become free when its lease expires. Idempotent."""
         state = self._members.get(member)
         if state is not None and not state.crashed:
             self._stop_renewing(state, now)

@@ -1,7 +1,7 @@
 """A stream and the bucket of an exclusive cohort as data, for members that run the real lease protocol.
 
-``memsource.jetstream.broker`` instead decides all assignments in one object, without delay. Here a request of a member
-can be lost, lose its answer, or take effect late.
+``memsource.jetstream.broker`` instead decides all assignments in one object, without delay. In this module a request of
+a member can be lost, lose its answer, or take effect late.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         ]
 
     def crash(self, member: str, now: float) -> None:
-        """End a member's process. Its leases expire after the lease time. Idempotent."""
+        """End a member's process. The leases of the member expire after the lease time. Idempotent."""
         for source in self.members:
             if source.member == member:
                 source.sever()

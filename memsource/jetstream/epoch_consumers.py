@@ -1,6 +1,6 @@
 """The durables of a cohort as data: one stream, with one pull consumer for each epoch of a cohort partition.
 
-``EpochStream`` acts only when a method is called, and time is an argument. Its rules are those of nats-server,
+``EpochStream`` acts only when a method is called, and time is an argument. The rules are those of nats-server,
 confirmed by measurements:
 
 - Retention ``limits`` keeps all messages.
@@ -73,7 +73,7 @@ class EpochStream(Watched):
     No method blocks. Not thread-safe. ``now`` never goes back.
 
     Args:
-        partitions: Number of partitions, 1 or more. Their numbers begin with 0.
+        partitions: Number of partitions, 1 or more, which are numbered from 0.
         retention: Retention of the stream.
         name: Name of the stream.
         settings: Settings of all durables; None = defaults.

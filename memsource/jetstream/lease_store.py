@@ -1,6 +1,6 @@
 """A bucket of NATS' key-value store as data, and a ``lanes.cohort.leases.LeaseStore`` over the bucket.
 
-``Bucket`` acts only when a method is called, and time is an argument. Its rules are those of nats-server, confirmed by
+``Bucket`` acts only when a method is called, and time is an argument. The rules are those of nats-server, confirmed by
 measurements:
 
 - A revision is a sequence of the bucket. Each write of any key has the next revision.

@@ -1,6 +1,6 @@
 """A durable pull consumer of JetStream as data: its deliveries, its redeliveries, and their order.
 
-The consumer acts only when a method is called, and time is an argument. Its rules are those of nats-server, confirmed
+The consumer acts only when a method is called, and time is an argument. The rules are those of nats-server, confirmed
 by measurements:
 
 - The server delivers the queue of redeliveries strictly before new messages. Each run of the consumer's timer sorts the

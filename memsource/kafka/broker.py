@@ -136,13 +136,13 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return found
 
     def crash(self, member: str, now: float) -> None:
-        """End the newest process of this member. Its session ends after ``session_timeout``. Idempotent."""
+        """End the newest process of this member. The member's session ends after ``session_timeout``. Idempotent."""
         self._at(now)
         self.coordinator.crash(self._client(member))
         self._changed()
 
     def freeze(self, member: str, until: float) -> None:
-        """Suspend the newest process of this member until a time of its clock. Its calls and heartbeats stop."""
+        """Suspend the newest process of this member, with its calls and heartbeats, until a time of its clock."""
         client = self._client(member)
         self._at(client.clock())
         self.coordinator.freeze(client, until)

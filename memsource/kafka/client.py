@@ -147,7 +147,7 @@ class Client:
         id: The coordinator's name of the member; empty before the first join.
         joined: Time of the last join.
         partitions: The partitions that the client considers its own, by number.
-        paused: Paused partitions. They stay paused when the ownership ends.
+        paused: Paused partitions, which stay paused when the ownership ends.
         polling: Whether a poll is waiting for messages.
         last_poll: Time of the last poll.
         silent_since: Time of the last heartbeat; None = the client sends heartbeats.

@@ -159,8 +159,8 @@ class Coordinator:
     def release(self, client: Client, partition: int) -> None:
         """Release a partition of a client. Idempotent.
 
-        A revoked partition is then free. A Kafka client cannot give back a partition that is not revoked. Such a
-        partition stays assigned until the client leaves.
+        A revoked partition is then free. A partition that is not revoked stays assigned until the client leaves,
+        because a Kafka client cannot give back such a partition.
         """
         owned = client.partitions.pop(partition, None)
         if owned is None or not owned.revoking:

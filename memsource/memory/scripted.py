@@ -56,7 +56,7 @@ class Call(NamedTuple):
 
 
 class Scripted:
-    """An object whose calls a test scripts. ``calls`` lists the calls so far. Its own public methods do not block."""
+    """An object whose calls a test scripts. ``calls`` lists the calls so far. The methods below do not block."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

@@ -95,7 +95,7 @@ class Priorities(RandomWalk):
     """Chooses the ready task with the highest priority. A task keeps its priority until a change.
 
     Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At a change, the
-    task that would run gets a priority below all others. This strategy finds a bug that needs few changes in few
+    task that would run receives a priority below all others. This strategy finds a bug that needs few changes in few
     tasks more often than a random walk does.
 
     Args:

@@ -7,8 +7,8 @@ below.
 
 Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in the same
 turn queue by number, because anyio iterates over a set to deliver a cancellation. Second, tasks, futures and cancel
-scopes hash by number, so each iteration over a set of them has the same order. This includes a set that
-``asyncio.wait`` returns to the user. Third, the garbage collector runs only between runs. A program that reads a
+scopes hash by number, so each iteration over a set of them has the same order. The sets that ``asyncio.wait`` returns
+to the user have this order too. Third, the garbage collector runs only between runs. A program that reads a
 clock or depends on the order of another set may differ between runs. For sets of strings, start Python with
 ``PYTHONHASHSEED=0``.
 """

@@ -61,7 +61,7 @@ class SimTask(asyncio.Task[Any]):
 
 
 class SimFuture(asyncio.Future[Any]):
-    """A future of a ``SimLoop``. Its hash is its number among the hashed futures of the run."""
+    """A future of a ``SimLoop``. The hash of the future is its number among the hashed futures of the run."""
 
     __slots__ = ("_number",)
     _number: int

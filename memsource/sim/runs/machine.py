@@ -110,7 +110,7 @@ class SimulationMachine(RuleBasedStateMachine):
     # --- for users
 
     def app(self) -> App | Handler:
-        """Make the handler that all workers share. Its state outlives a crash, like a database.
+        """Make the handler that all workers share. The state of the handler outlives a crash, like a database.
 
         Each example calls ``app`` once, before its first step.
 

@@ -41,7 +41,7 @@ OPTIONS = Options()
 
 
 class Simulation(Protocol):
-    """A simulated test, made by ``simulate``. Calling it runs the campaign.
+    """A simulated test, made by ``simulate``. A call of the test runs the campaign.
 
     Attributes:
         lanes_simulation: True. The pytest plugin finds a simulated test by this attribute, without an import.
@@ -54,7 +54,7 @@ class Simulation(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the campaign, and raise ``SimulationFailed`` for a failure.
 
-        The test gets the arguments after its world.
+        The test receives the arguments after its world.
         """
 
     def campaign(self, *args: Any, **kwargs: Any) -> CampaignReport:

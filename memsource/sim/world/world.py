@@ -185,7 +185,7 @@ class World:
 
         Args:
             count: Number of workers, 1 or more.
-            app: Handler or ``App`` that all workers share. Its state outlives a crash, like a database.
+            app: Handler or ``App`` that all workers share. The handler's state outlives a crash, like a database.
             make: Makes the handler or ``App`` of each process at its start, also after a crash. The state of a
                 handler ends with its process.
 
