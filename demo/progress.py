@@ -49,14 +49,14 @@ class Progress:
         dead_letters: Number of dead letters.
         repeats: Number of writes that were refused because the ledger had the event already.
         violations: Number of writes that were refused as order violations.
-        pending: Number of undelivered messages, by the server's report.
+        pending: Number of undelivered messages, by the server's report; in a group, number of unsettled messages.
         unacknowledged: Number of delivered and unacknowledged messages, by the server's report.
         answering: Whether the server answers.
         worker_pid: Process id of the running worker; None without a running worker.
         starts: Number of workers or drivers started so far.
         stream: Name of the stream or topic of the events.
         kills: Processes that were killed with -9.
-        status: Latest report of the worker by field; in a group, the sums of the members' reports.
+        status: Latest report of the worker by field; in a group, the sums and the oldest key of all members' reports.
     """
 
     events: int = 0
