@@ -79,9 +79,9 @@ class JetStreamSource:
             filtered consumer and for a cohort, the source detects only drops during the run. A cohort warns if messages
             between remaining messages were deleted, and continues.
         shared: Whether other processes pull the same durable. True needs ``Settings(order="none")``, because several
-            processes cannot keep an order. A shared durable has no takeover. With False, a start waits up to 31 s for
-            another process to stop pulling, and raises an error if that process goes on. Another process that pulls
-            during the run stops the source.
+            processes cannot keep an order. A shared durable has no takeover. With False, a start waits 2 s for
+            another process to stop, and raises an error if that process goes on. The start waits up to 31 s if that
+            process does not answer. Another process that pulls during the run stops the source.
         start_timeout: Seconds, 0 or more, for the leaders of the stream and the consumer to answer at the start. During
             the run the source waits for the leaders without limit.
 

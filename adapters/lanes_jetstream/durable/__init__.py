@@ -1,4 +1,4 @@
 """Reads one durable pull consumer as a source.
 
-Reading order: ``source``, ``consumer``, ``pulls``, ``takeover``, ``watch``.
+Reading order: ``source``, ``consumer``, ``presence``, ``pulls``, ``takeover``, ``watch``.
 """

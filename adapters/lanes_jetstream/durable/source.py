@@ -17,6 +17,7 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Delivered, Destination, SourceEvent, SourceTraits
 from lanes_jetstream.durable.consumer import DurableConsumer
+from lanes_jetstream.durable.presence import Presence
 from lanes_jetstream.durable.pulls import DurablePulls
 from lanes_jetstream.durable.takeover import POLL_INTERVAL, RETRY_DELAY, Takeover
 from lanes_jetstream.durable.watch import DurableWatch, ReadState
@@ -29,8 +30,14 @@ from lanes_jetstream.wire.stream import OutOfRange
 
 log = logging.getLogger("lanes.jetstream")
 
-_OTHER_PULLER_WAIT: Final = PULL_EXPIRES + 1.0
-"""Seconds that a start waits for the end of another process's pull requests. Requests of a dead machine end earlier."""
+_OTHER_PROCESS_WAIT: Final = 2.0
+"""Seconds that a start waits for the end of another process on the consumer, for example of one that stops."""
+
+_LOST_MACHINE_WAIT: Final = PULL_EXPIRES + 1.0
+"""Seconds that a start waits for the end of the pull requests of a process that does not answer.
+
+The machine of such a process may be lost, and its pull requests end within this time.
+"""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -65,6 +72,7 @@ class DurableSource:
             alone=not self.shared,
         )
         self._takeover: Takeover
+        self._presence: Presence
         self._pulls: DurablePulls
         self._acks: Acks
         self._partition: Partition | None = None
@@ -85,8 +93,12 @@ class DurableSource:
         """Connect, find or create the consumer, and check it; see ``lanes.source.Source.open``."""
         await self.connection.open()
         self.connection.check_server()
-        await self._find_consumer()
         client = self.connection.client
+        self._presence = Presence(self.connection, self.durable.tokens, self._second)
+        await self._find_consumer()
+        if not self.shared:
+            await self._presence.announce()
+            self._opened.push_async_callback(self._presence.close)
         self._pulls = DurablePulls(client, self.durable.next_subject, self._name)
         self._acks = Acks(client, self.acks, self._name, lambda: self._takeover.count)
         self._takeover = Takeover(
@@ -135,6 +147,8 @@ class DurableSource:
                     # The messages are in order of sequence. The highest delivery number belongs to the last delivery.
                     self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
                     return self._delivered(partition, collected, in_turn=False)
+                # Another process may have been first meanwhile.
+                continue
             arrived = self._pulls.take()
             if arrived:
                 events = self._delivered(partition, arrived, in_turn=not self.shared)
@@ -256,6 +270,10 @@ class DurableSource:
             open_requests=self._pulls.open_requests,
         )
 
+    def _second(self) -> None:
+        if self._watch.failure is None:
+            self._watch.failure = SourceError(self.durable.second_puller)
+
     async def _failure(self) -> SourceError:
         """Return the error that stops the source.
 
@@ -283,7 +301,7 @@ class DurableSource:
     # --- start
 
     async def _find_consumer(self) -> None:
-        """Find or create the consumer, and check that no other process pulls it.
+        """Find or create the consumer, and check that no other process consumes it.
 
         Retries after retryable errors for ``start_timeout`` seconds.
         """
@@ -292,7 +310,7 @@ class DurableSource:
             try:
                 await self.durable.ensure()
                 if not self.shared:
-                    await self._refuse_other_pullers()
+                    await self._refuse_second_process()
                 return
             except (ApiError, NoAnswer) as error:
                 failure = self.connection.failed(f"consumer {self.durable}", error)
@@ -303,14 +321,22 @@ class DurableSource:
             log.warning("%s: %s; retrying", self._name, failure)
             await asyncio.sleep(RETRY_DELAY)
 
-    async def _refuse_other_pullers(self) -> None:
-        give_up = monotonic() + _OTHER_PULLER_WAIT
-        while (await self.durable.refresh()).waiting_pulls:
-            if monotonic() > give_up:
-                raise ConfigError(f'{self.durable.second_puller}, or give up order: shared=True and order="none"')
+    async def _refuse_second_process(self) -> None:
+        began = monotonic()
+        while True:
+            other = await self._presence.ask()
+            if not other and not (await self.durable.refresh()).waiting_pulls:
+                return
+            silent = other is None
+            limit = _LOST_MACHINE_WAIT if silent else _OTHER_PROCESS_WAIT
+            if monotonic() - began > limit:
+                raise ConfigError(f'{self.durable.second_puller}; or give up order: shared=True and order="none"')
             if not self._warned_of_puller:
                 self._warned_of_puller = True
                 log.warning(
-                    "%s: another process pulls; waiting up to %.0f s until it stops", self._name, _OTHER_PULLER_WAIT
+                    "%s: another process %s; waiting up to %.0f s until it stops",
+                    self._name,
+                    "pulls and does not answer, so its machine may be lost" if silent else "consumes it",
+                    limit,
                 )
             await asyncio.sleep(POLL_INTERVAL)

@@ -306,7 +306,7 @@ class Connection:
         """
         body = json.dumps(request).encode() if request is not None else b""
         try:
-            answer = await self._request(self.api_subject(subject), body)
+            answer = await self.request(self.api_subject(subject), body)
         except nats.errors.NoRespondersError:
             raise NoJetStream(
                 f"{self.servers}: JetStream does not answer; enable it on the server (-js) and for this account"
@@ -348,9 +348,25 @@ class Connection:
         where = f" at {self.servers}" if isinstance(error, ApiError) else ""
         return SourceError(f"{what}{where}: {error}", retryable=error.temporary)
 
-    async def _request(self, subject: str, body: bytes) -> Msg:
+    async def request(self, subject: str, body: bytes, timeout: float = API_TIMEOUT) -> Msg:
+        """Send one request, and wait for its answer.
+
+        Args:
+            subject: Full subject of the request.
+            body: Body of the request.
+            timeout: Maximum wait in seconds.
+
+        Returns:
+            The answer.
+
+        Raises:
+            NotPermitted: The server denied the request.
+            nats.errors.NoRespondersError: No client subscribes to the subject.
+            TimeoutError: No answer arrived in time.
+            nats.errors.Error: The request failed.
+        """
         denials = Denials(self.client, subject.casefold().__eq__)
-        request = asyncio.create_task(self.client.request(subject, body, timeout=API_TIMEOUT))
+        request = asyncio.create_task(self.client.request(subject, body, timeout=timeout))
         try:
             while not request.done():
                 await asyncio.wait([request], timeout=_DENIAL_POLL_INTERVAL)

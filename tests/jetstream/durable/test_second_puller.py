@@ -1,14 +1,18 @@
-"""A second process that pulls the durable is detected at the start and during the run."""
+"""A second process on a durable is refused within 3 s, or detected during the run; the error names the cohort"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
 
 import anyio
 import pytest
+from nats.aio.msg import Msg
 
 import lanes
+from lanes_jetstream.durable.presence import Presence
 from tests.jetstream.cohort_workload import FAST
 from tests.jetstream.durable.test_dropped_messages import held_up
 from tests.jetstream.workload import DURABLE, SECOND, Recorder, Stream, running, stops, until
@@ -16,9 +20,35 @@ from tests.jetstream.workload import DURABLE, SECOND, Recorder, Stream, running,
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
 
 
-async def test_two_processes_that_start_together_stop(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+REFUSED = (
+    "consumer {} is pulled by another process, so no key's order can be kept; stop one of them, or let them share the "
+    "stream: pass cohort=… in place of durable=… in each. (With a durable of its own, each process would handle every "
+    'message); or give up order: shared=True and order="none"'
+)
+
+
+@pytest.fixture
+def unannounced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that may not publish to the subject of their presence."""
+
+    async def nothing(presence: Presence) -> bool:
+        return False
+
+    monkeypatch.setattr(Presence, "ask", nothing)
+    monkeypatch.setattr(Presence, "announce", nothing)
+
+
+async def refusal(stream: Stream, recorder: Recorder) -> tuple[str, float]:
+    """Start a second process, and return its error with the seconds until the error."""
+    began = time.monotonic()
+    with pytest.raises(lanes.ConfigError) as caught:
+        await asyncio.wait_for(lanes.run(stream.source(), recorder), 20)
+    return str(caught.value), time.monotonic() - began
+
+
+@pytest.mark.usefixtures("unannounced")
+async def test_two_processes_that_start_together_stop(stream: Stream) -> None:
     """Neither process sees the other's pull at its start; the delivery numbers reveal it."""
-    monkeypatch.setattr("lanes_jetstream.durable.source._OTHER_PULLER_WAIT", 1.0)
     await stream.add_consumer(max_ack_pending=1_000, metadata={"lanes-managed": "1"})
     await stream.publish(2_000)
     ended: list[str] = []
@@ -39,17 +69,129 @@ async def test_two_processes_that_start_together_stop(stream: Stream, monkeypatc
     assert "pulled by another process" in ended[0]
 
 
-async def test_a_second_process_is_refused_at_its_start(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes_jetstream.durable.source._OTHER_PULLER_WAIT", 1.0)
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_second_process_is_refused_at_its_start(
+    stream: Stream, announced: bool, request: pytest.FixtureRequest
+) -> None:
+    if not announced:
+        request.getfixturevalue("unannounced")
     await stream.publish(20)
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         with anyio.fail_after(10):
             await recorder.reached(20)
-        with pytest.raises(lanes.ConfigError, match="pulled by another process"):
-            await asyncio.wait_for(lanes.run(stream.source(), recorder), 20)
+        text, seconds = await refusal(stream, recorder)
+        assert text == REFUSED.format(f"{stream.name}/{DURABLE}")
+        assert seconds < 3
+        await stream.publish(20, seed=2)
+        with anyio.fail_after(10):
+            await recorder.reached(40)
+    assert recorder.repeats == 0
 
 
+@pytest.mark.parametrize("slow", ["full", "backlog"])
+async def test_a_second_process_beside_a_busy_one_is_refused(stream: Stream, slow: str) -> None:
+    """The busy process has no open request that the second could see."""
+    await stream.publish(200)
+    recorder, other = Recorder(lambda message: 0.05), Recorder()
+    handle, release = held_up(recorder, 0)
+    settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=5)
+    consumer = lanes.Consumer(stream.source(), handle if slow == "full" else recorder, settings=settings)
+    async with running(consumer):
+        with anyio.fail_after(10):
+            await until(lambda: consumer.ready and consumer.status().in_flight == 5)
+        text, seconds = await refusal(stream, other)
+        assert text == REFUSED.format(f"{stream.name}/{DURABLE}")
+        assert seconds < 3
+        release.set()
+        with anyio.fail_after(20):
+            await recorder.reached(200)
+    assert not other.done
+    assert (recorder.repeats, recorder.violations) == (0, [])
+
+
+async def test_of_processes_that_start_together_one_remains(stream: Stream) -> None:
+    await stream.add_consumer(max_ack_pending=1_000, metadata={"lanes-managed": "1"})
+    await stream.publish(300)
+    recorder = Recorder(lambda message: 0.01)
+    ended: list[str] = []
+
+    async def run() -> None:
+        consumer = lanes.Consumer(stream.source(), recorder, settings=lanes.Settings(concurrency=20, max_in_flight=50))
+        try:
+            await consumer.run()
+        except lanes.LanesError as error:
+            ended.append(str(error))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(run)
+        with anyio.fail_after(20):
+            await recorder.reached(300)
+            await until(lambda: len(ended) == 3)
+        tasks.cancel_scope.cancel()
+    assert all("pass cohort=… in place of durable=…" in text for text in ended)
+    assert (recorder.repeats, recorder.violations) == (0, [])
+
+
+async def test_a_second_process_waits_for_one_that_stops(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    await stream.publish(20)
+    recorder = Recorder()
+    first = lanes.Consumer(stream.source(), recorder, settings=FAST)
+    second = lanes.Consumer(stream.source(), recorder, settings=FAST)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.run)
+        with anyio.fail_after(10):
+            await recorder.reached(20)
+        tasks.start_soon(second.run)
+        await until(lambda: "another process consumes it; waiting up to 2 s until it stops" in caplog.text)
+        first.stop()
+        await second.opened()
+        await stream.publish(20, seed=2)
+        with anyio.fail_after(10):
+            await recorder.reached(40)
+        second.stop()
+    assert recorder.repeats == 0
+
+
+@pytest.fixture
+async def silent(stream: Stream) -> AsyncIterator[list[bytes]]:
+    """A process that subscribes and does not answer, as on a lost machine; the questions that reach it."""
+    asked: list[bytes] = []
+
+    async def receive(message: Msg) -> None:
+        asked.append(message.data)
+
+    subscription = await stream.client.subscribe(f"_INBOX.lanes.{stream.name}.{DURABLE}", cb=receive)
+    await stream.client.flush()
+    yield asked
+    await subscription.unsubscribe()
+
+
+async def test_a_start_waits_for_the_requests_of_a_lost_machine(
+    stream: Stream, silent: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes_jetstream.durable.presence._ASK_TIMEOUT", 0.2)
+    await stream.add_consumer(metadata={"lanes-managed": "1"}, ack_wait=30 * SECOND)
+    inbox = stream.client.new_inbox()
+    subscription = await stream.client.subscribe(inbox)
+    # Longer than a start waits for a process that answers.
+    request = json.dumps({"batch": 1, "expires": 4 * SECOND}).encode()
+    await stream.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{DURABLE}", request, reply=inbox)
+    await stream.client.flush()
+    recorder = Recorder()
+    consumer = lanes.Consumer(stream.source(), recorder, settings=FAST)
+    async with running(consumer):
+        with anyio.fail_after(20):
+            await consumer.opened()
+            await stream.publish(20)
+            await recorder.reached(20)
+    assert silent
+    assert "pulls and does not answer, so its machine may be lost; waiting up to 31 s" in caplog.text
+    await subscription.unsubscribe()
+
+
+@pytest.mark.usefixtures("unannounced")
 async def test_a_second_process_beside_a_full_one_is_detected(stream: Stream) -> None:
     """The full process has no open request that the second could see; deliveries to the second reveal it."""
     await stream.publish(50)

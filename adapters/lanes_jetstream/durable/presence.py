@@ -1,0 +1,100 @@
+"""The presence of a process on a durable, so that a second process is refused before it takes a message.
+
+The server knows no owner of a consumer, and a process that has received all it has room for has no open pull request.
+So each process answers on a subject of its durable:
+
+- A process that starts asks ``ask``. An answer means that another process consumes the durable.
+- Then the process announces itself. A process whose announcement the server processed earlier refuses the later one.
+
+A process whose loop is blocked, or whose machine is lost, gives no answer. Without the permission to publish on the
+subject, ``ask`` finds no process, and ``DurableWatch`` and ``Takeover`` detect the second process later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+from uuid import uuid4
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from lanes_jetstream.wire.connection import Connection, NotPermitted, UnboundedSubscription
+
+log = logging.getLogger("lanes.jetstream")
+
+_ASK_TIMEOUT: Final = 1.0
+"""Seconds that a process gets to answer. The answer of a process whose loop turns takes a round trip."""
+
+
+class Presence:
+    """This process on one durable. Needs asyncio.
+
+    Args:
+        connection: The open connection.
+        tokens: The part ``<stream>.<consumer>`` of the consumer's subjects.
+        refuse: Function that is called when another process was first.
+    """
+
+    def __init__(self, connection: Connection, tokens: str, refuse: Callable[[], None]) -> None:
+        self._connection = connection
+        self._refuse = refuse
+        self._subscription = UnboundedSubscription(connection.client)
+        # An inbox needs no permission to subscribe. All processes of one application have the same prefix.
+        self._subject = f"{connection.client.new_inbox().rpartition('.')[0]}.lanes.{tokens}"
+        self._name = uuid4().hex
+        self._permitted = True
+        self._first = False
+        self._refused: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Presence on {self._subject}>"
+
+    async def ask(self) -> bool | None:
+        """Return whether another process of ``lanes`` consumes the durable; None = a process does not answer."""
+        try:
+            answer = await self._connection.request(self._subject, f"ask {self._name}".encode(), _ASK_TIMEOUT)
+        except TimeoutError:
+            return None
+        except NotPermitted:
+            self._permitted = False
+            return False
+        except (nats.errors.Error, OSError):
+            # Mostly NoRespondersError: no process subscribes to the subject.
+            return False
+        # A stream that captures every subject answers too.
+        return bytes(answer.data).startswith(b"here ")
+
+    async def announce(self) -> None:
+        """Answer other processes from now on, and find a process that started at the same moment."""
+        await self._subscription.open(self._subject, self._receive)
+        if self._permitted:
+            await self._publish(self._subject, f"start {self._name}")
+
+    async def close(self) -> None:
+        """Answer no more. Idempotent."""
+        await self._subscription.close()
+
+    async def _receive(self, message: Msg) -> None:
+        kind, _, rest = bytes(message.data).decode(errors="replace").partition(" ")
+        if kind == "ask" and message.reply:
+            await self._publish(message.reply, f"here {self._name}")
+        elif kind == "start" and rest == self._name:
+            self._first = True
+        elif kind == "start" and self._first:
+            # The server has processed this process's announcement earlier. A process that has heard another's
+            # announcement before its own is the later one, and stays silent.
+            self._refused.add(rest)
+            await self._publish(self._subject, f"refuse {rest} {self._name}")
+        elif kind == "refuse":
+            whom, _, by = rest.partition(" ")
+            # In a cluster two processes may each see their own announcement first.
+            if whom == self._name and not (by in self._refused and self._name < by):
+                self._refuse()
+
+    async def _publish(self, subject: str, text: str) -> None:
+        try:
+            await self._connection.client.publish(subject, text.encode())
+        except (nats.errors.Error, OSError) as error:
+            log.debug("%r: nothing sent (%s)", self, type(error).__name__)
