@@ -114,7 +114,7 @@ async def _speeds(url: str, client: Client, effort: Effort) -> Pair:
 async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
     """Return messages a second after the assignment of all partitions.
 
-    With and without a cohort, some messages arrive before that assignment and are in flight.
+    With and without a cohort, some messages arrive before the last assignment and are in flight.
     """
     handled = assigned = 0
     begin = end = 0.0

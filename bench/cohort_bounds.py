@@ -4,12 +4,12 @@ Stuck key: a member with 64 partitions receives messages at a fixed rate. The ha
 handlers of all other keys have ended. The figure is the p99 of the time from the publishing to the end of the handler,
 for the other keys. The baseline is the same run without the hang.
 
-Memory and record: the member handles 1,000,000 messages of 1,000 keys, while the handler of another key hangs.
+Memory and record: the member receives 1,000,000 messages of 1,000 keys, and the handler of one key hangs.
 
 - Memory: the peak of the process at the end. The baseline is the peak after the first fifth of the messages. The goal
   adds the memory of the messages that a ledger may have to store.
-- Record: the bytes of the stored state of the partition with the stuck key. The baseline is the state without an
-  unfinished message. The goal adds a sequence for each message that may be in flight.
+- Record: the bytes of the stored state of the partition with the stuck key. The baseline is the size of a state without
+  an unfinished message. The goal adds a sequence for each message that may be in flight.
 """
 
 from __future__ import annotations

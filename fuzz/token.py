@@ -68,7 +68,7 @@ def changed(draw: st.DrawFn) -> str:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of tokens: of plans, changed, with other fields, of any bytes, of any text."""
+    """Return tests of tokens: made from plans, changed, with other fields, made from any bytes, and any texts."""
 
     @effort
     @given(PLANS)

@@ -110,7 +110,7 @@ def _check_function(name: str, function: object, wanted: str) -> None:
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """Return the parameters of a function itself, not of a function that it wraps. None = unknown to Python."""
+    """Return the signature of a function itself, not of a function that it wraps. None = unknown to Python."""
     try:
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError, NameError):

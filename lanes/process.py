@@ -121,7 +121,7 @@ async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
 async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int:
     """Run a consumer under SIGINT and SIGTERM.
 
-    ``ends_process``: whether the process has no other job, so that its end is bounded too after a second signal.
+    ``ends_process``: whether the process has no other job, so that a second signal also bounds the end of the process.
     """
     failure: BaseException | None = None
     at_once = False

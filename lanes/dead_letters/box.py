@@ -86,7 +86,9 @@ class DeadLetterBox(Protocol):
         """
 
     async def dispose(self, stored: StoredDeadLetter, how: Disposition, /) -> None:
-        """Remove the dead letter and all of its copies from the list, confirmed by the broker. Idempotent.
+        """Remove the dead letter and all of its copies from the list, and wait for the broker's confirmation.
+
+        Idempotent.
 
         Args:
             stored: A result of ``find`` of this box.

@@ -1,7 +1,7 @@
 """The metric instruments of this process, and the readings behind its gauges.
 
-One set of instruments serves every consumer of a process. The SDK keeps only the callbacks of the first instrument of a
-name, so these callbacks iterate over the open consumers.
+Each meter provider has one set of instruments, which serves every consumer of the process. The SDK keeps only the
+callbacks of the first instrument of a name, so these callbacks iterate over the open consumers.
 
 Labels tell consumers and partitions apart. Keys, payloads and positions are never labels. A gauge
 may have a position as its value.
