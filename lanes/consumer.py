@@ -320,8 +320,7 @@ class Consumer:
         The consumer does not make progress while at least one condition holds:
 
         - The oldest unfinished message is older than ``Settings.unhealthy_after``.
-        - A partition has waited longer than ``Settings.unhealthy_after`` for the store of attempts or for a failing
-        settlement.
+        - A partition has waited longer than ``Settings.unhealthy_after`` for the attempt store or a failing settlement.
         - A lane is blocked, or waits for the confirmation of its dead letter.
         - All threads are stuck.
         - ``max_ahead`` is reached.

@@ -5,7 +5,7 @@ performs the returned action and passes its result to ``apply``, one action at a
 between and during actions. After each input the driver calls ``next`` again. After every call the driver acts on
 ``events``, empties the list, and passes ``deadline`` to the code that starts handlers.
 
-This file is longer than most, because every phase of the machine reads and writes the same twenty fields.
+Longer than most: every phase of the machine reads and writes the same twenty fields.
 """
 
 from __future__ import annotations
