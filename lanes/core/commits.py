@@ -32,6 +32,7 @@ class PartitionCommits:
         since: Time of the first change since the last commit, in seconds of the engine's clock.
         sending: The commit on its way; None = no commit is on its way.
         over: Whether no further commit may begin.
+        finished: Number of messages that were finished here, and that no confirmed commit reports.
     """
 
     confirmed: int
@@ -43,6 +44,8 @@ class PartitionCommits:
     since: float = 0.0
     sending: Settlement | None = None
     over: bool = False
+    finished: int = 0
+    _sent: int = 0
 
     def changed(self, count: int, now: float) -> None:
         """Count changes that the next commit reports to the broker."""
@@ -73,6 +76,7 @@ class PartitionCommits:
         """Record that a commit with every change so far is on its way."""
         self.sending = settlement
         self.changes = 0
+        self._sent = self.finished
 
     def confirm(self, settlement: Settlement) -> None:
         """Record that the broker has confirmed a commit."""
@@ -80,6 +84,7 @@ class PartitionCommits:
         self.sending = None
         self.confirmed = settlement.floor
         self.confirmed_ordinal = settlement.ordinal
+        self.finished -= self._sent
 
     def unknown(self, again_at: float) -> None:
         """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
@@ -177,7 +182,9 @@ class Committer:
     def complete(self, settlement: Settlement, now: float) -> tuple[int, int]:
         """Enter finished messages into the ledger, and return their number and bytes."""
         count, size = self.partitions[settlement.partition].settle(settlement.messages)
-        _commits(settlement.partition).changed(count, now)
+        commits = _commits(settlement.partition)
+        commits.changed(count, now)
+        commits.finished += count
         return count, size
 
     def due(self, now: float, *, everything: bool) -> list[Settlement]:

@@ -110,6 +110,14 @@ class PartitionDrain:
         # The ledger of a fenced partition has finished messages only.
         return self.partition.ledger.holes() > 0
 
+    @property
+    def unsettled(self) -> int:
+        """Number of finished messages of the fenced partition that are not settled, so that they run again."""
+        commits = self.partition.commits
+        if commits is not None:
+            return commits.finished + len(self.partition.finished)
+        return self.partition.ledger.holes()
+
     def begin(self, now: float, timeout: float) -> None:
         """Start no more messages, and give running handlers ``timeout`` seconds to end.
 

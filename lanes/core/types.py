@@ -170,6 +170,7 @@ class CommitProgress(Protocol):
     confirmed_ordinal: int
     sending: Settlement | None
     over: bool
+    finished: int
 
     @property
     def pending(self) -> bool:

@@ -27,10 +27,11 @@ class DrainCost:
 
     Attributes:
         unstarted: Number of delivered messages that were abandoned before their handlers were called.
+        unsettled: Number of finished messages that could not be settled.
     """
 
     def __init__(self, partition: Partition) -> None:
-        self.unstarted = 0
+        self.unstarted = self.unsettled = 0
         self._again = 0
         # A drain that is not logged costs no list.
         self._open: set[Message] = set(partition.ledger.unfinished()) if log.isEnabledFor(logging.INFO) else set()
@@ -48,7 +49,8 @@ class DrainCost:
     @property
     def again(self) -> int:
         """Number of messages whose handlers were called here, and which the next owner runs again."""
-        return self._again + sum(1 for message in self._open if message.state not in (FINISHED, SETTLED))
+        unfinished = sum(1 for message in self._open if message.state not in (FINISHED, SETTLED))
+        return self._again + self.unsettled + unfinished
 
 
 def _has_run(message: Message) -> bool:

@@ -159,7 +159,7 @@ class Handover:
             elif drain.phase == phases.SETTLING:
                 self._report_unfinished(partition, drain.zombies)
                 self._tap.drained(partition)
-                await self._settle(drain)
+                await self._settle(drain, cost)
             else:
                 self._settler.give_up(partition)
                 drain.tell("released" if await self.release(partition) else "refused", anyio.current_time())
@@ -181,7 +181,7 @@ class Handover:
             await ended.wait()
         drain.tell("ended" if ended.is_set() else "late", anyio.current_time())
 
-    async def _settle(self, drain: PartitionDrain) -> None:
+    async def _settle(self, drain: PartitionDrain, cost: DrainCost) -> None:
         """Settle the finished messages of a fenced partition and store its attempts.
 
         Log a warning if the time is too short.
@@ -195,11 +195,13 @@ class Handover:
         if drain.phase not in (phases.SETTLING, phases.KEEPING):
             return
         if drain.left:
+            cost.unsettled = drain.unsettled
             error = self._settler.unsettled.error(partition)
             log.warning(
-                "%s: %s is given up with finished messages that were not settled within %.1f s; they run again%s",
+                "%s: %s is given up with %d finished message(s) that were not settled within %.1f s; they run again%s",
                 self._name,
                 partition.id,
+                cost.unsettled,
                 within,
                 f" ({error})" if error else "",
             )

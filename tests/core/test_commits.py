@@ -72,6 +72,22 @@ def test_only_one_commit_is_on_its_way() -> None:
     assert sending.due_at(urgent=False) == 106.0
 
 
+def test_finished_messages_count_until_a_confirmed_commit_reports_them() -> None:
+    sending = commits()
+    sending.changed(2, 100.0)
+    sending.finished += 2
+    first = commit(7, 4)
+    sending.send(first)
+    sending.changed(1, 101.0)
+    sending.finished += 1
+    sending.unknown(0.0)
+    assert sending.finished == 3
+    sending.send(first)
+    sending.finished += 4
+    sending.confirm(first)
+    assert sending.finished == 4
+
+
 @pytest.mark.parametrize(("again_at", "due_at"), [(0.0, 100.0), (107.0, 107.0)])
 def test_a_commit_with_an_unknown_result_is_due_again(again_at: float, due_at: float) -> None:
     sending = commits()

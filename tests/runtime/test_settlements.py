@@ -12,8 +12,9 @@ import pytest
 from lanes import Message, Nak, SourceError
 from lanes.clock import monotonic
 from lanes.core.types import Settlement
+from memsource import GroupSource
 from memsource.memory.source import MemorySource
-from tests.fakes.grouped import HandClock
+from tests.fakes.grouped import HandClock, commits, group_of
 from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
 
 
@@ -131,22 +132,41 @@ async def test_a_failing_settlement_is_reported_with_its_error(caplog: pytest.Lo
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_drain_reports_unsettled_messages(caplog: pytest.LogCaptureFixture, *, hangs: bool) -> None:
     source, handler = MemorySource(published("a")), Gated()
-    async with started(consumer_of(source, handler, drain_timeout=0.02)) as run:
-        await until(lambda: handler.running == 1)
-        if hangs:
-            source.block("settle")
-        else:
-            source.fail("settle", SourceError("the stream is away", retryable=True), times=1_000_000)
-        handler.let(0)
-        await until(lambda: source.called("settle"))
-        assert await run.stop() is None
-    (said,) = [
-        record.getMessage() for record in caplog.records if "is given up with finished messages" in record.getMessage()
-    ]
+    with caplog.at_level(logging.INFO, "lanes"):
+        async with started(consumer_of(source, handler, drain_timeout=0.02)) as run:
+            await until(lambda: handler.running == 1)
+            if hangs:
+                source.block("settle")
+            else:
+                source.fail("settle", SourceError("the stream is away", retryable=True), times=1_000_000)
+            handler.let(0)
+            await until(lambda: source.called("settle"))
+            assert await run.stop() is None
+    (said,) = [line for line in caplog.messages if "is given up with" in line]
     why = "" if hangs else " (the stream is away)"
     assert said == (
-        f"memory: memory/0 is given up with finished messages that were not settled within 0.0 s; they run again{why}"
+        "memory: memory/0 is given up with 1 finished message(s) that were not settled within 0.0 s; they run "
+        f"again{why}"
     )
+    (drained,) = [line for line in caplog.messages if line.startswith("memory: drained ")]
+    assert "1 message(s) run again, 0 did not start" in drained
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient", "hurried")
+async def test_a_drain_counts_messages_without_a_confirmed_commit(caplog: pytest.LogCaptureFixture) -> None:
+    handler = Gated(free=[b"a", b"b"])
+    source = GroupSource(group_of("abc"), "m-1")
+    with caplog.at_level(logging.INFO, "lanes"):
+        async with started(consumer_of(source, handler, drain_timeout=0.02, commit_interval=0.0)) as run:
+            await until(lambda: commits(source)[-1:] == [2] and handler.running == 1)
+            await turns()
+            source.fail("settle", SourceError("the broker is away", retryable=True), times=1_000_000)
+            handler.let(2)
+            await until(lambda: len(handler.ended) == 3)
+            assert await run.stop() is None
+    (drained,) = [line for line in caplog.messages if ": drained " in line]
+    assert "1 message(s) run again, 0 did not start" in drained
 
 
 @pytest.mark.anyio
