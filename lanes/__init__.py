@@ -1,8 +1,8 @@
 """Ordered concurrency for Kafka and JetStream consumers: in order within a key, in parallel across keys.
 
 Reading order: ``consumer``, ``arguments``, ``config``, ``handlers``, ``source``, ``errors``, ``dead_letter``,
-``attempts``, ``events``, ``process``, ``clock``, ``loops``; then the packages ``core``, ``workers``, ``runtime``,
-``observe``, ``history``, ``cohort``, ``dead_letters``, ``cli``.
+``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the packages ``core``, ``workers``,
+``runtime``, ``observe``, ``history``, ``cohort``, ``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations

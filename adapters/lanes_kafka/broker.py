@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -81,7 +81,7 @@ def settings_of(
     return {entry.name: entry.value for entry in found.values() if entry.value is not None}
 
 
-def likely_cause(error: KafkaError, reported: Sequence[KafkaError]) -> KafkaError:
+def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaError:
     """Find the best explanation for the failure of a question.
 
     Args:
@@ -179,21 +179,9 @@ def describe_topic(
         error: KafkaError = failure.args[0]
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
-        raise _unanswered(settings, topic, error, reported) from None
+        raise unanswered(settings, topic, error, reported, TOPIC_DEADLINE) from None
     finally:
         admin.clear()
-
-
-def unanswered_topics(settings: Mapping[str, Any], topics: Sequence[str], name: str) -> SourceError:
-    """The error of the source ``name`` whose topics the broker did not describe in time.
-
-    Blocks for up to ``TOPIC_DEADLINE`` seconds a topic. The function raises the first error of ``describe_topic``.
-    """
-    for topic in topics:
-        describe_topic(settings, topic)
-    return SourceError(
-        f"{name}: the broker did not describe the topics in time; check that a broker runs", retryable=True
-    )
 
 
 def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) -> TopicFacts:
@@ -223,7 +211,21 @@ def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) ->
     )
 
 
-def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, reported: list[KafkaError]) -> SourceError:
+def unanswered(
+    settings: Mapping[str, Any], topic: str, error: KafkaError, reported: Collection[KafkaError], timeout: float
+) -> SourceError:
+    """The error of a question about a topic that failed.
+
+    Args:
+        settings: Configuration of the client. Its secrets are not shown.
+        topic: Name of the topic.
+        error: The error of the question.
+        reported: The errors that the client reported meanwhile.
+        timeout: Seconds in which the question was asked.
+
+    Returns:
+        The error; retryable if no broker answered.
+    """
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return SourceError(f"topic {topic!r}: this user may not describe it; allow the user Describe on it")
     why = likely_cause(error, reported)
@@ -231,7 +233,7 @@ def _unanswered(settings: Mapping[str, Any], topic: str, error: KafkaError, repo
     if is_login_refused(why):
         return SourceError(f"login refused at {addresses(settings)} ({text}); correct the credentials")
     return SourceError(
-        f"no Kafka broker answers at {addresses(settings)} within {TOPIC_DEADLINE:g} s ({text}); start one, or correct "
+        f"no Kafka broker answers at {addresses(settings)} within {timeout:g} s ({text}); start one, or correct "
         "bootstrap.servers and security.protocol",
         retryable=True,
     )

@@ -324,6 +324,12 @@ _ALIASES: Final[Mapping[str, str]] = {
 _NESTED: Final = "default.topic.config"
 _ADDRESSES: Final = ("bootstrap.servers", "metadata.broker.list", "test.mock.num.brokers")
 
+_SCHEMES: Final = ("plaintext", "ssl", "sasl_plaintext", "sasl_ssl")
+"""Schemes that the client accepts before an address."""
+
+_HOST: Final = re.compile(r"\[[^\s\[\]/]+\]|[^\s\[\]:/]+")
+_PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
+
 _CONSUMER_ONLY: Final = frozenset(
     (
         "auto.commit.enable",
@@ -438,14 +444,48 @@ def addresses(settings: Mapping[str, Any]) -> str:
 
 
 def check_addresses(given: UserSettings) -> None:
-    """Raise ``ConfigError`` when no broker is named, or when an address contains credentials."""
+    """Raise ``ConfigError`` when no broker is named, or when an address is not ``host:port``.
+
+    The client skips an address with an unknown scheme, and adds the port 9092 to an address without a port.
+    """
     if not any(given.get(name) for name in _ADDRESSES):
         raise ConfigError("bootstrap.servers is missing; name at least one broker as host:port")
-    if "@" in str(given.get("bootstrap.servers")):
+    servers = given.get("bootstrap.servers")
+    if not servers:
+        return
+    if not isinstance(servers, str):
+        # The client would read the repr of a list.
+        raise ConfigError(
+            f"bootstrap.servers is of type {type(servers).__name__}; write a str as host:port, several with commas"
+        )
+    if "@" in servers:
         # The error does not show the value: the part before the @ may be a password. librdkafka would log the value.
         raise ConfigError(
             "bootstrap.servers holds an '@', but an address is host:port; put the login into sasl.username and "
             "sasl.password"
+        )
+    named = [address for address in map(str.strip, servers.split(",")) if address]
+    if not named:
+        raise ConfigError(f"bootstrap.servers={servers!r} names no broker; name at least one broker as host:port")
+    for address in named:
+        _check_address(address)
+
+
+def _check_address(address: str) -> None:
+    scheme, has_scheme, place = address.rpartition("://")
+    place = place.partition("/")[0]
+    host, _, port = place.rpartition(":")
+    if has_scheme and scheme.lower() not in _SCHEMES:
+        raise ConfigError(
+            f"bootstrap.servers: {address!r} has the scheme {scheme!r}, and Kafka addresses have none; write "
+            f"'{host or place or 'host'}:{port if host else 9092}', and set security.protocol for TLS or a login"
+        )
+    if _HOST.fullmatch(place):
+        raise ConfigError(f"bootstrap.servers: {address!r} has no port; write '{place}:9092', or another port")
+    if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65_536:
+        raise ConfigError(
+            f"bootstrap.servers: {address!r} is not host:port; write a host name or an address, and a port from 1 to "
+            "65535, such as 'localhost:9092' or '[::1]:9092'"
         )
 
 

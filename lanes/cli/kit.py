@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -26,9 +27,17 @@ MODULES: Final = {
 """Required modules of each extra."""
 
 
+_CLIENT_LOGGERS: Final = ("lanes.jetstream.client", "lanes.kafka.client")
+_SILENT: Final = logging.NullHandler()
+"""Keeps the lines of the brokers' clients off stderr, because a command prints the cause of a failure as one line.
+Handlers of the user's code still get the lines."""
+
+
 def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> NoReturn:
     """Run the command of the process's arguments, and exit with its status. Print a mistake as one line on stderr."""
     require(what, "cli")
+    for name in _CLIENT_LOGGERS:
+        logging.getLogger(name).addHandler(_SILENT)
     try:
         status = make()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name=program)
     except Exception as error:

@@ -9,39 +9,18 @@ traceback.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Final
 
 from lanes.attempts import error_type
 from lanes.core import effects as fx
-from lanes.core.types import NEVER, Message
+from lanes.core.types import Message
 from lanes.dead_letter import reason_line
 from lanes.errors import Nak
+from lanes.line_limit import Counted, LineLimit
 
 log = logging.getLogger("lanes")
 
-FOLDED_FOR: Final = 10.0
-"""Seconds after a warning in which further failures with the same type are counted instead of logged."""
-
-_KINDS_LIMIT: Final = 50
-"""Maximum number of types that are counted separately."""
-
 _OTHERS: Final = "other exceptions"
-
-
-@dataclass(slots=True)
-class _Window:
-    """The failures with one type since the last line about the type.
-
-    Attributes:
-        since: Time of the last line, in seconds.
-        count: Number of messages that failed after the last line.
-        latest: The message that failed last. ``None`` = no message failed after the last line.
-    """
-
-    since: float
-    count: int = 0
-    latest: Message | None = None
 
 
 class FailedAttempts:
@@ -55,10 +34,10 @@ class FailedAttempts:
     def __init__(self, name: str, handler: str) -> None:
         self._name = name
         self._handler = handler
-        self._windows: dict[str, _Window] = {}
+        self._limit: LineLimit[Message] = LineLimit(_OTHERS)
 
     def __repr__(self) -> str:
-        return f"<FailedAttempts {len(self._windows)} types>"
+        return f"<FailedAttempts {len(self._limit)} types>"
 
     def failed(self, effect: fx.Held | fx.Interrupted, now: float) -> None:
         """Log or count a failed attempt after which the message runs again. Does not block."""
@@ -77,12 +56,8 @@ class FailedAttempts:
         if message.attempt != message.partition.recalled.get(message.position, 1):
             return
         kind = error_type(error)
-        window = self._window(kind, now)
-        if window is not None:
-            window.count += 1
-            window.latest = message
+        if not self._limit.logs(kind, message, now):
             return
-        self._windows[kind] = _Window(now)
         log.warning(
             "%s: %s failed at %s position %d with %s, attempt %d; %s",
             self._name,
@@ -95,48 +70,29 @@ class FailedAttempts:
         )
 
     def next_at(self) -> float:
-        """Return the time of the next line about counted failures; ``NEVER`` = nothing is counted."""
-        return min((window.since + FOLDED_FOR for window in self._windows.values() if window.count), default=NEVER)
+        """Return the time of the next line about counted failures; infinity = nothing is counted."""
+        return self._limit.next_at()
 
     def due(self, now: float) -> None:
         """Log the counted failures whose line is due."""
-        if self.next_at() <= now:
-            self._tell(now, FOLDED_FOR)
+        self._tell(self._limit.due(now))
 
     def end(self, now: float) -> None:
         """Log all counted failures, because the run ends."""
-        self._tell(now, 0.0)
+        self._tell(self._limit.end(now))
 
-    def _window(self, kind: str, now: float) -> _Window | None:
-        """Return the window that counts failures with this type. ``None`` = the failure is logged instead."""
-        window = self._windows.get(kind)
-        if window is None and len(self._windows) >= _KINDS_LIMIT:
-            self._forget(now)
-            if len(self._windows) >= _KINDS_LIMIT:
-                return self._windows.setdefault(_OTHERS, _Window(now))
-        return None if window is None or (not window.count and now >= window.since + FOLDED_FOR) else window
-
-    def _forget(self, now: float) -> None:
-        for kind, window in list(self._windows.items()):
-            if not window.count and now >= window.since + FOLDED_FOR:
-                del self._windows[kind]
-
-    def _tell(self, now: float, least: float) -> None:
-        for kind, window in self._windows.items():
-            latest, age = window.latest, now - window.since
-            if latest is None or age < least:
-                continue
+    def _tell(self, counted: list[Counted[Message]]) -> None:
+        for each in counted:
             log.warning(
                 "%s: %s failed with %s at %d more message(s) in %.1f s, the last at %s position %d",
                 self._name,
                 self._handler,
-                kind,
-                window.count,
-                age,
-                latest.partition.id,
-                latest.position,
+                each.kind,
+                each.count,
+                each.seconds,
+                each.latest.partition.id,
+                each.latest.position,
             )
-            window.since, window.count, window.latest = now, 0, None
 
 
 def _shown(kind: str, error: BaseException) -> str:

@@ -35,6 +35,12 @@ URLS = [
     "nats://{here},nats://b:{secret}@127.0.0.1:10",
     "nats://{user}:x@{secret}@{here}",
     "nats://{user}:x:{secret}@{here}",
+    "nats://{here}/{secret}",
+    "nats://{here}?token={secret}",
+    "nats://{here}#{secret}",
+    "nats://{user}:x@{here}/{secret}?x={secret}#{secret}",
+]
+UNUSABLE = [
     "nats://{user}:x/{secret}@{here}",
     "nats://{user}:{secret}/x@{here}",
     "nats://{user}:x?{secret}@{here}",
@@ -51,14 +57,11 @@ URLS = [
     "nats://{user}:{secret}/",
     "nats://{user}:x,{secret}",
     "nats://{here},nats://{user}:{secret}",
-    "nats://{here}/{secret}",
-    "nats://{here}?token={secret}",
-    "nats://{here}#{secret}",
     "nats://{here}:{secret}",
-    "nats://{user}:x@{here}/{secret}?x={secret}#{secret}",
     "nats://{user}:{secret}@",
     "{secret}://{user}:x@{here}",
 ]
+"""URLs that the client cannot use, so that they are refused at construction."""
 
 
 def url(form: str) -> str:
@@ -123,6 +126,15 @@ async def test_credentials_for_an_unreachable_server_are_hidden(form: str, caplo
     consumer = lanes.Consumer(source, handler, dead_letters=letters)
     shown = [repr(source), repr(letters), str(source), str(letters), repr(consumer)]
     assert leaks([*shown, *told(of_source.value), *told(of_letters.value), *logged(caplog)], (*CANARIES, USER)) == []
+
+
+@pytest.mark.parametrize("form", UNUSABLE)
+def test_credentials_in_an_unusable_url_are_hidden(form: str) -> None:
+    with pytest.raises(lanes.ConfigError) as of_source:
+        JetStreamSource(url(form), stream="S", durable="d", key=None)
+    with pytest.raises(lanes.ConfigError) as of_letters:
+        JetStreamDeadLetters(url(form), "dead.s")
+    assert leaks([*told(of_source.value), *told(of_letters.value)], (*CANARIES, USER)) == []
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,22 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"group.id": b"g"}, ["group.id is of type bytes", "str"]),
     ({"group.id": True}, ["group.id is of type bool"]),
     ({"bootstrap.servers": ""}, ["bootstrap.servers is missing", "host:port"]),
+    ({"bootstrap.servers": " , "}, ["names no broker", "host:port"]),
+    ({"bootstrap.servers": ["a:9092"]}, ["bootstrap.servers is of type list", "write a str"]),
+    ({"bootstrap.servers": "localhost"}, ["'localhost' has no port", "write 'localhost:9092'"]),
+    ({"bootstrap.servers": "a:9092, b"}, ["'b' has no port"]),
+    ({"metadata.broker.list": "[::1]"}, ["'[::1]' has no port", "write '[::1]:9092'"]),
+    ({"bootstrap.servers": "kafka://host:9092"}, ["has the scheme 'kafka'", "write 'host:9092'", "security.protocol"]),
+    ({"bootstrap.servers": "http://host"}, ["has the scheme 'http'", "write 'host:9092'"]),
+    ({"bootstrap.servers": "a:1,nats://"}, ["'nats://' has the scheme 'nats'", "write 'host:9092'"]),
+    ({"bootstrap.servers": "SASL_SSL://host"}, ["'SASL_SSL://host' has no port"]),
+    ({"bootstrap.servers": "localhost:port"}, ["'localhost:port' is not host:port"]),
+    ({"bootstrap.servers": "localhost:"}, ["is not host:port"]),
+    ({"bootstrap.servers": ":9092"}, ["is not host:port"]),
+    ({"bootstrap.servers": "localhost:0"}, ["a port from 1 to 65535"]),
+    ({"bootstrap.servers": "localhost:99999"}, ["a port from 1 to 65535"]),
+    ({"bootstrap.servers": "::1"}, ["is not host:port", "[::1]:9092"]),
+    ({"bootstrap.servers": "my host:9092"}, ["is not host:port"]),
     ({"bootstrap.servers": f"{CANARY}:{CANARY}@127.0.0.1:9"}, ["bootstrap.servers", "'@'", "sasl.password"]),
     ({"group.protocol": "share"}, ["group.protocol='share'", "no order"]),
     ({"share.acknowledgement.mode": "explicit"}, ["share.acknowledgement.mode='explicit'", "no order", "leave it out"]),
@@ -105,6 +121,14 @@ def test_an_unsafe_setting_is_refused_by_name_and_without_a_secret(settings: dic
     text = str(refused.value)
     assert [word for word in words if word not in text] == []
     assert CANARY not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize(
+    "servers", ["a:1", "a:1,b.example:65535", " a:1 , ,b:2,", "[::1]:9092", "SASL_SSL://my_host:9092", "ssl://a:1/path"]
+)
+def test_an_address_is_passed_on_unchanged(servers: str) -> None:
+    assert client_config({"bootstrap.servers": servers, "group.id": "g"}).client["bootstrap.servers"] == servers
+    assert client_config({"metadata.broker.list": servers, "group.id": "g"}).client["metadata.broker.list"] == servers
 
 
 @pytest.mark.parametrize("settings", [{**HERE, "group.id": "g"}, {"bootstrap.servers": "h:1"}, {"group.id": "g"}])

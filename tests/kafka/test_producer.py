@@ -66,7 +66,7 @@ def test_a_consumers_dictionary_makes_producer_settings() -> None:
         ("delivery.timeout.ms", 1_000, "message.timeout.ms"),
         ("topic.message.timeout.ms", 1_000, "message.timeout.ms"),
         ("message.max.bytes", 5_000, "message.max.bytes"),
-        ("logger", object(), "log_level"),
+        ("log_level", 3, "log_level"),
     ],
 )
 def test_producer_settings_of_the_user_win(name: str, value: object, ours: str) -> None:
@@ -80,11 +80,11 @@ def test_producer_settings_of_the_user_win(name: str, value: object, ours: str) 
     [
         ({}, "bootstrap.servers is missing"),
         ({"bootstrap.servers": ""}, "bootstrap.servers is missing"),
-        ({"bootstrap.servers": "a", "enable.idempotence": False}, "enable.idempotence=False: "),
-        ({"bootstrap.servers": "a", "enable.idempotence": "false"}, "enable.idempotence='false': "),
-        ({"bootstrap.servers": "a", "acks": 1}, "acks=1: dead letters must outlive a broker"),
-        ({"bootstrap.servers": "a", "request.required.acks": "0"}, "request.required.acks='0': "),
-        ({"bootstrap.servers": "a", "default.topic.config": {"acks": 0}}, "acks=0: "),
+        ({"bootstrap.servers": "a:9092", "enable.idempotence": False}, "enable.idempotence=False: "),
+        ({"bootstrap.servers": "a:9092", "enable.idempotence": "false"}, "enable.idempotence='false': "),
+        ({"bootstrap.servers": "a:9092", "acks": 1}, "acks=1: dead letters must outlive a broker"),
+        ({"bootstrap.servers": "a:9092", "request.required.acks": "0"}, "request.required.acks='0': "),
+        ({"bootstrap.servers": "a:9092", "default.topic.config": {"acks": 0}}, "acks=0: "),
         ("bootstrap.servers=a", "config is of type str"),
     ],
 )

@@ -8,9 +8,8 @@ import re
 
 import pytest
 
-from lanes import Message
+from lanes import Message, line_limit
 from lanes.handlers import handler_name
-from lanes.observe import failures
 from memsource import GroupSource
 from memsource.memory.source import MemorySource
 from tests.fakes.grouped import group_of
@@ -26,7 +25,7 @@ def said(caplog: pytest.LogCaptureFixture, level: int, part: str) -> list[str]:
 async def test_failing_messages_are_one_warning_and_one_count(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "FOLDED_FOR", 0.05)
+    monkeypatch.setattr(line_limit, "FOLDED_FOR", 0.05)
     source = MemorySource(published("a", "b", "c"))
 
     async def charge(message: Message) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -17,10 +18,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
+from lanes.clock import monotonic
+from lanes.dead_letter import printable
 from lanes.errors import ConfigError, SourceError
+from lanes.line_limit import FoldedLog
 from lanes_jetstream.wire import codes
 
-log = logging.getLogger("lanes.jetstream")
+log = logging.getLogger("lanes.jetstream.client")
 
 Server = str | Client | JetStreamContext
 """URL of a server (several with commas), a connected nats client, or its JetStream context."""
@@ -50,11 +54,20 @@ _PAGES: Final = 1_000
 
 _DENIED: Final = re.compile(r'permissions violation for .*"([^"]+)"', re.IGNORECASE)
 
+_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 _SCHEME: Final = re.compile(r"(nats|tls|ws|wss)://")
 _SERVER: Final = re.compile(
     r"((?:nats|tls|ws|wss)://)?((?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?)(?:[/?#].*)?"
 )
 """One server of a URL: scheme, host with port, and further text, which is never shown."""
+
+
+_VARYING: Final = re.compile(r"\d+(?:\.\d+)? ?m?s\b")
+"""Parts of an error's text that differ when the error repeats."""
+
+_WORD: Final = re.compile(r"[^\s:@/?#,=&\[\]]+")
+_LONG: Final = 6
+"""Number of characters from which a hidden word is also hidden within a longer word."""
 
 
 class ApiError(Exception):
@@ -138,6 +151,9 @@ class Connection:
         self._flushes: set[asyncio.Task[None]] = set()
         self._reopening = asyncio.Lock()
         self._url = server if isinstance(server, str) else None
+        if self._url is not None:
+            _check_url(self._url)
+        self._log = FoldedLog(log, f"NATS client at {self.servers}", monotonic)
         self._client = server if isinstance(server, Client) else None
         self._prefix = "$JS.API"
         if isinstance(server, JetStreamContext):
@@ -194,16 +210,20 @@ class Connection:
         async def note(error: Exception) -> None:
             # The client reports each failed attempt here. Without a callback the client prints a traceback each time.
             seen[isinstance(error, nats.errors.Error)] = error
-            log.debug("%s: %s", self.servers, error)
+            self._note(error)
             if give_up is not None and loop.time() > give_up:
                 # The client loses a cancellation at the end of an attempt, and then tries for ever.
                 raise TimeoutError
+
+        async def note_reconnect() -> None:
+            self._log.end()
 
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await client.connect(
                     url.split(","),
                     error_cb=note,
+                    reconnected_cb=note_reconnect,
                     connect_timeout=2,
                     max_reconnect_attempts=-1,
                     # The client declares an int, but accepts any number of seconds.
@@ -220,13 +240,30 @@ class Connection:
             # Prefer the server's own error, such as a refused login, to the disconnection that follows it.
             cause = seen.get(True) or seen.get(False) or error
             # A parser error quotes the URL with its credentials.
-            why = "" if isinstance(cause, ValueError) else f": {cause}"
+            why = "" if isinstance(cause, ValueError) else f": {self._hidden(str(cause))}"
             raise SourceError(
                 f"no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
                 f"({type(cause).__name__}{why}); start it, or correct the URL or the credentials",
                 retryable=retryable,
             ) from None
+        self._log.end()
         return client
+
+    def _note(self, error: Exception) -> None:
+        """Log an error that the client reports."""
+        # A parser error quotes the URL with its credentials.
+        text = "" if isinstance(error, ValueError) else printable(self._hidden(str(error)))
+        kind = type(error).__name__
+        self._log.write(logging.WARNING, f"{kind} {_VARYING.sub('', text)}", f"{kind}: {text}" if text else kind)
+
+    def _hidden(self, text: str) -> str:
+        """Replace each word of the URL that ``servers`` does not show, such as a password, by …."""
+        words = set(_WORD.findall(self._url or "")) - set(_WORD.findall(self.servers))
+        for word in sorted(words, key=len, reverse=True):
+            # A short word may be part of a longer word by chance.
+            side = "" if len(word) >= _LONG else r"\b"
+            text = re.sub(side + re.escape(word) + side, "…", text)
+        return text
 
     @property
     def server_version(self) -> tuple[int, int]:
@@ -263,6 +300,7 @@ class Connection:
             return  # Do not cancel a waiting flush, because that would end the read loop of the caller's client.
         if self._client is not None and not self._client.is_closed:
             await self._client.close()
+        self._log.end()
         for flush in self._flushes:
             flush.cancel()
 
@@ -384,6 +422,38 @@ class Connection:
     def next_subject(self, stream: str, durable: str) -> str:
         """Return the subject of pull requests to a consumer."""
         return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
+
+
+def _check_url(url: str) -> None:
+    """Raise ``ConfigError`` for a URL that the client cannot use. The error shows no part that may be a password."""
+    sockets = set()
+    for server in url.split(","):
+        scheme, has_scheme, rest = server.partition("://")
+        if not has_scheme:
+            scheme, rest = "nats", server
+        elif scheme not in _SCHEMES:
+            # A longer text, or one with other signs, may be a part of the credentials.
+            shown = f"{scheme}://" if re.fullmatch("[A-Za-z]{1,9}", scheme) else "in the URL"
+            raise ConfigError(
+                f"server: the scheme {shown} is none of NATS; write nats://host:4222, or use tls://, ws:// or wss://"
+            )
+        try:
+            parsed = urlsplit(f"{scheme}://{rest}")
+            valid = bool(parsed.hostname) and parsed.port != 0 and not re.search(r"\s", rest)
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ConfigError(
+                "server: the URL has no host, or no port that is a number from 1 to 65535 (the URL is not shown, "
+                "because it may have a password); write nats://host:4222 or nats://user:password@host:4222, several "
+                "with commas and no blanks"
+            )
+        sockets.add(scheme in ("ws", "wss"))
+    if len(sockets) > 1:
+        raise ConfigError(
+            "server: the URLs mix websockets (ws://, wss://) with nats:// or tls://, and one client uses one kind; "
+            "write all URLs with one kind"
+        )
 
 
 class UnboundedSubscription:

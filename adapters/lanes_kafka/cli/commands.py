@@ -5,6 +5,7 @@ The commands raise ``ConfigError``, which the command line prints.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +46,11 @@ def dead_letter_box(topic: str, server: str, config: Path | None, settings: list
         ConfigError: The file, a setting or the topic name is invalid.
         Misuse: No address of a broker is given.
     """
-    return KafkaDeadLetterBox(_settings(config, settings, server=server), topic)
+    read = _settings(config, settings, server=server)
+    if "debug" in read:
+        logging.basicConfig()
+        logging.getLogger("lanes.kafka.client").setLevel(logging.DEBUG)
+    return KafkaDeadLetterBox(read, topic)
 
 
 @kafka.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,6 +33,7 @@ from lanes_kafka.client.mailbox import Close, Command, Demand, Expire, Mailbox, 
 from lanes_kafka.client.prefetch import ReadAhead
 from lanes_kafka.client.records import KeyFunction, offset_of
 from lanes_kafka.client.topics import Topics
+from lanes_kafka.client_log import ClientLog
 from lanes_kafka.config import ClientConfig
 from lanes_kafka.errors import ErrorLog, client_message, exception_text, fatal_error, is_permanent, startup_error
 
@@ -74,6 +76,9 @@ HEALTHY_AFTER: Final = 300.0
 This time is much longer than the longest pause: of two clients that fence each other in turn, each works while the
 other one pauses."""
 
+_ERRORS_KEPT: Final = 100
+"""Maximum number of errors of the first questions that are searched for a cause."""
+
 _LAST_CALLBACKS: Final = 2.0
 """Seconds allowed for the last callbacks; ``close`` serves later callbacks."""
 
@@ -104,6 +109,7 @@ class ClientThread:
         limit: UTF-16 units of commit metadata that the broker is known to accept.
         end_offsets: End offsets of the owned partitions.
         errors: Log of the client's errors.
+        client_log: Log of the lines that the client writes.
     """
 
     config: ClientConfig
@@ -128,6 +134,7 @@ class ClientThread:
         self.end_offsets = EndOffsets(clock)
         self._keys = KeyWatch(self.name)
         self.errors = ErrorLog(self.name, clock, settings.get("error_cb"), settings)
+        self.client_log = ClientLog(self.name, clock, settings)
         self._demand = Demand(0, 0, 0, frozenset(), {})
         self._applied = self._demand
         self._answered = self._demand
@@ -187,14 +194,17 @@ class ClientThread:
             )
         if hasattr(self, "_topics"):
             self._topics.close()
+        self.client_log.end()
         self.bridge.post(self.ended)
 
     def _open(self) -> None:
         config = self.config
+        reported: deque[KafkaError] = deque(maxlen=_ERRORS_KEPT)
+        connecting = self.client_log.added_to(config.admin) | {"error_cb": reported.append}
         try:
             # Topics holds the only reference to this client: its threads and sockets end with the last reference.
-            self._topics = Topics(self.names, AdminClient(dict(config.admin)), self.clock, lambda: self.send(None))
-            self._topics.check(OPEN_TIMEOUT, config.admin, self.name)
+            self._topics = Topics(self.names, AdminClient(connecting), self.clock, lambda: self.send(None))
+            self._topics.check(OPEN_TIMEOUT, config.admin, self.name, reported)
             self.partitions = sum(topic.partitions for topic in self._topics.known.values())
             if self.hands_over:
                 assert self._topics.admin is not None
@@ -224,7 +234,10 @@ class ClientThread:
 
     def _join(self) -> None:
         # Copied, because a client keeps the dictionary, and the same configuration may make another client.
-        client = dict(self.config.client) | {"on_commit": self._on_commit, "error_cb": self.errors.on_error}
+        client = self.client_log.added_to(self.config.client) | {
+            "on_commit": self._on_commit,
+            "error_cb": self.errors.on_error,
+        }
         try:
             self._client = self.make(client)
         except (TypeError, ValueError) as failure:
@@ -416,6 +429,7 @@ class ClientThread:
         self._topic_id_check.advance(self._client)
         if now >= self._positions_at:
             self._positions_at = now + _HOUSEKEEPING_EVERY
+            self.client_log.due()
             self._check_loop()
             progress = self._intake.progress()
             if progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError
-from lanes_kafka.broker import unanswered_topics, wait_for
+from lanes_kafka.broker import unanswered, wait_for
+from lanes_kafka.errors import is_login_refused
 
 ASK_EVERY: Final = 1.0
 """Seconds between two regular questions for the ids; ``ask`` may ask earlier."""
@@ -25,6 +26,20 @@ know the topic yet."""
 _TIMEOUT: Final = 5.0
 _GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
 """Seconds after which a question without answer or error is given up and repeated."""
+
+_AGAIN: Final = 0.1
+"""Seconds between two questions at the start, while no broker answers."""
+
+_NO_ANSWER: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+"""Errors of a question that no broker answered."""
 
 _APPEARS_WITHIN: Final = 1.0
 """Seconds that a topic may stay unknown at the start."""
@@ -66,6 +81,7 @@ class Topics:
     answered: int = field(default=0, init=False)
     _asked: dict[str, concurrent.futures.Future[Any]] = field(default_factory=dict, init=False)
     _missing: dict[str, float] = field(default_factory=dict, init=False)
+    _failed: dict[str, KafkaError] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._begun = self._wanted = 0
@@ -96,12 +112,15 @@ class Topics:
         self._wanted = self._begun + 1
         return self._wanted
 
-    def wait(self, timeout: float) -> bool:
-        """Ask, and block for up to ``timeout`` seconds; return whether a complete answer arrived in time."""
+    def wait(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Ask, and block for up to ``timeout`` seconds; return whether a complete answer arrived in time.
+
+        The wait ends early when ``give_up`` returns True.
+        """
         number, deadline = self.ask(), time.monotonic() + timeout
         while self._asked:
             assert self.admin is not None, "no question is open after close"
-            if not wait_for(self.admin, self._asked.values(), deadline):
+            if not wait_for(self.admin, self._asked.values(), deadline, give_up):
                 return False
             answered = self._take()
             if self._begun >= number:
@@ -121,20 +140,32 @@ class Topics:
             self.wait(timeout)
         return topic in self.known
 
-    def check(self, timeout: float, settings: Mapping[str, Any], name: str) -> None:
-        """Check that all topics exist. Blocks.
+    def check(
+        self, timeout: float, settings: Mapping[str, Any], name: str, reported: Collection[KafkaError] = ()
+    ) -> None:
+        """Check that all topics exist. Blocks. The question is repeated until a broker answers.
 
         Args:
-            timeout: Maximum time for each answer, in seconds.
+            timeout: Maximum time for the first answer, and for each later answer, in seconds.
             settings: Configuration of the source's clients. Its secrets are not shown.
             name: Name of the source, for errors.
+            reported: The errors that ``admin`` reports, which may grow during the call.
 
         Raises:
             ConfigError: A topic does not exist or is not visible to this user, or the client refuses its settings.
             SourceError: No broker answers, the login is refused, or a permission is missing.
         """
-        if not self.wait(timeout):
-            raise unanswered_topics(settings, self.names, name)
+        deadline = time.monotonic() + timeout
+
+        def is_refused() -> bool:
+            return any(map(is_login_refused, reported))
+
+        while not self.wait(deadline - time.monotonic(), is_refused):
+            timed_out = {self.names[0]: KafkaError(KafkaError._TIMED_OUT, "no answer in time")}
+            topic, error = next(iter((self._failed or timed_out).items()))
+            if is_refused() or error.code() not in _NO_ANSWER or time.monotonic() + _AGAIN > deadline:
+                raise unanswered(settings, topic, error, reported, timeout)
+            time.sleep(_AGAIN)
         for topic in self.names:
             if not self.appears(topic, timeout):
                 raise ConfigError(
@@ -189,11 +220,13 @@ class Topics:
     def _take(self) -> bool:
         futures, self._asked = self._asked, {}
         known, whole = {}, True
+        self._failed = {}
         for name, future in futures.items():
             try:
                 found = future.result(0)
             except KafkaException as failure:
-                code = failure.args[0].code()
+                error: KafkaError = failure.args[0]
+                code = error.code()
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     if self._may_come_back(name):
                         whole = False
@@ -201,6 +234,7 @@ class Topics:
                 self._missing.pop(name, None)
                 if code != KafkaError.TOPIC_AUTHORIZATION_FAILED or not self.answered:
                     whole = False
+                    self._failed[name] = error
                 elif name in self.known:
                     # The user has lost the permission, so later changes of the topic stay unknown.
                     known[name] = self.known[name]

@@ -63,8 +63,8 @@ class KafkaDeadLetterBox:
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
         self._topic = topic_name(topic)
-        self._settings = producer_settings(config)
-        self._producer = ConfirmedProducer(self._settings, f"dead letters of {topic}")
+        self._producer = ConfirmedProducer(producer_settings(config), f"dead letters of {topic}")
+        self._settings = self._producer.settings
         self.other_messages = 0
         self._reader: LogReader | None = None
         self._next: dict[int, int] = {}

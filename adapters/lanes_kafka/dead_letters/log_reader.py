@@ -32,6 +32,12 @@ _OURS: Final[Mapping[str, Any]] = {
 }
 
 
+_PRODUCERS_OWN: Final = frozenset(
+    {"acks", "batch.num.messages", "enable.idempotence", "linger.ms", "message.timeout.ms"}
+)
+"""Settings of the dead letters' producer that a consumer would warn about."""
+
+
 class Range(NamedTuple):
     """A range of offsets.
 
@@ -59,7 +65,8 @@ class LogReader:
         self._settings = settings
         self._topic = topic
         try:
-            self._consumer = Consumer({**settings, **_OURS})
+            reading = {name: value for name, value in settings.items() if name not in _PRODUCERS_OWN}
+            self._consumer = Consumer({**reading, **_OURS})
         except (KafkaException, TypeError, ValueError) as failure:
             raise settings_error(failure.args[0], settings) from None
 

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_kafka.bridge import Answer, Bridge
+from lanes_kafka.client_log import ClientLog
 from lanes_kafka.config import UserSettings, check_addresses, connects
 from lanes_kafka.dead_letters.wire import Record
 from lanes_kafka.errors import ErrorLog, settings_error
@@ -47,14 +48,11 @@ _SAFE_SETTINGS: Final[Mapping[str, Any]] = {
     # The topic has its own limit. The client would apply ``message.max.bytes`` before compression.
     "message.max.bytes": 1_000_000_000,
     "message.timeout.ms": WRITE_TIMEOUT_MS,
-    # In an outage the client also reports each log line as an error, and ErrorLog limits the rate of errors.
-    "log_level": 0,
 }
 _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "acks": ("acks", "request.required.acks"),
     "linger.ms": ("linger.ms", "queue.buffering.max.ms"),
     "message.timeout.ms": ("message.timeout.ms", "delivery.timeout.ms"),
-    "log_level": ("log_level", "logger", "log_cb", "debug"),
 }
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
@@ -96,12 +94,16 @@ class ConfirmedProducer:
     Args:
         settings: Configuration of the client. Its secrets are not shown.
         name: Name of the producer, for errors and log lines.
+
+    Attributes:
+        settings: Configuration for all clients that the thread serves, with a ``logger``.
     """
 
     def __init__(self, settings: Mapping[str, Any], name: str) -> None:
-        self._settings = dict(settings)
+        self._client_log = ClientLog(name, monotonic, settings)
+        self.settings = self._client_log.added_to(settings)
         self._name = name
-        self._errors = ErrorLog(name, monotonic, None, self._settings)
+        self._errors = ErrorLog(name, monotonic, None, self.settings)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._producer: Producer | None = None
         self._fatal = KafkaError(KafkaError._STATE, "the client failed")
@@ -240,12 +242,14 @@ class ConfirmedProducer:
                     self._name,
                 )
         self._producer = None
+        self._client_log.end()
         self._ended.give(None)
 
     def _next(self) -> Callable[[], None] | None:
         """Serve the client until a job arrives, and return the job; None ends the thread."""
         while True:
             busy = self._serve()
+            self._client_log.due()
             try:
                 return self._jobs.get_nowait() if busy else self._jobs.get(timeout=_SERVE)
             except Empty:
@@ -266,11 +270,11 @@ class ConfirmedProducer:
 
     def _connect(self) -> None:
         if self._producer is None:
-            settings: dict[str, Any] = {**self._settings, "error_cb": self._errors.on_error}
+            settings: dict[str, Any] = {**self.settings, "error_cb": self._errors.on_error}
             try:
                 self._producer = Producer(settings)
             except (KafkaException, TypeError, ValueError) as failure:
-                raise settings_error(failure.args[0], self._settings) from None
+                raise settings_error(failure.args[0], self.settings) from None
 
     def _end(self, timeout: float) -> None:
         if self._producer is not None:

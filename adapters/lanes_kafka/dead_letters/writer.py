@@ -60,8 +60,8 @@ class KafkaDeadLetters:
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
         self._topic = topic_name(topic)
-        self._settings = producer_settings(config)
-        self._producer = ConfirmedProducer(self._settings, f"dead letters to {topic}")
+        self._producer = ConfirmedProducer(producer_settings(config), f"dead letters to {topic}")
+        self._settings = self._producer.settings
         self._by_id = False
         self._limit = _USUAL_LIMIT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
-from lanes_jetstream import JetStreamSource, whole_subject
+from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, whole_subject
 from tests.components import NatsServer
 from tests.jetstream.durable.test_arguments import READERS
 from tests.jetstream.workload import Recorder, Stream, never_called, running
@@ -30,11 +31,63 @@ async def test_an_unreachable_server_is_reported_without_credentials(
     assert "secret" not in repr(source)
 
 
-@pytest.mark.parametrize("url", ["nats://127.0.0.1:99999", "nats://[", "http://127.0.0.1:4222"])
-async def test_an_invalid_url_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:4222", "the scheme http:// is none of NATS; write nats://host:4222"),
+        ("NATS://127.0.0.1:4222", "the scheme NATS:// is none of NATS"),
+        ("kafka://localhost:9092", "the scheme kafka://"),
+        ("nats://127.0.0.1:99999", "a number from 1 to 65535"),
+        ("nats://127.0.0.1:0", "a number from 1 to 65535"),
+        ("nats://127.0.0.1:port", "a number from 1 to 65535"),
+        ("nats://[", "has no host"),
+        ("nats://", "has no host"),
+        ("nats://:4222", "has no host"),
+        ("nats://a:1,", "has no host"),
+        ("nats://a:1, nats://b:2", "the scheme in the URL"),
+        ("nats://a b:1", "no blanks"),
+        ("nats://a:1,ws://b:2", "one client uses one kind"),
+    ],
+)
+def test_an_invalid_url_is_refused_at_construction(url: str, said: str) -> None:
+    for make in (
+        lambda: JetStreamSource(url, stream="S", durable="d", key=None),
+        lambda: JetStreamSource(url, stream="S", cohort="c", key=None),
+        lambda: JetStreamDeadLetters(url, "dead"),
+    ):
+        with pytest.raises(lanes.ConfigError) as refused:
+            make()
+        assert str(refused.value).startswith("server: ") and said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost",
+        "localhost:4222",
+        "nats://localhost",
+        "tls://user:password@my_host.example:4443",
+        "nats://token@127.0.0.1:4222,nats://user:p-w@[::1]:4222",
+        "ws://a:80,wss://b:443/path",
+    ],
+)
+def test_a_url_that_the_client_can_use_is_accepted(url: str) -> None:
+    JetStreamSource(url, stream="S", durable="d", key=None)
+
+
+async def test_a_server_that_is_away_gives_one_line_and_a_count(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
-    with pytest.raises(lanes.SourceError, match="correct the URL"):
-        await lanes.run(JetStreamSource(url, stream="S", durable="d", key=None), never_called)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.RECONNECT_WAIT", 0.01)
+    with pytest.raises(lanes.SourceError):
+        await lanes.run(JetStreamSource("nats://u:secret@127.0.0.1:9", stream="S", durable="d", key=None), never_called)
+    lines = [each for each in caplog.records if each.name == "lanes.jetstream.client"]
+    assert [each.levelname for each in lines] == ["WARNING", "WARNING"]
+    first, more = (each.getMessage() for each in lines)
+    assert first.startswith("NATS client at nats://127.0.0.1:9: ConnectionRefusedError: ")
+    assert re.match(r"NATS client at nats://127\.0\.0\.1:9: \d+ more line\(s\) in 0\.\d s, the last: Conn", more)
+    assert "secret" not in caplog.text
 
 
 async def test_wrong_credentials_are_refused_without_the_password(

@@ -1,0 +1,64 @@
+"""The log lines of librdkafka, written to the logger ``lanes.kafka.client``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lanes.clock import Clock
+from lanes.dead_letter import printable
+from lanes.line_limit import FoldedLog
+from lanes_kafka.config import redacted
+
+log = logging.getLogger("lanes.kafka.client")
+
+_VARYING: Final = re.compile(r"\(after [^()]*\)|\d+ ?ms\b")
+"""Parts of a line that differ when the client repeats the line."""
+
+
+class ClientLog:
+    """The ``logger`` of the clients of one owner, unless the user's configuration has a ``logger``.
+
+    Without a ``logger`` librdkafka prints its lines to stderr. A client calls ``log`` in the thread that polls the
+    client. All clients of one ``ClientLog`` are polled by one thread.
+
+    Args:
+        name: Name of the owner, which begins each line.
+        clock: Monotonic clock, in seconds.
+        settings: Configuration of the clients. Its secrets are not shown.
+    """
+
+    def __init__(self, name: str, clock: Clock, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+        self._folded = FoldedLog(log, name, clock)
+
+    def __repr__(self) -> str:
+        return f"<ClientLog {self._folded!r}>"
+
+    def added_to(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of a configuration with this ``logger``. A user's ``logger`` stays."""
+        return {"logger": self, **settings}
+
+    def log(self, level: int, template: str, *values: object) -> None:
+        """Write a line. The client calls this method of its ``logger``.
+
+        Args:
+            level: Level of the line. An error is a warning here, because the client tries again by itself.
+            template: Format of the line.
+            values: Facility, name of the client, and text.
+        """
+        level = min(level, logging.WARNING)
+        if log.isEnabledFor(level):
+            # Two clients of one owner repeat each other, so their names do not count.
+            kind = _VARYING.sub("", " ".join(map(str, values[:1] + values[2:])))
+            self._folded.write(level, kind, printable(redacted(template % values, self._settings)))
+
+    def due(self) -> None:
+        """Log the counted lines whose time has come."""
+        self._folded.due()
+
+    def end(self) -> None:
+        """Log all counted lines, because the clients end."""
+        self._folded.end()

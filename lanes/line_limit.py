@@ -1,0 +1,166 @@
+"""The limit on repeated log lines: the first line of a kind appears at once, and further lines are counted.
+
+``LineLimit`` decides for any lines, such as the lines about failed attempts. ``FoldedLog`` writes the lines of a
+broker's client to a logger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, TypeVar
+
+FOLDED_FOR: Final = 10.0
+"""Seconds after a line in which further lines of its kind are counted instead of logged."""
+
+_KINDS_LIMIT: Final = 50
+"""Maximum number of kinds that are counted separately."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Window(Generic[T]):
+    """The lines of one kind since the last logged line.
+
+    Attributes:
+        since: Time of the last logged line, in seconds.
+        count: Number of lines after it.
+        latest: The newest of these lines, in a list; empty = none.
+    """
+
+    since: float
+    count: int
+    latest: list[T]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted(Generic[T]):
+    """Lines that were counted instead of logged.
+
+    Attributes:
+        kind: Kind of the lines.
+        count: Number of lines, 1 or more.
+        seconds: Seconds in which they were counted.
+        latest: The newest line.
+    """
+
+    kind: str
+    count: int
+    seconds: float
+    latest: T
+
+
+class LineLimit(Generic[T]):
+    """Counts the repeated lines of each kind. Times are seconds of one clock. Nothing blocks.
+
+    Args:
+        others: Name of the kind under which lines are counted while many kinds are counted already.
+    """
+
+    def __init__(self, others: str) -> None:
+        self._others = others
+        self._windows: dict[str, _Window[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def __repr__(self) -> str:
+        return f"<LineLimit {len(self._windows)} kinds>"
+
+    def logs(self, kind: str, line: T, now: float) -> bool:
+        """Return whether to log a line now. Otherwise the line is counted."""
+        window = self._windows.get(kind)
+        if window is None and len(self._windows) >= _KINDS_LIMIT:
+            self._forget(now)
+            if len(self._windows) >= _KINDS_LIMIT:
+                return self._count(self._windows.setdefault(self._others, _Window(now, 0, [])), line)
+        if window is None or (not window.count and now >= window.since + FOLDED_FOR):
+            self._windows[kind] = _Window(now, 0, [])
+            return True
+        return self._count(window, line)
+
+    def next_at(self) -> float:
+        """Return the time at which ``due`` returns counted lines; infinity = no line is counted."""
+        return min(
+            (window.since + FOLDED_FOR for window in self._windows.values() if window.count), default=float("inf")
+        )
+
+    def due(self, now: float) -> list[Counted[T]]:
+        """Take out the lines that were counted for ``FOLDED_FOR`` seconds."""
+        return self._take(now, FOLDED_FOR) if self.next_at() <= now else []
+
+    def end(self, now: float) -> list[Counted[T]]:
+        """Take out all counted lines."""
+        return self._take(now, 0.0)
+
+    def _count(self, window: _Window[T], line: T) -> Literal[False]:
+        window.count += 1
+        window.latest[:] = [line]
+        return False
+
+    def _forget(self, now: float) -> None:
+        for kind, window in list(self._windows.items()):
+            if not window.count and now >= window.since + FOLDED_FOR:
+                del self._windows[kind]
+
+    def _take(self, now: float, least: float) -> list[Counted[T]]:
+        taken = []
+        for kind, window in self._windows.items():
+            seconds = now - window.since
+            if window.count and seconds >= least:
+                taken.append(Counted(kind, window.count, seconds, window.latest[0]))
+                window.since, window.count = now, 0
+                window.latest.clear()
+        return taken
+
+
+class FoldedLog:
+    """Writes the lines of a broker's client to a logger, and counts repeated lines.
+
+    Only one thread at a time may call the methods.
+
+    Args:
+        log: The logger.
+        name: Name of the client's owner, which begins each line.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, log: logging.Logger, name: str, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._name = name
+        self._clock = clock
+        self._limit: LineLimit[tuple[int, str]] = LineLimit("other lines")
+
+    def __repr__(self) -> str:
+        return f"<FoldedLog of {self._name}: {len(self._limit)} kinds>"
+
+    def write(self, level: int, kind: str, text: str) -> None:
+        """Log or count a line. A line at DEBUG is always logged.
+
+        Args:
+            level: Level of the line.
+            kind: Text that is equal for lines that repeat one fact.
+            text: The line.
+        """
+        if not self._log.isEnabledFor(level):
+            return
+        self.due()
+        if level <= logging.DEBUG or self._limit.logs(kind, (level, text), self._clock()):
+            self._log.log(level, "%s: %s", self._name, text)
+
+    def due(self) -> None:
+        """Log the counted lines whose time has come."""
+        self._tell(self._limit.due(self._clock()))
+
+    def end(self) -> None:
+        """Log all counted lines, because the client ends or works again."""
+        self._tell(self._limit.end(self._clock()))
+
+    def _tell(self, counted: list[Counted[tuple[int, str]]]) -> None:
+        for each in counted:
+            level, text = each.latest
+            self._log.log(
+                level, "%s: %d more line(s) in %.1f s, the last: %s", self._name, each.count, each.seconds, text
+            )
