@@ -329,6 +329,12 @@ def check_flag(name: str, value: object) -> None:
         raise ConfigError(f"{name}={value!r}: must be True or False")
 
 
+def check_text(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless the value is a text with at least one character."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name}={value!r}: must be a str that is not empty")
+
+
 def check_folder(name: str, value: object) -> None:
     """Raise ``ConfigError`` unless the value is a path, as text or as an ``os.PathLike``."""
     if not isinstance(value, str | os.PathLike):

@@ -90,8 +90,15 @@ class Term(Exception):
 
     Args:
         reason: Text of the error, for the log and the dead letter.
+
+    Raises:
+        TypeError: The reason is no text.
     """
 
     def __init__(self, reason: str) -> None:
+        if not isinstance(reason, str):
+            raise TypeError(
+                f"Term({reason!r}): the reason must be a str; write Term(str(…)), or raise … from the error"
+            )
         super().__init__(reason)
         self.reason = reason

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import anyio.lowlevel
 
 from lanes.attempts import Attempt
+from lanes.config import check_seconds, kind_of
 from lanes.core.types import Message, Partition, PartitionId
+from lanes.errors import ConfigError
 
 
 class MemoryAttempts:
@@ -20,9 +22,15 @@ class MemoryAttempts:
             ``call`` with the name of the operation and ``seconds`` before each read or write. If ``call`` raises, the
             store changes nothing.
         seconds: Seconds that each operation takes.
+
+    Raises:
+        ConfigError: An argument is of a wrong type or out of its range.
     """
 
     def __init__(self, call: Callable[[str, float], Awaitable[None]] | None = None, *, seconds: float = 0.0) -> None:
+        if call is not None and not callable(call):
+            raise ConfigError(f"call is {kind_of(call)}: pass an async function such as World.io, or leave it out")
+        check_seconds("seconds", seconds, 0.0)
         self._call = call
         self._seconds = seconds
         self._rows: dict[tuple[PartitionId, str], dict[int, tuple[Attempt, int]]] = {}

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lanes.config import check_positive, check_whole
 from lanes.dead_letter import DeadLetter
 from memsource.memory.topic import Record, WatchedTopic
 
@@ -87,17 +88,16 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
         stale: Number of acknowledgements of unacknowledged messages with an outdated token.
 
     Raises:
-        ValueError: A setting is out of its range.
+        ConfigError: An argument is of a wrong type or out of its range.
     """
 
     def __init__(
         self, partitions: int = 1, *, name: str = "memory", ack_wait: float = 30.0, max_unacked: int | None = None
     ) -> None:
         super().__init__(partitions, name)
-        if not ack_wait > 0:
-            raise ValueError(f"ack_wait={ack_wait}: must be more than 0 seconds")
-        if max_unacked is not None and max_unacked < 1:
-            raise ValueError(f"max_unacked={max_unacked}: must be 1 or more, or None")
+        check_positive("ack_wait", ack_wait)
+        if max_unacked is not None:
+            check_whole("max_unacked", max_unacked, 1)
         self.ack_wait = ack_wait
         self.max_unacked = max_unacked
         self.stale = 0

@@ -23,6 +23,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from lanes.config import check_flag, kind_of
+from lanes.errors import ConfigError
 from memsource.memory.topic import Record, Topic, TopicState, WatchedTopic
 
 _UNBOUNDED: Final = 1 << 62
@@ -93,12 +95,18 @@ class Group(WatchedTopic):
 
     Attributes:
         generation: Number of assignments so far, which ``snapshot`` leaves out.
+
+    Raises:
+        ConfigError: An argument is of a wrong type or out of its range.
     """
 
     def __init__(
         self, partitions: int = 1, *, name: str = "memory", cooperative: bool = False, assignor: Assignor | None = None
     ) -> None:
         super().__init__(partitions, name)
+        check_flag("cooperative", cooperative)
+        if assignor is not None and not callable(assignor):
+            raise ConfigError(f"assignor is {kind_of(assignor)}: pass a function that returns owners, or leave it out")
         self.cooperative = cooperative
         self._assignor = assignor or plan
         self.generation = 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lanes.config import check_flag, check_seconds, check_text, kind_of
 from lanes.core.types import Partition, PartitionId, Room, Settlement
-from lanes.errors import SourceError
+from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.memory.group import Group, UnknownMember
 from memsource.memory.scripted import BATCH, READER, Call, CommittingSource, floor_of
@@ -35,12 +36,20 @@ class GroupSource(CommittingSource):
 
     Attributes:
         calls: The calls of the source so far.
+
+    Raises:
+        ConfigError: An argument is of a wrong type or out of its range.
     """
 
     def __init__(
         self, group: Group, member: str, *, batch: int = BATCH, revoke_timeout: float = 30.0, hands_over: bool = True
     ) -> None:
         super().__init__(batch)
+        if not isinstance(group, Group):
+            raise ConfigError(f"group is {kind_of(group)}: pass a memsource.Group(…)")
+        check_text("member", member)
+        check_seconds("revoke_timeout", revoke_timeout, 0.0)
+        check_flag("hands_over", hands_over)
         self.group = group
         self.member = member
         self._revoke_timeout = revoke_timeout

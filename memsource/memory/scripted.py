@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 import anyio
 import anyio.lowlevel
 
+from lanes.config import check_whole
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ContractError
@@ -138,8 +139,7 @@ class ScriptedSource(Scripted):
     """
 
     def __init__(self, batch: int = BATCH) -> None:
-        if batch < 1:
-            raise ValueError(f"batch={batch}: must be 1 or more")
+        check_whole("batch", batch, 1)
         super().__init__()
         self._batch = batch
         self._owned: dict[int, Partition] = {}

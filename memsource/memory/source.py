@@ -25,10 +25,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from lanes.clock import Clock, monotonic
+from lanes.config import check_flag, check_positive, check_text, kind_of
 from lanes.core.types import NEVER, Message, Partition, PartitionId, Room, Settlement
 from lanes.dead_letter import DeadLetter
+from lanes.errors import ConfigError
 from lanes.source import Assigned, Delivered, Generation, Lost, Revoking, SourceEvent, SourceTraits
-from memsource.memory.broker import MemoryBroker
+from memsource.memory.broker import KeepsDeadLetters, MemoryBroker
 from memsource.memory.scripted import (
     BATCH,
     READER,
@@ -61,6 +63,9 @@ class MemorySource(ScriptedSource):
 
     Attributes:
         calls: The calls of the source so far.
+
+    Raises:
+        ConfigError: An argument is of a wrong type or out of its range.
     """
 
     def __init__(
@@ -75,9 +80,18 @@ class MemorySource(ScriptedSource):
         clock: Clock = monotonic,
     ) -> None:
         super().__init__(batch)
+        if not isinstance(broker, MemoryBroker):
+            raise ConfigError(f"broker is {kind_of(broker)}: pass a memsource.MemoryBroker(…)")
+        if name is not None:
+            check_text("name", name)
+        if extend_interval is not None:
+            check_positive("extend_interval", extend_interval)
+        check_flag("plans", plans)
+        if not callable(clock):
+            raise ConfigError(f"clock is {kind_of(clock)}: pass a function that returns seconds, or leave it out")
         self.broker = broker
         self._name = name or broker.name
-        self._initial = tuple(broker.partitions if assigned is None else assigned)
+        self._initial = tuple(broker.partitions) if assigned is None else _numbers(assigned, broker)
         self._extend_interval = broker.ack_wait / 3 if extend_interval is None else extend_interval
         self._plans = plans
         self._clock = clock
@@ -241,6 +255,16 @@ class MemorySource(ScriptedSource):
         self._changed()
 
 
+def _numbers(assigned: object, broker: MemoryBroker) -> tuple[int, ...]:
+    """Return the numbers of the partitions that a source owns from the start."""
+    numbers = None if isinstance(assigned, str) or not isinstance(assigned, Iterable) else tuple(assigned)
+    if numbers is None or any(type(number) is not int or number not in broker.partitions for number in numbers):
+        raise ConfigError(
+            f"assigned={assigned!r}: must be numbers of partitions in 0 … {len(broker.partitions) - 1}, or None for all"
+        )
+    return numbers
+
+
 class MemoryDeadLetters(Scripted):
     """A writer of dead letters into ``broker.dead_letters``.
 
@@ -249,10 +273,15 @@ class MemoryDeadLetters(Scripted):
 
     Attributes:
         calls: The calls of the writer so far.
+
+    Raises:
+        ConfigError: The broker is of a wrong type.
     """
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__()
+        if not isinstance(broker, KeepsDeadLetters):
+            raise ConfigError(f"broker is {kind_of(broker)}: pass a memsource.MemoryBroker(…)")
         self.broker = broker
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lanes.config import check_text, check_whole
 from lanes.core.types import PartitionKey, key_bytes
 from memsource.memory.watchers import Watched
 
@@ -108,8 +109,8 @@ class Topic:
     """A topic whose partitions are numbered from 0. The topic keeps every message. No method blocks."""
 
     def __init__(self, partitions: int, name: str) -> None:
-        if partitions < 1:
-            raise ValueError(f"partitions={partitions}: must be 1 or more")
+        check_whole("partitions", partitions, 1)
+        check_text("name", name)
         self.name = name
         self.logs = [Log() for _ in range(partitions)]
         self._keyless = 0

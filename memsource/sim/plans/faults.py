@@ -110,7 +110,7 @@ class FaultBudget:
         Raises:
             ImpossiblePlan: The budget allows a kind that never happens on these brokers, or a personality is unknown.
         """
-        if isinstance(personalities, str):
+        if isinstance(personalities, str) or not isinstance(personalities, Sequence):
             raise ImpossiblePlan(
                 f"personalities={personalities!r}: must be a sequence; write ({personalities!r},) for one broker"
             )

@@ -6,7 +6,7 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Literal, get_args
@@ -98,7 +98,14 @@ class Schedule:
     jumps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for turn, index in self.deviations:
+        if not isinstance(self.deviations, Sequence) or not isinstance(self.jumps, Sequence):
+            raise ImpossiblePlan(
+                f"deviations={self.deviations!r}, jumps={self.jumps!r}: must be tuples, such as deviations=((3, 1),)"
+            )
+        for deviation in self.deviations:
+            if not isinstance(deviation, Sequence) or len(deviation) != 2:
+                raise ImpossiblePlan(f"deviation {deviation!r}: must be a pair (turn, index)")
+            turn, index = deviation
             if not _whole(turn, 0) or not _whole(index, 1):
                 raise ImpossiblePlan(
                     f"deviation ({turn}, {index}): the turn must be 0 or more, and the index 1 or more"
@@ -143,6 +150,10 @@ class Plan:
             raise ImpossiblePlan(f"seed={self.seed}: must be a whole number in 0 … 2**64-1")
         if self.limit is not None and not _whole(self.limit, 1):
             raise ImpossiblePlan(f"limit={self.limit}: must be a number of messages, 1 or more; None = all messages")
+        if not isinstance(self.schedule, Schedule):
+            raise ImpossiblePlan(f"schedule={self.schedule!r}: must be a memsource.Schedule(…)")
+        if not isinstance(self.faults, Sequence) or not all(isinstance(fault, Fault) for fault in self.faults):
+            raise ImpossiblePlan(f"faults={self.faults!r}: must be a tuple of memsource.Fault(…)")
         for fault in self.faults:
             if fault.kind in IMPOSSIBLE_FAULTS[self.personality]:
                 raise ImpossiblePlan(

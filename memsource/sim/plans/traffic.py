@@ -34,6 +34,11 @@ class Item:
     index: int
 
 
+def _number(value: object) -> bool:
+    """Return whether a value is a number, but no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """The messages of a topic. Shares are in 0 … 1.
@@ -62,7 +67,7 @@ class Traffic:
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 0:
             raise ImpossiblePlan(f"n={self.n!r}: must be a whole number of messages, 0 or more")
-        if isinstance(self.keys, str | bytes):
+        if isinstance(self.keys, str | bytes) or not isinstance(self.keys, int | Sequence):
             raise ImpossiblePlan(
                 f"keys={self.keys!r}: must be a count or a sequence of keys; write [{self.keys!r}] for one key"
             )
@@ -76,9 +81,9 @@ class Traffic:
             if not distinct or len(distinct) < len(self.keys):
                 raise ImpossiblePlan(f"keys={self.keys!r}: must name one key or more, and each key once")
         for name, share in (("hot", self.hot), ("keyless", self.keyless), ("gaps", self.gaps)):
-            if not 0 <= share <= 1:
+            if not _number(share) or not 0 <= share <= 1:
                 raise ImpossiblePlan(f"{name}={share!r}: must be a share of the messages, 0 … 1")
-        if not 0 <= self.skew <= 10:
+        if not _number(self.skew) or not 0 <= self.skew <= 10:
             raise ImpossiblePlan(f"skew={self.skew!r}: must be in 0 (all keys alike) … 10 (nearly always the first)")
 
     def items(self, seed: int, partitions: int) -> list[Item]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import lanes
+from lanes import ConfigError
 from lanes.core.types import Room
 from lanes.source import Assigned, Delivered
 from memsource import MemoryBroker, MemorySource
@@ -174,7 +175,7 @@ def test_watchers_are_called_for_every_change() -> None:
     ],
 )
 def test_invalid_settings_are_refused(make: Callable[[], object], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ConfigError, match=match):
         make()
 
 
