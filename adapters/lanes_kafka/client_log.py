@@ -47,7 +47,7 @@ class ClientLog:
         Args:
             level: Level of the line. An error is a warning here, because the client tries again by itself.
             template: Format of the line.
-            values: Facility, name of the client, and text.
+            *values: Facility, name of the client, and text.
         """
         level = min(level, logging.WARNING)
         if log.isEnabledFor(level):
