@@ -97,8 +97,6 @@ class Term(Exception):
 
     def __init__(self, reason: str) -> None:
         if not isinstance(reason, str):
-            raise TypeError(
-                f"Term({reason!r}): the reason must be a str; write Term(str(error)) for an exception"
-            )
+            raise TypeError(f"Term({reason!r}): the reason must be a str; write Term(str(error)) for an exception")
         super().__init__(reason)
         self.reason = reason

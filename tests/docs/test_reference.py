@@ -21,7 +21,10 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 REFERENCE: Final = ROOT / "docs" / "reference"
 TELEMETRY: Final = set(re.findall(r"`(lanes\.[\w.]+)`", (REFERENCE / "telemetry.md").read_text()))
 """Names of metrics and attributes; ``tests/observe`` compares that page with what is exported."""
-FORMATS: Final = {"lanes.journal", "lanes.run", "lanes.kafka", "lanes.jetstream", "lanes.history", "lanes.oldest"}
+FORMATS: Final = {
+    *("lanes.journal", "lanes.run", "lanes.history", "lanes.oldest"),
+    *("lanes.kafka", "lanes.kafka.client", "lanes.jetstream", "lanes.jetstream.client"),
+}
 """Metadata of a journal, loggers, and the beginning of several metrics."""
 
 
