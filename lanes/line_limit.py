@@ -159,8 +159,7 @@ class FoldedLog:
         self._tell(self._limit.end(self._clock()))
 
     def _tell(self, counted: list[Counted[tuple[int, str]]]) -> None:
+        log = self._log
         for each in counted:
             level, text = each.latest
-            self._log.log(
-                level, "%s: %d more line(s) in %.1f s, the last: %s", self._name, each.count, each.seconds, text
-            )
+            log.log(level, "%s: %d more line(s) in %.1f s, the last: %s", self._name, each.count, each.seconds, text)
