@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -185,3 +187,18 @@ def test_a_file_that_is_no_history_makes_no_journal(lanes: Command, tmp_path: Pa
         assert (made.status, made.out) == (3, "")
         assert made.err.startswith(f"lanes: {file}: {said}")
     assert list(to.iterdir()) == []
+
+
+@pytest.mark.process
+def test_commands_print_no_line_of_a_client() -> None:
+    program = (
+        "import logging\n"
+        "from lanes.cli.app import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    for name in ('lanes.kafka.client', 'lanes.jetstream.client', 'lanes.kafka'):\n"
+        "        logging.getLogger(name).warning('a line of %s', name)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=60)
+    assert ran.stderr == "a line of lanes.kafka\n"
