@@ -58,7 +58,7 @@ class JetStreamSource:
             engine does not call the handler, and the poison policy decides about the message.
         filter_subject: Subject filter of a consumer that is created; None = all subjects.
         ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a consumer that is
-            created. None = 30 s, in a cohort 300 s.
+            created. None = 30 s, or 300 s in a cohort.
         max_ack_pending: Limit of unacknowledged messages, 1 or more, for a consumer that is created. In a cohort the
             limit applies to each partition.
         start: First message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware

@@ -62,7 +62,7 @@ def replay_command(
     slots: options.Slots = "",
     partitions: options.Partitions = "",
     from_: options.FirstPosition = "",
-    to: str = typer.Option("", help="End, exclusive; written as --from.", metavar="AT"),
+    to: str = typer.Option("", help="End position, exclusive; written as --from.", metavar="AT"),
     only: str = typer.Option("", help="State in a journal: dead_lettered, abandoned or unfinished.", metavar="STATE"),
     from_journal: list[str] = typer.Option(
         [], help="Journal for --only; repeatable.", metavar="DIR", show_default=False
@@ -164,7 +164,7 @@ def stream_command(
 def audit_command(
     journals: list[str] = typer.Argument(help="Folders of journals.", metavar="DIR", show_default=False),
     findings: str = typer.Option("", help="New folder for the violations as Parquet.", metavar="DIR"),
-    topic: str = typer.Option("", help="Topic to be handled; needs --table or --server.", metavar="NAME"),
+    topic: str = typer.Option("", help="Topic that had to be handled; needs --table or --server.", metavar="NAME"),
     table: options.Tables = [],  # noqa: B006 (typer copies it)
     servers: options.KafkaInstead = "",
     option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)

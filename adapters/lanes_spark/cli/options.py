@@ -48,7 +48,9 @@ SettingsName = Annotated[str, typer.Option(help="lanes.Settings of the handler."
 DeadLetterMaker = Annotated[str, typer.Option(help="Creates the dead letter store.", metavar="MODULE:FUNCTION")]
 Setup = Annotated[str, typer.Option(help="Called before the first message.", metavar="MODULE:FUNCTION")]
 Teardown = Annotated[str, typer.Option(help="Called after the last message.", metavar="MODULE:FUNCTION")]
-EffectsName = Annotated[str, typer.Option(help="Effects of a repeated task.", metavar="none|fenced|unfenced")]
+EffectsName = Annotated[
+    str, typer.Option(help="Kind of effects that the handler has outside its process.", metavar="none|fenced|unfenced")
+]
 RowsPerBatch = Annotated[
     int, typer.Option(help="Maximum number of rows of a batch; needs --checkpoint.", metavar="NUMBER")
 ]

@@ -118,7 +118,7 @@ class Stream:
 
     @property
     def progress(self) -> Progress:
-        """Current progress of the stream. Without a ``progress`` callback, its counts change only between batches."""
+        """Current progress of the stream. Without a ``progress`` callback, the counts change only between batches."""
         return self._run.tracker.progress()
 
     @property

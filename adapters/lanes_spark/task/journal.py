@@ -107,7 +107,7 @@ def task_journal(folder: str | None, member: str | None) -> Journal | None:
 
 
 class Pace:
-    """Makes a task wait for its journal, so that the journal drops no rows."""
+    """Makes a task wait for a slow journal, so that the journal need not drop rows."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
