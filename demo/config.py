@@ -22,7 +22,7 @@ from lanes.errors import ConfigError
 
 ATTEMPTS: Final = 5
 BACKOFF: Final = 0.05
-"""Delay of a retry in seconds. It is short, so that a failing event delays its case only briefly."""
+"""Longest delay of the second attempt, in seconds. A small value delays a case only briefly."""
 
 HOOK_EVERY: Final = 0.05
 """Seconds between two calls of a hook."""

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 DEAD_LETTER_CONTRACT_VERSION: Final = 1
-"""Version of this contract. It rises by the rule of ``lanes.source.CONTRACT_VERSION``."""
+"""Version of this contract. The version rises by the rule of ``lanes.source.CONTRACT_VERSION``."""
 
 _CHECKS: Final[list[tuple[DeadLetterCheck, tuple[DeadLetterAbility, ...]]]] = []
 

@@ -100,7 +100,7 @@ class Timeline:
             # The time of a row may be a little older than the time of the row before.
             if row.mono > latest:
                 latest = row.mono
-            # Missing rows before a segment may have happened at any time.
+            # The events of missing rows before a segment may have happened at any time.
             lost = row.event == "gap" and row is segment.rows[0]
             yield -inf if lost else latest + shift, index, row.event, segment, row
         yield latest + shift, index, "over", segment, segment.rows[-1]
