@@ -133,7 +133,7 @@ def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
 
 
 def check_dead_letter(raw: Raw) -> None:
-    """Read a record of the dead-letter topic as a dead letter or a disposition, or neither; write dead letters."""
+    """Read a record as a dead letter, a disposition or neither, and write a dead letter again."""
     message = message_at(PARTITION.source, raw)
     try:
         disposed = read_disposition(message)

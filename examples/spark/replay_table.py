@@ -1,6 +1,6 @@
 """A new rule over all past payments, in order within an account.
 
-The payments are in a Parquet table, in files without an order. Spark reads them on all cores of this machine; the call
+The payments are in a Parquet table, in files without an order. Spark reads them on two cores of this machine; the call
 on a cluster is the same. The handler is an ordinary handler of `lanes`, and its results become a table.
 
 Needs pyspark and Java 17 or newer: python examples/spark/replay_table.py

@@ -39,7 +39,7 @@ class DeadLetterWriter:
     async def write(self, due: DeadLetterDue) -> None:
         """Write the dead letter of a message until it is confirmed.
 
-        The call gives up if the message is abandoned, or if an error stops the run.
+        The call ends early if the message is abandoned, its lease expires, or an error stops the run.
         """
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
         message = due.message

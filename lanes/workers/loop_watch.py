@@ -4,7 +4,7 @@ A handler holds the loop if it blocks, for example in ``time.sleep`` or in a cli
 else on the loop runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn, finds
 the handler in the stack of the loop's thread, and names the handler in the log.
 
-A process that was frozen is not accused, because the thread was frozen too. A C function that keeps the interpreter's
+A frozen process is not reported, because the thread was frozen too. A C function that keeps the interpreter's
 lock stops the thread like a freeze, so such a function is not found.
 """
 
