@@ -209,8 +209,8 @@ class LeaseMachine:
         """Process a listing of the partition's durables, and delete the durables below the machine's own durable.
 
         If no listing arrives between two renewals and the retention allows leftover durables, the machine asks for a
-        listing. A listing may be out of date. A higher epoch in a listing therefore only makes the machine renew the
-        lease at once.
+        listing. A listing may be out of date. A higher epoch in a listing therefore does not end the ownership, but the
+        machine renews the lease at once.
 
         Args:
             consumers: Epoch and sub-number of each durable.
