@@ -1,4 +1,4 @@
-"""What every test may ask for: an async backend, and real servers."""
+"""Fixtures of every test: the async backends and the real servers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-# Before Hypothesis looks: everything it keeps stays in the project's own cache folder.
+# Set before the import of Hypothesis, so that its files stay in the project's cache folder.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(__file__).parents[1] / ".cache" / "hypothesis"))
 
 from hypothesis import Phase, settings
 
 from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer, PostgresServer, wait_until
 
-# A busy machine is slow, not wrong.
-# Explaining a failure traces every line; on Python 3.11 the interpreter was seen to hang where an alarm met that.
+# No deadline, because a busy machine may be slow. No explain phase, which traces every line: on Python 3.11, an alarm
+# during that tracing made the interpreter hang.
 settings.register_profile("lanes", deadline=None, phases=[phase for phase in Phase if phase is not Phase.explain])
 settings.load_profile("lanes")
 
-# `make test &` in a script ignores SIGINT and `nohup` SIGHUP, for everything that is started from here: the tests
-# that send them would wait for ever.
+# `make test &` in a script ignores SIGINT, and `nohup` ignores SIGHUP, also in child processes. Tests that send these
+# signals would wait without end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -58,12 +58,12 @@ _NOT_FAST = ("campaign", "long", "process", "slow")
 """Marks of tests that ``--fast`` leaves out."""
 
 _LEFT: set[int] = set()
-"""Idents of threads that an earlier test has failed for."""
+"""Idents of threads that an earlier test left open and failed for."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None]:
-    """A source that a test leaves open is its own fault, not that of whoever counts threads later."""
+    """Fail the test that leaves a Kafka source open, so that no later count of threads fails."""
     yield
     for thread in threading.enumerate():
         if thread.name == "lanes-kafka" and thread.ident not in _LEFT:
@@ -72,7 +72,11 @@ def pytest_runtest_teardown() -> Generator[None]:
                 _LEFT.add(thread.ident)
                 frame = sys._current_frames().get(thread.ident)
                 place = "".join(traceback.format_stack(frame)) if frame is not None else "no Python frame"
-                pytest.fail(f"a source over Kafka was left open, and its thread is at\n{place}", pytrace=False)
+                pytest.fail(
+                    f"the test left a Kafka source open; close it. Its thread is at\
+{place}",
+                    pytrace=False,
+                )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,15 +85,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
     if event in ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"):
-        raise RuntimeError(f"a test of `make test-fast` starts a process ({arguments[:1]}): mark it `process`")
+        raise RuntimeError(f"a test of `make test-fast` starts a process ({arguments[:1]}): mark the test `process`")
 
 
 def _refuse_start(process: BaseProcess) -> None:
-    raise RuntimeError(f"a test of `make test-fast` starts a process ({process.name}): mark it `process`")
+    raise RuntimeError(f"a test of `make test-fast` starts a process ({process.name}): mark the test `process`")
 
 
 def is_fast(item: pytest.Item) -> bool:
-    """Whether a test needs no broker, no child process and no time."""
+    """Whether a test needs no broker and no child process, and takes at most a second."""
     return not (_BROKERS | {"spawn"}) & set(getattr(item, "fixturenames", ())) and not any(
         item.get_closest_marker(mark) for mark in _NOT_FAST
     )
@@ -97,7 +101,8 @@ def is_fast(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start the longest tests first, so that no worker idles at the end."""
+    """With `--fast`, select the fast tests. Start the tests with the longest timeouts first, so that no worker idles at
+    the end."""
     if config.getoption("--fast"):
         left_out = [item for item in items if not is_fast(item)]
         config.hook.pytest_deselected(items=left_out)
@@ -106,18 +111,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _allowance(item: pytest.Item) -> float:
-    """Seconds that a test is allowed, by a mark of its own."""
+    """The timeout of a test in seconds, from its own mark; 0 without a mark."""
     marked = item.get_closest_marker("timeout")
     return float(marked.args[0]) if marked is not None and marked.args else 0.0
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch Kafka's jars before the first test, when any of them will need them: a test has no time for that."""
+    """Fetch Kafka's jars before the first test, if a test needs the jars, because a download exceeds the timeout of a
+    test."""
     if session.config.getoption("--fast") and session.items:
-        # From here on the marks are held to be true. A process that multiprocessing spawns raises no audit event.
+        # From here on, a new process fails the test. A process that multiprocessing spawns raises no audit event, so
+        # `start` is replaced too.
         sys.addaudithook(_refuse_processes)
         BaseProcess.start = _refuse_start  # type: ignore[assignment, method-assign]
-    # Thousands of tests and all they import stay to the end: whoever collects garbage need not go through them again.
+    # The collected tests and their imports stay until the end, so the garbage collector skips them.
     gc.collect()
     gc.freeze()
     wanted = any("kafka_prepared" in getattr(item, "fixturenames", ()) for item in session.items)
@@ -134,14 +141,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Async tests (`@pytest.mark.anyio`) run on both. What is asyncio only, such as NATS, says
+    """The backends of async tests (`@pytest.mark.anyio`). Tests that need asyncio, such as those of NATS, use
     `@pytest.mark.parametrize("anyio_backend", ["asyncio"])`."""
     backend: str = request.param
     return backend
 
 
 def start_or_skip(server: _Server) -> _Server:
-    """Start it. Without its programs a test is skipped, but never where `CI` is set: nothing hides there."""
+    """Start a server. If its programs are missing, skip the test, or fail the test if `CI` is set."""
     try:
         server.start()
     except MissingComponent as missing:
@@ -150,13 +157,13 @@ def start_or_skip(server: _Server) -> _Server:
 
 
 def stopped_by(stopping: contextlib.ExitStack, server: _Server) -> _Server:
-    """Have it stopped with the others, however far its start comes."""
+    """Register the server's `stop` before its start, so that a failed start is cleaned up too."""
     stopping.callback(server.stop)
     return server
 
 
 def skip_or_fail(missing: MissingComponent) -> NoReturn:
-    """Skip the test for what is missing, or fail it where `CI` is set."""
+    """Skip the test because a component is missing, or fail the test if `CI` is set."""
     if os.environ.get("CI"):
         pytest.fail(str(missing))
     pytest.skip(str(missing))
@@ -164,7 +171,8 @@ def skip_or_fail(missing: MissingComponent) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsServer]:
-    """The one server of the test session. Shared: name streams and subjects uniquely, and never stop it."""
+    """The shared server of the test session. A test needs unique names of streams and subjects, and must not stop the
+    server."""
     server = NatsServer()
     try:
         yield start_or_skip(server)
@@ -174,9 +182,9 @@ def nats_server() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def fresh_nats() -> Iterator[NatsFactory]:
-    """Makes private servers, started, to be killed, paused and restarted: `fresh_nats(config=…)`.
+    """A factory of started private servers, which the test may kill, pause and restart: `fresh_nats(config=…)`.
 
-    Takes the arguments of `NatsServer`. All of them are stopped after the test.
+    The factory has the arguments of `NatsServer`. All servers stop after the test.
     """
     with contextlib.ExitStack() as stopping:
         yield lambda **arguments: start_or_skip(stopped_by(stopping, NatsServer(**arguments)))
@@ -184,7 +192,7 @@ def fresh_nats() -> Iterator[NatsFactory]:
 
 @pytest.fixture(scope="session")
 def kafka_prepared(pytestconfig: pytest.Config) -> None:
-    """Kafka can be started, or the test is skipped (fails where `CI` is set) for want of Java, Maven or the jars."""
+    """Skip the test if Java, Maven or the jars of Kafka are missing, or fail the test if `CI` is set."""
     failure = pytestconfig.stash.get(_KAFKA_FAILURE, None)
     if isinstance(failure, MissingComponent):
         skip_or_fail(failure)
@@ -194,9 +202,10 @@ def kafka_prepared(pytestconfig: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(kafka_prepared: None) -> Iterator[KafkaServer]:
-    """The one Kafka broker of the test session. Shared: name topics and groups uniquely, and never stop it.
+    """The shared Kafka broker of the test session. A test needs unique names of topics and groups, and must not stop
+    the broker.
 
-    It has had a group already, so the next one forms at once.
+    The broker has had a group already, so the next group forms at once.
     """
     with KafkaServer() as server:
         warm_groups(server)
@@ -205,9 +214,9 @@ def kafka(kafka_prepared: None) -> Iterator[KafkaServer]:
 
 @pytest.fixture
 def fresh_kafka(kafka_prepared: None) -> Iterator[KafkaFactory]:
-    """Makes private brokers, started, to be killed, paused and restarted: `fresh_kafka(properties=…)`.
+    """A factory of started private brokers, which the test may kill, pause and restart: `fresh_kafka(properties=…)`.
 
-    Takes the arguments of `KafkaServer`, and `warm=True` for one that has had a group. All of them are stopped after
+    The factory has the arguments of `KafkaServer`; with `warm=True`, the broker has had a group. All brokers stop after
     the test.
     """
     with contextlib.ExitStack() as stopping:
@@ -224,7 +233,8 @@ def fresh_kafka(kafka_prepared: None) -> Iterator[KafkaFactory]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """The one PostgreSQL server of the test session. Shared: name databases uniquely, and never stop it."""
+    """The shared PostgreSQL server of the test session. A test needs unique names of databases, and must not stop the
+    server."""
     server = PostgresServer()
     try:
         yield start_or_skip(server)
@@ -234,16 +244,17 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def fresh_postgres() -> Iterator[PostgresFactory]:
-    """Makes private servers, started, to be killed, paused and restarted: `fresh_postgres(settings=…)`.
+    """A factory of started private servers, which the test may kill, pause and restart: `fresh_postgres(settings=…)`.
 
-    Takes the arguments of `PostgresServer`. All of them are stopped after the test.
+    The factory has the arguments of `PostgresServer`. All servers stop after the test.
     """
     with contextlib.ExitStack() as stopping:
         yield lambda **arguments: start_or_skip(stopped_by(stopping, PostgresServer(**arguments)))
 
 
 def warm_groups(server: KafkaServer) -> None:
-    """Ask for a group's offset: a new broker makes its topic for groups now. Blocks, one to three seconds."""
+    """Ask for the offset of a group, so that a new broker creates its topic for groups. Blocks for one to three
+    seconds."""
     consumer = Consumer({"bootstrap.servers": server.admin_url, "group.id": "warm-up"})
 
     def answered() -> bool:
@@ -252,7 +263,7 @@ def warm_groups(server: KafkaServer) -> None:
         except KafkaException as error:
             if error.args[0].code() not in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
                 raise
-            return False  # it has made its topic for groups, and does not lead it yet or has not read it
+            return False  # the topic for groups exists, but has no leader yet, or is not read yet
         return True
 
     try:
@@ -263,7 +274,7 @@ def warm_groups(server: KafkaServer) -> None:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder of this test's own, for this process and those it starts."""
+    """The temporary folder of this process and its child processes, for one test."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
@@ -271,7 +282,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Starts a Python process of this project; those still there after the test are killed."""
+    """A factory of Python processes of this project; processes that still run after the test are killed."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:

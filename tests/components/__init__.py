@@ -1,11 +1,11 @@
-"""One starter for the real components that tests and `make run` need.
+"""The starter of real components, such as Kafka or NATS, for tests and `make run`.
 
     with components.running("nats") as urls:
         ... urls["nats"] ...
 
-Each component is a class like `NatsServer`, entered in `COMPONENTS`. Nothing here needs more than the standard
-library. Components listen on loopback alone, on free ports, keep their files in one folder
-each, and end with their owner, however that ends.
+Each component is a class like `NatsServer`, with an entry in `COMPONENTS`. The starter imports only the standard
+library. A component listens only on loopback, on free ports. Each component has a separate folder for its files. A
+component ends with its owner, even after a kill of the owner.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ __all__ = [
 
 
 class Component(Protocol):
-    """What the starter asks of every component."""
+    """The calls that the starter makes on a component."""
 
     @property
     def url(self) -> str:
-        """Where clients connect. Known once started."""
+        """The address for clients. Known after `start`."""
 
     def prepare(self) -> None:
-        """Have what it runs from. Blocks, minutes when that is fetched first; MissingComponent without. Idempotent."""
+        """Fetch the files of the component. Idempotent; the first call may block for minutes.
+
+        Raises `MissingComponent` if a program is not installed.
+        """
 
     def start(self) -> None:
-        """Block until it answers. Idempotent."""
+        """Start the component, and block until it answers. Idempotent."""
 
     def stop(self) -> None:
-        """Block until it is gone, folder included. Idempotent."""
+        """End the component, remove its folder, and block until both are done. Idempotent."""
 
 
 COMPONENTS: dict[str, Callable[[], Component]] = {
@@ -61,9 +64,10 @@ COMPONENTS: dict[str, Callable[[], Component]] = {
 
 
 def start_all(components: Sequence[Component]) -> None:
-    """Start them side by side and block until all answer. When one fails, all are stopped and it is said."""
+    """Start the components concurrently, and block until all of them answer. If one start fails, stop every component,
+    and raise the error."""
     for component in components:
-        component.prepare()  # here and not in a thread of the pool: a signal then ends it at once
+        component.prepare()  # in this thread, so that a signal ends the call at once
     try:
         with concurrent.futures.ThreadPoolExecutor(max(1, len(components))) as pool:
             for started in [pool.submit(component.start) for component in components]:
@@ -76,7 +80,7 @@ def start_all(components: Sequence[Component]) -> None:
 
 @contextlib.contextmanager
 def running(*names: str) -> Iterator[dict[str, str]]:
-    """Have these components running, fresh and private, while the block runs; yields their URLs by name."""
+    """Run fresh, private components during the block; yields a dictionary from the name of a component to its URL."""
     unknown = [name for name in names if name not in COMPONENTS]
     if unknown:
         raise ComponentError(f"unknown component {unknown[0]!r}: known are {', '.join(COMPONENTS)}")

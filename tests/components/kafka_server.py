@@ -1,4 +1,4 @@
-"""A real Apache Kafka broker, a whole cluster of one node, on loopback ports of its own choice."""
+"""A real Apache Kafka broker: a cluster of one node, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from tests.components.waiting import wait_until
 
 _ATTEMPTS = 5
 _ANSWER_SECONDS = 2.0
-# ApiVersions, version 0, without a client id: what a broker answers to anybody.
+# ApiVersions, version 0, without a client id: a broker answers this request without a login.
 _WHO_ARE_YOU = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 
 
 class KafkaServer(Server):
-    """One broker in one folder, which is removed at `stop`. Not for use by several threads at once.
+    """One broker in one folder, which `stop` removes. Not thread-safe.
 
-    `directory`: an empty or missing folder; none = a fresh one among the system's temporary files. `properties` are
-    server settings that win over the usual ones (fast groups, no automatic topics, factor 1). Once started, the broker
-    keeps its ports and data through `kill` and a second `start`. `users`: passwords by name; clients then have to log
-    in by SASL/PLAIN, `admin` may do everything, and the others what an ACL allows them. `arguments` are for Java, such
-    as `-Xmx512m`. `seconds` bounds a start, without what is fetched before the first one.
+    After the first start, the broker keeps its ports and data through `kill` and a second `start`.
+
+    Args:
+        directory: An empty or missing folder. Default: a fresh temporary folder.
+        properties: Server settings that override the defaults (fast groups, no automatic topics, one copy).
+        users: Passwords by name. With users, clients log in by SASL/PLAIN, `admin` may do everything, and other users
+            need an ACL.
+        arguments: Arguments for Java, such as `-Xmx512m`.
+        seconds: The longest duration of a start, without the download before the first start.
     """
 
     name = "kafka"
@@ -44,7 +48,7 @@ class KafkaServer(Server):
         seconds: float = 45.0,
     ) -> None:
         if isinstance(arguments, str):
-            raise TypeError(f"arguments is a sequence of strings, not the string {arguments!r}")
+            raise TypeError(f"arguments must be a sequence of strings, not the string {arguments!r}")
         self._process = Supervised(self.name, directory)
         self._ports: Ports | None = None
         self._properties = dict(properties or {})
@@ -57,16 +61,16 @@ class KafkaServer(Server):
 
     @property
     def url(self) -> str:
-        """Where clients connect (`bootstrap.servers`); known, and the same, from the first start to `stop`."""
+        """The address for clients (`bootstrap.servers`); it stays the same from the first start to `stop`."""
         return f"{HOST}:{self._known_ports().clients}"
 
     @property
     def admin_url(self) -> str:
-        """Where nobody has to log in and everybody may do everything; without `users` it is `url`."""
+        """The address at which every client may do everything without a login; without `users` it is `url`."""
         return f"{HOST}:{self._known_ports().inside}"
 
     def config(self, user: str | None = None) -> dict[str, Any]:
-        """What a client has to set to reach this broker, as this user of `users`. It holds the password."""
+        """Return the client settings for this broker, including the password of `user`, a name of `users`."""
         config: dict[str, Any] = {"bootstrap.servers": self.url}
         if user is not None:
             config |= {
@@ -78,13 +82,14 @@ class KafkaServer(Server):
         return config
 
     def prepare(self) -> None:
-        """Have the broker's jars. Blocks, the first time for seconds to minutes; MissingComponent without them."""
+        """Fetch the broker's jars. The first call may block for minutes. Raises `MissingComponent` without them."""
         install()
 
     def start(self) -> None:
-        """Start the broker and block until it says it has started. Idempotent; ends a `pause`.
+        """Start the broker, and block until its log reports the start. Idempotent; ends a `pause`.
 
-        The first group of a new broker still takes one to three seconds: it makes its own topic for groups.
+        The first group of a new broker takes one to three seconds more, because the broker creates its topic for
+        groups.
         """
         if self.alive:
             self.resume()
@@ -103,7 +108,7 @@ class KafkaServer(Server):
                 taken = f"one of the ports {tuple(self._ports)} on {HOST} is taken"
                 self._give_up(first)
                 if not first or attempt == _ATTEMPTS - 1:
-                    raise ComponentError(f"{taken}: end what listens there, then start again") from error
+                    raise ComponentError(f"{taken}: end the process that listens there, then start again") from error
             except BaseException:
                 self._give_up(first)
                 raise
@@ -112,7 +117,7 @@ class KafkaServer(Server):
     def stop(self) -> None:
         """End the broker and remove its folder. Idempotent; blocks until done."""
         if self.alive:
-            self._process.signal(signal.SIGKILL)  # nothing of it is kept, so it need not put anything in order
+            self._process.signal(signal.SIGKILL)  # the folder is removed, so a clean shutdown is not needed
         self._process.stop()
         self._ports = None
 
@@ -122,7 +127,7 @@ class KafkaServer(Server):
         return self._ports
 
     def _launch(self, ports: Ports) -> None:
-        """Start a broker on these ports, on the data that is there, and block until it has started."""
+        """Start a broker on these ports and the present data, and block until its log reports the start."""
         installation = install()
         folder = self._process.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,23 +135,23 @@ class KafkaServer(Server):
         wanted = server_properties(data, ports, self._users, self._properties)
         command = installation.command(properties, temporary=folder / "run", arguments=self._arguments)
         if self._process.occupied():
-            raise ComponentError(f"a broker lives in {folder} already: stop it, or give this one a folder of its own")
+            raise ComponentError(f"a broker runs in {folder} already: stop it, or use another directory")
         if not data.exists():
             draft = folder / "data.new"
             shutil.rmtree(draft, ignore_errors=True)
             shutil.copytree(installation.formatted, draft)
-            draft.rename(data)  # at once: half a copy would be taken for a broker of another cluster
+            draft.rename(data)  # atomic, because half a copy would look like the data of another cluster
         write_properties(properties, wanted)
         begin = log.stat().st_size if log.exists() else 0
         if self._process.launch(command) is None:
-            raise ComponentError(f"a broker was started in {folder} just now: give this one a folder of its own")
+            raise ComponentError(f"another process has just started a broker in {folder}: use another directory")
         try:
             wait_started(self._process, begin, self._seconds)
         except TimeoutError as error:
-            raise ComponentError(f"{error}; it said: {self._process.last_words()}") from error
+            raise ComponentError(f"{error}; end of its log: {self._process.last_words()}") from error
 
     def _give_up(self, first: bool) -> None:
-        """After a start that failed: nothing of a first one is worth keeping, all data of a later one is."""
+        """Clean up after a failed start: remove the files of a first start, and keep the data of a later one."""
         if first:
             self.stop()
         elif self.alive:

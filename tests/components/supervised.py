@@ -1,8 +1,8 @@
-"""The owner's side of one server: its folder, its process, its signals.
+"""The owner's side of one server: its folder, its process, and its signals.
 
-A component (`nats_server.py`) says which command to run and when it is ready; everything else is here.
-A folder holds `lock` (held while a server lives there), `log`, `run/` (pids, ports, `state.json`, written
-last) and whatever the server itself keeps, such as `data/`.
+A component, such as `nats_server.py`, defines the command and checks when the server is ready. A folder holds `lock`,
+`log`, `run/` and the server's own files, such as `data/`. The supervisor holds the lock while the server runs. `run/`
+has the process ids, the ports and `state.json`, which is written last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.components.waiting import wait_until
 
 
 class ComponentError(Exception):
-    """A component is missing, does not start, or is used in a state that does not allow it."""
+    """A component is missing, does not start, or is used in a state that does not allow the call."""
 
 
 class MissingComponent(ComponentError):
@@ -32,9 +32,10 @@ class MissingComponent(ComponentError):
 
 
 class Supervised:
-    """One process in one folder. Whoever launches it owns it; it does not outlive its owner.
+    """One process in one folder. The process that calls `launch` is the owner, and its end also ends the launched
+    process.
 
-    Not for use by several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, name: str, directory: Path | None = None) -> None:
@@ -52,7 +53,7 @@ class Supervised:
 
     @property
     def folder(self) -> Path:
-        """The folder, made at first use and kept until `stop`. One that holds something else is refused."""
+        """The folder, which the first use makes, and which stays until `stop`. A folder with other files is refused."""
         if self._folder is None:
             if self._directory is None:
                 self._folder = Path(tempfile.mkdtemp(prefix=f"lanes-{self._name}-"))
@@ -60,19 +61,19 @@ class Supervised:
                 folder = self._directory.absolute()
                 folder.mkdir(parents=True, exist_ok=True)
                 if any(folder.iterdir()) and not (folder / "lock").exists():
-                    # It will be removed as a whole at stop.
-                    raise ComponentError(f"{folder} is not empty: give {self._name} a folder of its own")
+                    # `stop` would remove the other files too.
+                    raise ComponentError(f"{folder} is not empty: choose an empty folder for {self._name}")
                 self._folder = folder
         return self._folder
 
     @property
     def alive(self) -> bool:
-        """Whether the process launched here is running (a paused one is)."""
+        """Whether the process launched here runs or is paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the process launched here."""
+        """The id of the process launched here. Raises `ComponentError` if the process does not run."""
         if not self.alive:
             raise ComponentError(f"{self._name} is not running: call start()")
         return self._pid
@@ -84,9 +85,9 @@ class Supervised:
         log: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> int | None:
-        """Start `command`; its pid, or None when somebody else's server lives in the folder.
+        """Start `command`; return its process id, or None if another owner's server runs in the folder.
 
-        `log=False` leaves it the standard input and output of this process.
+        With `log=False`, the command uses the standard input and output of this process.
         """
         if self.alive:
             raise ComponentError(f"{self._name} is running already, as process {self._pid}")
@@ -94,14 +95,14 @@ class Supervised:
         orders_read, self._orders = os.pipe()
         self._replies, replies_write = os.pipe()
         folder = self.folder
-        folder.mkdir(parents=True, exist_ok=True)  # another owner's stop may have removed it
+        folder.mkdir(parents=True, exist_ok=True)  # another owner's `stop` may have removed the folder
         arguments = [folder, os.getpid(), orders_read, replies_write, folder / "log" if log else "-"]
         try:
             self._process = subprocess.Popen(
-                # -I -S: no site packages, so nothing of the environment can delay or break it.
+                # -I -S: without site packages, the environment can neither delay nor break the supervisor.
                 [sys.executable, "-I", "-S", supervisor.__file__, *map(str, arguments), *command],
                 pass_fds=(orders_read, replies_write),
-                start_new_session=True,  # a Ctrl+C in the terminal is its owner's to handle
+                start_new_session=True,  # only the owner handles a Ctrl+C in the terminal
                 env=env,
             )
         finally:
@@ -118,24 +119,24 @@ class Supervised:
         return self._pid
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the process, or to its whole group. Returns when a SIGSTOP has taken effect."""
+        """Send a signal to the process, or to its whole group. A SIGSTOP has taken effect when the call returns."""
         if not self.alive:
-            raise ComponentError(f"{self._name} is not running: no {number.name} for it")
+            raise ComponentError(f"{self._name} is not running: cannot send {number.name}; call start()")
         try:
             os.write(self._orders, f"{-number if group else +number}\n".encode())
         except BrokenPipeError:
-            return  # it has ended just now
+            return  # the process has just ended
         if number is signal.SIGSTOP:
             os.read(self._replies, 64)
 
     def wait(self, seconds: float | None = None) -> int:
-        """Block until the process has ended; its exit status, 128 + n when signal n ended it."""
+        """Block until the process has ended; return its exit status, or 128 + n after its end by signal n."""
         if self._process is None:
             raise ComponentError(f"{self._name} was never started")
         return self._process.wait(seconds)
 
     def stop(self) -> None:
-        """End the process (TERM, five seconds, KILL) and remove the folder. Idempotent; blocks until done."""
+        """End the process (TERM, then KILL after five seconds) and remove the folder. Idempotent; blocks until done."""
         self._forget()
         if self._folder is not None:
             if not self.occupied():
@@ -143,32 +144,33 @@ class Supervised:
             self._folder = None
 
     def occupied(self) -> bool:
-        """Whether a server lives in the folder, whoever started it."""
+        """Whether a server of any owner runs in the folder."""
         lock = supervisor.take_lock(self.folder) if self.folder.exists() else None
         if lock is not None:
             os.close(lock)
         return lock is None and self.folder.exists()
 
     def evict(self) -> None:
-        """End somebody else's server in the folder. Blocks until it is gone."""
+        """End another owner's server in the folder. Blocks until the server has ended."""
         try:
             pid = int((self.folder / "run" / "supervisor.pid").read_text())
         except (FileNotFoundError, ValueError):
             pid = 0
-        # The lock is held, so the number is that of its holder.
+        # The lock is held, so the file has the process id of its holder.
         if pid and self.occupied():
             os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: not self.occupied(), f"the old {self._name} in {self.folder} to end")
+        wait_until(lambda: not self.occupied(), f"the {self._name} of another owner in {self.folder} to end")
 
     def write_state(self, state: Mapping[str, Any]) -> None:
-        """Say that the server is ready. Atomic: who reads it finds all of it."""
+        """Write the state file, which reports that the server is ready. Atomic: a reader never finds a part of the
+        state."""
         path = self.folder / "run" / "state.json"
         draft = path.with_suffix(".new")
         draft.write_text(json.dumps(state))
         draft.replace(path)
 
     def read_state(self) -> dict[str, Any] | None:
-        """What the server in the folder is, once it is ready; None before that."""
+        """Return the state of the server in the folder; None until the server is ready."""
         try:
             state: dict[str, Any] = json.loads((self.folder / "run" / "state.json").read_text())
         except FileNotFoundError:
@@ -176,7 +178,7 @@ class Supervised:
         return state
 
     def last_words(self, lines: int = 3) -> str:
-        """The end of the log, in one line."""
+        """The last lines of the log, joined by ` | `."""
         try:
             text = (self.folder / "log").read_text(errors="replace")
         except FileNotFoundError:
@@ -184,7 +186,7 @@ class Supervised:
         return " | ".join(text.splitlines()[-lines:]) or "its log is empty"
 
     def _forget(self) -> None:
-        """Close our ends of the pipes, which stops what still runs, and wait for the end."""
+        """Close this side of the pipes, which stops a running process, and wait for the end of the process."""
         for descriptor in (self._orders, self._replies):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -192,7 +194,7 @@ class Supervised:
         if self._process is not None:
             try:
                 self._process.wait(2 * supervisor.STOP_SECONDS)
-            except subprocess.TimeoutExpired:  # a supervisor that is itself stopped or starved
+            except subprocess.TimeoutExpired:  # the supervisor itself is frozen or gets no CPU time
                 for leader in (self._pid, self._process.pid):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(leader, signal.SIGKILL)

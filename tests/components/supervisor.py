@@ -1,20 +1,19 @@
-"""The process between an owner and one server, so that no server outlives its owner.
+"""The process between an owner and one server, which ends the server when its owner ends.
 
-Started by `supervised.py` as a script, in a session of its own:
+`supervised.py` starts this file as a script, in a new session:
 
     python supervisor.py FOLDER OWNER_PID ORDERS REPLIES LOG COMMAND...
 
-ORDERS is the descriptor of a pipe whose other end the owner holds. One number a line is a signal for the
-server, a negative one a signal for its whole process group. The end of the pipe means stop, and the kernel
-closes it however the owner dies. REPLIES is a pipe back: first the server's pid, then a line for each stop
-signal that has taken effect.
+ORDERS is the descriptor of a pipe whose other end the owner holds. Each line is a signal number for the server; a
+negative number is for its process group. The end of the pipe means stop, and the kernel closes the pipe at any end of
+the owner. REPLIES is the descriptor of a second pipe: the supervisor writes the server's pid, then a line after each
+effective SIGSTOP.
 
-LOG is a file for the server's output, or `-` for a command that keeps the terminal of its owner. FOLDER is
-removed when the server is *stopped*; when it ends by itself the folder stays, for its log and its data.
-Exit status: that of the server, 128 + n when signal n ended it.
+LOG is a file for the server's output, or `-` for a command that uses the terminal of its owner. A stop removes FOLDER.
+If the server ends without a stop, FOLDER stays. The exit status is that of the server, or 128 + n after its end by
+signal n.
 
-Standard library only, nothing imported from the project: it starts in 20 ms and goes on while the tree under
-it changes.
+The script imports only the standard library, so it starts in 20 ms, and changes of the project do not affect it.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ import time
 from pathlib import Path
 
 STOP_SECONDS = 5.0  # between TERM and KILL
-BUSY = 75  # exit status: somebody else's server lives in the folder
+BUSY = 75  # exit status: another owner's server runs in the folder
 _OWNER_CHECK_SECONDS = 1.0
 _POLL_SECONDS = 0.01
 _PR_SET_PDEATHSIG = 1
 
 
 def take_lock(folder: Path) -> int | None:
-    """Lock the folder for as long as this process lives; None when it is locked already. Does not block.
+    """Lock the folder until the end of this process; return None if the folder is missing or locked. Does not block.
 
-    The kernel lets go of the lock when its holder dies, so a locked folder has a living supervisor and the
-    numbers written in it are true. Without the lock they may by now belong to anybody.
+    The kernel frees the lock at the end of its holder. So the process ids in a locked folder are valid. In an unlocked
+    folder, other processes may have these ids.
     """
     path = folder / "lock"
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except FileNotFoundError:  # no folder any more: its owner has stopped just now
+    except FileNotFoundError:  # the owner has just removed the folder
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A supervisor that has just stopped removes the folder: a lock on a removed file guards nothing.
+        # A supervisor that ends removes the folder, and a lock on a removed file protects nothing.
         if os.fstat(descriptor).st_ino == path.stat().st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -60,8 +59,8 @@ def take_lock(folder: Path) -> int | None:
 
 
 class Server:
-    """A child process that leads its own group. All waiting for it goes through here, so its number is known
-    to be its own until `code` is set."""
+    """A child process that leads a process group. Only this class waits for the child, so its id stays valid until
+    `code` is set."""
 
     def __init__(self, command: list[str], log: Path | None) -> None:
         output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -69,13 +68,14 @@ class Server:
         self.pid = os.fork()
         if self.pid == 0:
             _become(command, output)
-        with contextlib.suppress(OSError):  # the child does the same: whoever is first
+        with contextlib.suppress(OSError):  # the child makes the same call, and either may be first
             os.setpgid(self.pid, self.pid)
         if output is not None:
             os.close(output)
 
     def wait(self, options: int = 0) -> int | None:
-        """The exit status as a shell would say it; None while it lives (`options` says what else to see)."""
+        """Return the exit status as a shell reports it, or None while the server runs. `options` are those of
+        `os.waitpid`."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, options)
             if pid and not os.WIFSTOPPED(status):
@@ -84,10 +84,10 @@ class Server:
         return self.code
 
     def stop(self) -> None:
-        """TERM, five seconds, KILL. Blocks until the server is gone."""
+        """Send TERM, and KILL after five seconds. Blocks until the server has ended."""
         if self.code is None:
             os.kill(self.pid, signal.SIGTERM)
-            os.kill(self.pid, signal.SIGCONT)  # a paused process would see its TERM only after the KILL
+            os.kill(self.pid, signal.SIGCONT)  # a paused process would receive its TERM only after the KILL
         deadline = time.monotonic() + STOP_SECONDS
         while self.wait(os.WNOHANG) is None:
             if time.monotonic() > deadline:
@@ -97,19 +97,19 @@ class Server:
             time.sleep(_POLL_SECONDS)
 
     def kill_group(self) -> None:
-        """End what the server itself has started and left behind."""
-        # The leader is gone, but its number stays taken while its group has a member, and without one there
-        # is nobody to be hit: a new process would have to get this number and lead a group, all just now.
+        """End the remaining processes that the server started."""
+        # The leader has ended, but the system does not reuse its id while the group has a member. An empty group is not
+        # hit, unless a new process leads a group of this id at this moment.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
 
 def _become(command: list[str], output: int | None) -> None:
-    """In the child: turn into the server. A command that cannot be started ends with status 127."""
+    """In the child: execute the server's command. If the command cannot start, the exit status is 127."""
     try:
         os.setpgid(0, 0)
         if sys.platform == "linux":
-            # Should the supervisor itself be killed with -9, nobody is left to read the pipe.
+            # After a kill -9 of the supervisor, no process would read the pipe.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # An ignored signal stays ignored through exec, and Python ignores these two.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -126,7 +126,7 @@ def _become(command: list[str], output: int | None) -> None:
 
 
 def obey(order: int, server: Server, replies: int) -> None:
-    """Send one signal, and say so when it is a stop and the server has stopped."""
+    """Send one signal; after a SIGSTOP, report that the server has stopped."""
     if order < 0:
         os.killpg(server.pid, -order)
         return
@@ -136,14 +136,14 @@ def obey(order: int, server: Server, replies: int) -> None:
 
 
 def supervise(server: Server, owner: int, orders: int, replies: int, wake: int, asked: list[int]) -> None:
-    """Pass signals on until the server has ended, or is to be stopped."""
+    """Pass signals on until the server has ended, or must be stopped."""
     while True:
         readable, _, _ = select.select([orders, wake], [], [], _OWNER_CHECK_SECONDS)
         if wake in readable:
             os.read(wake, 4096)
         if server.wait(os.WNOHANG) is not None or asked:
             return
-        # The pipe stays open when the owner had forked a child that holds it: hence the second question.
+        # A child that the owner forked may keep the pipe open, so the parent's id is checked too.
         if os.getppid() != owner:
             return
         if orders in readable:
@@ -160,7 +160,7 @@ def main(folder: Path, owner: int, orders: int, replies: int, log: Path | None, 
     if lock is None:
         return BUSY
     for descriptor in (orders, replies):
-        os.set_inheritable(descriptor, False)  # held by the server, they would outlive this process
+        os.set_inheritable(descriptor, False)  # an inherited descriptor would stay open after the end of this process
     asked: list[int] = []
     wake, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
@@ -171,11 +171,11 @@ def main(folder: Path, owner: int, orders: int, replies: int, log: Path | None, 
         signal.signal(number, lambda _number, _frame: None)
 
     current = folder / "run"
-    shutil.rmtree(current, ignore_errors=True)  # a predecessor's: its pids and ports are not ours
+    shutil.rmtree(current, ignore_errors=True)  # the process ids and ports of a former server are invalid
     current.mkdir()
     server = Server(command, log)
     (current / "supervisor.pid").write_text(f"{os.getpid()}\n")
-    # The owner may be gone already, and its end of the pipe with it: `supervise` sees that.
+    # If the owner has already ended, `supervise` detects it.
     with contextlib.suppress(BrokenPipeError):
         os.write(replies, f"{server.pid}\n".encode())
     supervise(server, owner, orders, replies, wake, asked)

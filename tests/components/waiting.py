@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of for a time."""
+"""Waits for a condition, without a fixed sleep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _POLL_SECONDS = 0.01
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 20.0) -> None:
-    """Block until `condition()` is true; TimeoutError, naming `what`, when it is not within `seconds`."""
+    """Block until `condition()` is true. Raises `TimeoutError`, with `what` in its text, after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -182,7 +182,7 @@ def test_reserved_properties_are_not_overridden(temporary: Path) -> None:
 
 def test_a_folder_in_use_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
     guest = KafkaServer(kafka.folder)
-    with pytest.raises(ComponentError, match="lives in"):
+    with pytest.raises(ComponentError, match="runs in"):
         guest.start()
     assert kafka.alive and (kafka.folder / "data").exists()
     (tmp_path / "thesis.txt").write_text("irreplaceable")
