@@ -172,7 +172,7 @@ def test_a_bad_property_shows_the_error_of_the_broker(temporary: Path) -> None:
 def test_reserved_properties_are_not_overridden(temporary: Path) -> None:
     with pytest.raises(ValueError, match=r"property log\.dirs is set by the starter"):
         KafkaServer(properties={"log.dirs": "/tmp"}).start()
-    with pytest.raises(ValueError, match="user 'alice': name and password") as refused:
+    with pytest.raises(ValueError, match="user 'alice': the name and the password") as refused:
         KafkaServer(users={"alice": 'very"secret'}).start()
     assert "secret" not in str(refused.value)
     with pytest.raises(TypeError, match="arguments"):

@@ -1,8 +1,8 @@
-"""Planted faults: the tests that prove the promises must find each of them.
+"""Planted faults, called mutants: the tests that prove the promises must find each of them.
 
-A mutant replaces one piece of a module's source when the module is imported. The tables are in ``table`` (campaigns),
-``table_kafka`` (the adapter's tests) and ``table_demo`` (the demo's reports). ``campaigns`` looks for the first kind.
-``lease_machines`` has wrong lease machines as subclasses.
+A mutant replaces a piece of a module's source when the module is imported. ``table`` has the mutants for the campaigns,
+``table_kafka`` those for the adapter's tests, and ``table_demo`` those for the demo's reports. ``campaigns`` runs the
+campaigns of the first table. ``lease_machines`` has faulty lease machines as subclasses.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from types import CodeType, ModuleType
 
 @dataclass(frozen=True)
 class Mutant:
-    """``old``, which is exactly once in the source of ``module``, becomes ``new``; ``breaks`` says what then fails.
+    """A planted fault.
 
-    ``campaign`` is the one that looks for it, ``found_by`` the checks of it one of which must find it. ``machine``: a
-    campaign of the engine alone that has to find it as well, then its checks. ``also``: the rest of the same mistake,
-    in other modules: made in one place alone, what is in the others hides it.
+    Attributes:
+        name: Unique name.
+        module: Full name of the module with the fault.
+        old: Text that occurs exactly once in the source of the module.
+        new: Replacement of `old`.
+        breaks: The promise or behaviour that the fault breaks.
+        campaign: Name of the campaign that searches for the mutant.
+        found_by: Checks of the campaign, at least one of which must find the mutant.
+        machine: Name of a campaign of the engine alone, and its checks, which must find the mutant too. Empty: none.
+        also: The same fault in other modules, which would hide the fault if they stayed correct.
     """
 
     name: str
@@ -36,10 +43,12 @@ class Mutant:
 
 
 def install(mutant: Mutant) -> None:
-    """Have the mutant's modules imported with its fault. To be called before anything imports one of them."""
+    """Plant the mutant. Must be called before the import of its modules."""
     for each in (mutant, *mutant.also):
         if each.module in sys.modules:
-            raise RuntimeError(f"{each.module} is imported already: the mutant {mutant.name} would change nothing")
+            raise RuntimeError(
+                f"mutant {mutant.name}: {each.module} is already imported; install the mutant before the import"
+            )
         sys.meta_path.insert(0, _Finder(each))
 
 
@@ -65,18 +74,18 @@ class _Loader(SourceFileLoader):
         self._mutant = mutant
 
     def get_code(self, fullname: str) -> CodeType:
-        # Never from the cache of compiled modules, and never into it.
+        # Neither read the cache of compiled modules nor write to it.
         path = self.get_filename(fullname)
         source = mutated(self.get_data(path).decode(), self._mutant)
         return compile(source, path, "exec", dont_inherit=True)
 
 
 def mutated(source: str, mutant: Mutant) -> str:
-    """The source with the fault. Raises ``ValueError`` unless the old text occurs exactly once."""
+    """Return the source with the fault. Raises ``ValueError`` unless the old text occurs exactly once."""
     count = source.count(mutant.old)
     if count != 1:
         raise ValueError(
-            f"mutant {mutant.name}: its old text occurs {count} times in {mutant.module}, must be once: "
-            "the code has changed, write the mutant anew"
+            f"mutant {mutant.name}: its old text occurs {count} times in {mutant.module}, but must occur once; "
+            "the code has changed, so adapt the mutant"
         )
     return source.replace(mutant.old, mutant.new)

@@ -1,7 +1,7 @@
-"""The campaigns: whole consumers in the simulator, and the engine beside its naive models.
+"""The campaigns that search for mutants: whole consumers in the simulator, and the engine against its naive models.
 
-Each runs until a check that it is asked for has found something, at most so long. The same runs every time, and none
-is made small: what counts is the check.
+A campaign ends when a requested check has found a failure, or after a bounded number of runs. Its runs are always the
+same. It does not shrink a failure, because only the name of the check matters.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.core.test_engine_modes_machine import ModesMachine
 from tests.memsource.sim.slices import campaign
 
 RUNS: Final = 600
-"""Runs of the simulator after which a fault counts as not found: one that takes more needs other cases."""
+"""Runs of the simulator after which a fault counts as not found. A fault that needs more runs needs better cases."""
 
 RUNS_A_SEED: Final = 6
-"""Few, so that there are many cases: of each seed there is one."""
+"""Few runs for each seed, so that there are many cases; each seed has one case."""
 
 EFFORT: Final = settings(
     max_examples=1_000,
@@ -41,14 +41,19 @@ EFFORT: Final = settings(
 
 @dataclass
 class Found:
-    """``checks``: check -> the first thing it found; ``runs``: how many it took, 0 where they are not counted."""
+    """The findings of a campaign.
+
+    Attributes:
+        checks: The first finding of each check, by the name of the check.
+        runs: Number of runs; 0 for a campaign that does not count runs.
+    """
 
     checks: dict[str, str] = field(default_factory=dict)
     runs: int = 0
 
 
 Campaign = Callable[[Collection[str]], Found]
-"""Takes the names of checks; ends when one of them has found something."""
+"""A function of the names of checks; it ends when one of these checks has found a failure."""
 
 
 def _simulated(found_by: Collection[str], *, personality: PersonalityName) -> Found:
@@ -66,7 +71,7 @@ def _machine(_: Collection[str], *, machine: type[RuleBasedStateMachine]) -> Fou
     try:
         run_state_machine_as_test(machine, settings=settings(EFFORT, stateful_step_count=60))
     except Exception as error:
-        # The check is the function of the state machine that was not content.
+        # The check is the function of the state machine that failed.
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1]
         name = last.name if "/tests/core/" in last.filename else type(error).__name__

@@ -1,7 +1,7 @@
-"""Plant mutants and look for them: ``python -m tests.mutants.hunt NAME...``, each in a process of its own.
+"""Plant mutants and search for them, each in a separate process: ``python -m tests.mutants.hunt NAME...``.
 
-Prints a JSON array a line: the name; check -> the first thing it found, and after how many runs; the same of the state
-machine that looks for it as well.
+Prints a JSON array for each mutant, on one line: its name, the first finding of each check, the number of runs, and the
+findings of the state machine that must find the mutant too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-# What every one of them needs and no mutant changes is imported once.
+# Packages that every search needs, and that no mutant changes, are imported once.
 import anyio  # noqa: F401
 import blake3  # noqa: F401
 import hypothesis  # noqa: F401
@@ -27,9 +27,10 @@ from tests.mutants.table import MUTANTS
 
 
 def main(names: Sequence[str]) -> int:
-    """One after the other; 1 when one of them failed to be looked for: what became of it is said."""
+    """Search for the mutants one after the other. The exit status is 1 if a search failed; stderr then tells how the
+    search ended."""
     logging.disable(logging.CRITICAL)
-    # A process that dies of a signal leaves no traceback by itself.
+    # Without the fault handler, a process that a signal kills leaves no traceback.
     faulthandler.enable()
     failed = False
     for name in names:
@@ -46,7 +47,7 @@ def main(names: Sequence[str]) -> int:
 
 
 def hunt(name: str) -> None:
-    """Nothing of ``lanes`` may be imported before the mutant is installed."""
+    """Search for a mutant, and print the result. No module of ``lanes`` may be imported before the call."""
     mutant = MUTANTS[name]
     install(mutant)
     from tests.mutants.campaigns import CAMPAIGNS

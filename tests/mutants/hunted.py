@@ -1,4 +1,4 @@
-"""What the campaigns find of mutants: looked for by two processes at once."""
+"""The results of the campaigns for mutants, which two processes search concurrently."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from tests.mutants import Mutant
 
 @dataclass(frozen=True)
 class Hunted:
-    """``checks``: check -> the first thing it found; ``runs``: how many it took.
+    """The result of the search for a mutant.
 
-    ``beside``: what the state machine found that looks for it as well.
+    Attributes:
+        checks: The first finding of each check, by the name of the check.
+        runs: Number of runs.
+        beside: The findings of the state machine that must find the mutant too.
     """
 
     checks: dict[str, str]
@@ -25,13 +28,13 @@ class Hunted:
     beside: dict[str, str]
 
     def by(self, mutant: Mutant) -> list[str]:
-        """The checks that had to find this mutant and did; none unless its state machine has found it, too."""
+        """Return the required checks that found the mutant; none if the required state machine did not find it."""
         if mutant.machine and not self.beside.keys() & set(mutant.machine[1:]):
             return []
         return sorted(self.checks.keys() & set(mutant.found_by))
 
     def line(self, mutant: Mutant) -> str:
-        """A line for a table."""
+        """The result as a line of a table."""
         by = self.by(mutant)
         beside = f", and by the machine {mutant.machine[0]}" if mutant.machine else ""
         found = f"by {', '.join(by)} after {self.runs} runs{beside}" if by else "NOT FOUND"
@@ -39,7 +42,7 @@ class Hunted:
 
 
 def ending(code: int) -> str:
-    """How a process has ended, by its exit code; below 0 it is the signal it died of."""
+    """Describe the end of a process, by its exit code; a negative code is a signal number."""
     if code >= 0:
         return f"ended with the status {code}"
     try:
@@ -51,7 +54,8 @@ def ending(code: int) -> str:
 
 
 def hunted(names: Sequence[str]) -> dict[str, Hunted]:
-    """What was found of the mutants of these names. Blocks; raises ``RuntimeError`` when one could not be planted."""
+    """Search for the mutants of these names, and return the results. Blocks; raises ``RuntimeError`` if a search
+    failed."""
     with ThreadPoolExecutor(2) as pool:
         return {name: found for part in pool.map(_hunt, (names[::2], names[1::2])) for name, found in part.items()}
 

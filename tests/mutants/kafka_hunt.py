@@ -1,8 +1,8 @@
-"""Plant a mutant of the Kafka adapter and run the tests that are to find it: ``python -m tests.mutants.kafka_hunt
-NAME``, or without a name those tests on the code as it is.
+"""Plant a mutant of the Kafka adapter, and run the tests that must find it: ``python -m tests.mutants.kafka_hunt
+NAME``.
 
-Prints a JSON object: test -> what it said, for each that failed. A test that could not be run at all is an error: then
-the status is not 0.
+Without a name, the command runs those tests on the unchanged code. Prints a JSON object with the last line of each
+failed test. If a test cannot run, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _SECONDS = 45
 
 
 class Hunt:
-    """Plants the mutants, and notes what failed, and what broke before or behind a test."""
+    """A pytest plugin that plants mutants, and records failed tests, passed tests, and errors outside of a test's
+    call."""
 
     def __init__(self, mutants: Sequence[Mutant]) -> None:
         self.mutants = mutants
@@ -31,7 +32,7 @@ class Hunt:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self) -> None:
-        # Behind nothing that imports the adapter, and in front of the finder of pytest, which loads by itself.
+        # The mutants must be planted before any import of the adapter, and before pytest installs its own import hook.
         for mutant in self.mutants:
             install(mutant)
 
@@ -40,14 +41,14 @@ class Hunt:
         if report.failed and report.when == "call":
             self.failed[report.nodeid] = said[-1] if said else ""
         elif report.failed and report.nodeid not in self.failed:
-            # What a test that failed leaves behind is no wonder.
+            # An error in the teardown of a failed test does not count.
             self.broken[report.nodeid] = "\n".join(said)
         elif report.passed and report.when == "call":
             self.passed.add(report.nodeid)
 
 
 def main(names: Sequence[str]) -> int:
-    """Hunt one, or none."""
+    """Run the tests for the named mutants, or for the unchanged code, and return the exit status."""
     hunt = Hunt([KAFKA[name] for name in names])
     wanted = sorted({test for mutant in hunt.mutants or KAFKA.values() for test in mutant.found_by})
     options = ["-q", "-m", "", "-p", "no:randomly", f"--timeout={_SECONDS}"]

@@ -1,4 +1,4 @@
-"""Lease machines with one plausible mistake each: a walk has to find every one."""
+"""Lease machines with one plausible mistake each; a random walk must find every mistake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lanes.core.cohort.records import Lease, State, encode
 
 
 class NoVerify(LeaseMachine):
-    """It pulls without looking at the lease once more."""
+    """The member pulls without a last check of its lease."""
 
     def _created(self, result: Any, now: float, sent: float) -> None:
         super()._created(result, now, sent)
@@ -23,7 +23,7 @@ class NoVerify(LeaseMachine):
 
 
 class NoBump(LeaseMachine):
-    """The epoch is that of the state or of a consumer, not above them."""
+    """The new epoch equals the epoch of the state or of a consumer, instead of exceeding both."""
 
     def _found(self, result: Any, now: float, sent: float) -> None:
         super()._found(result, now, sent)
@@ -33,14 +33,14 @@ class NoBump(LeaseMachine):
 
 
 class NoServerClock(LeaseMachine):
-    """Of an epoch whose bucket and consumer are gone nothing is known."""
+    """The server's clock is ignored, so the epoch can repeat after the loss of the bucket and the consumer."""
 
     def _found(self, result: Any, now: float, sent: float) -> None:
         super()._found(replace(result, server_ms=0) if isinstance(result, Found) else result, now, sent)
 
 
 class ReleaseBeforeState(LeaseMachine):
-    """The lease is released, and the ledger is not written."""
+    """The member releases the lease without writing the ledger."""
 
     def _action(self, now: float, nonce: str) -> Action | None:
         if self.phase == phases.SAVING:
@@ -50,7 +50,7 @@ class ReleaseBeforeState(LeaseMachine):
 
 
 class ReleaseBeforeDrain(LeaseMachine):
-    """It does not wait for what runs."""
+    """The member releases the lease while handlers run."""
 
     def _revoke(self) -> None:
         super()._revoke()
@@ -58,21 +58,21 @@ class ReleaseBeforeDrain(LeaseMachine):
 
 
 class StateWithoutLedger(LeaseMachine):
-    """Only the epoch is written."""
+    """The written state has only the epoch, and no ledger."""
 
     def _write_state(self, done: Done, handler: Handler) -> Action:
         return super()._write_state(NOTHING, handler)
 
 
 class DrainWithoutLedger(LeaseMachine):
-    """What was finished since the acquisition is not handed over."""
+    """The member does not hand over the messages that finished since the acquisition."""
 
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
         super().drained(NOTHING, now, ended=ended)
 
 
 class AdoptedAfterRestart(LeaseMachine):
-    """A lease in its own name is taken for its own, with consumer and all."""
+    """After a restart, the member adopts a lease with its own name, together with the consumer."""
 
     def _looked(self, result: Any, now: float, sent: float) -> None:
         lease = None if result is Unknown else self._lease(result[0])
@@ -92,21 +92,21 @@ class AdoptedAfterRestart(LeaseMachine):
 
 
 class UnfencedState(LeaseMachine):
-    """The state is written whoever holds the lease."""
+    """The member writes the state without a check of the lease."""
 
     def _write_state(self, done: Done, handler: Handler) -> Action:
         return self._ask(Write(self._state_key, encode(State(self._epoch, done)), None), handler)
 
 
 class UnknownIsMine(UnfencedState, NoVerify):
-    """An acquisition without an answer is taken for a success, and nothing looks again."""
+    """The member treats an acquisition without an answer as a success, and checks nothing later."""
 
     def _read_back(self, result: Any, now: float, sent: float) -> None:
         self._hold(self._free_revision + 1, self._claim[1])
 
 
 class NoGrace(LeaseMachine):
-    """A state that is missing is one that was never written."""
+    """The member treats a missing state as a state that was never written."""
 
     def _surveyed(self, result: Any, now: float, sent: float) -> None:
         super()._surveyed(result, now, sent)
@@ -118,7 +118,7 @@ class NoGrace(LeaseMachine):
 
 
 class TakesWhatIsHeld(LeaseMachine):
-    """It does not wait until the lease is free."""
+    """The member acquires a lease that another member still holds."""
 
     def _lease(self, value: bytes | None) -> Lease | None:
         lease = super()._lease(value)
@@ -126,7 +126,7 @@ class TakesWhatIsHeld(LeaseMachine):
 
 
 class NoDeadline(LeaseMachine):
-    """It goes by what renewals say, and by no clock of its own."""
+    """The member relies on the results of renewals, and not on its own clock."""
 
     def expire(self, now: float) -> None:
         if self._held_lease is not None:
@@ -134,7 +134,7 @@ class NoDeadline(LeaseMachine):
 
 
 class RenewedAfterLoss(LeaseMachine):
-    """What it finds in the lease is overwritten."""
+    """A renewal overwrites the lease of another member."""
 
     def _renewal_read(self, result: Any, now: float, sent: float) -> None:
         if result is Unknown or not self._announced:
@@ -147,14 +147,14 @@ class RenewedAfterLoss(LeaseMachine):
 
 
 class DeadlineFromTheAnswer(LeaseMachine):
-    """The lease counts from when the answer came."""
+    """The deadline counts from the arrival of the answer, not from the request."""
 
     def apply(self, action: Action, result: Any, now: float, sent: float) -> None:
         super().apply(action, result, now, now)
 
 
 class DeleteFirst(LeaseMachine):
-    """Lower epochs go before the new consumer is there, whatever the retention."""
+    """The member deletes consumers of lower epochs before it creates the new consumer, with any retention."""
 
     def _epoch_written(self, result: Any, now: float, sent: float) -> None:
         if self._is_written(result):
@@ -162,7 +162,7 @@ class DeleteFirst(LeaseMachine):
 
 
 class PullBeforeDelete(LeaseMachine):
-    """It pulls while a lower epoch is there, whose acks count."""
+    """The member pulls while a consumer of a lower epoch exists, so acks to that consumer count."""
 
     def _action(self, now: float, nonce: str) -> Action | None:
         if self.phase == phases.SWEEPING:
@@ -173,7 +173,7 @@ class PullBeforeDelete(LeaseMachine):
 
 
 class NoSweep(LeaseMachine):
-    """A consumer that was made late stays."""
+    """A consumer of a lower epoch that was created late is not deleted."""
 
     def _listed(self, result: Any, now: float, sent: float) -> None:
         self._unswept = False
@@ -183,7 +183,7 @@ class NoSweep(LeaseMachine):
 
 
 class StaleState(LeaseMachine):
-    """A state without an answer is followed by the next one under the same fence."""
+    """After a state write without an answer, the member writes the next state with the same fence."""
 
     def _is_written(self, result: Any) -> bool:
         if result is Unknown:
@@ -192,7 +192,7 @@ class StaleState(LeaseMachine):
 
 
 class ResumedAfterRelease(LeaseMachine):
-    """A release without an answer is taken for one that did not happen."""
+    """The member treats a release without an answer as a release that did not happen."""
 
     def _release_written(self, result: Any, now: float, sent: float) -> None:
         if result is Unknown and self._announced:
@@ -204,7 +204,7 @@ class ResumedAfterRelease(LeaseMachine):
 
 
 class FloorUnread(LeaseMachine):
-    """What the last consumer knows is acknowledged is not asked."""
+    """The member ignores the acknowledged floor of the last consumer."""
 
     def _found(self, result: Any, now: float, sent: float) -> None:
         if isinstance(result, Found):

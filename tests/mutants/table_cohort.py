@@ -1,4 +1,4 @@
-"""The mutants of the cohort: mistakes in its protocol, and in the source that keeps it."""
+"""The mutants of the cohort: mistakes in its protocol, and in its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mutants of the Kafka adapter: mistakes around a client, each found by tests that are there for it."""
+"""The mutants of the Kafka adapter: mistakes in the use of a client, each with the tests that must find it."""
 
 from __future__ import annotations
 

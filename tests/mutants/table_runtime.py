@@ -1,4 +1,4 @@
-"""The mutants of the runtime: what is around the engine."""
+"""The mutants of the runtime: mistakes in the code that drives the engine."""
 
 from __future__ import annotations
 

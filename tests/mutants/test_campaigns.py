@@ -1,4 +1,4 @@
-"""The campaigns find every mutant: each by a check that is there for it."""
+"""The campaigns find every mutant, each by a check that is meant for its fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's report can fail: a planted fault in the engine turns it red, and by the right line."""
+"""The demo's report fails for each planted fault in the engine, on the line that names the fault."""
 
 from __future__ import annotations
 

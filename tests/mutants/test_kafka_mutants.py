@@ -1,4 +1,4 @@
-"""Tests find every mutant of the Kafka adapter: each by those that are there for it."""
+"""The tests of the Kafka adapter find every mutant, each by the tests that are meant for its fault."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.mutants.table_demo import MUTANTS
 
 
 def main() -> int:
-    """Install the mutant named first, then run the worker."""
+    """Install the mutant that the first argument names, then run the worker."""
     install(MUTANTS[sys.argv[1]])
     from demo.workers.worker import main as work
 

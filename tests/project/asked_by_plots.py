@@ -1,4 +1,4 @@
-"""Which figures the plots of the bench ask for."""
+"""The figures that the plots of the benchmark read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.plots import DRAWN, Measured
 
 
 class _Recording(Measured):
-    """Has every figure there is, and notes which were asked for."""
+    """A set of measurements that has every figure, and records each request."""
 
     def __init__(self) -> None:
         super().__init__(Path())
@@ -21,7 +21,7 @@ class _Recording(Measured):
 
 
 def asked_by_plots() -> list[tuple[str, str]]:
-    """The case and the name of each figure that a plot shows, in the order of the plots."""
+    """Return the case and name of each figure that a plot shows, in the order of the plots."""
     recording = _Recording()
     for panels in DRAWN.values():
         panels(recording)

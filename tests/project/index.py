@@ -1,6 +1,6 @@
-"""The index of all tests in ``tests/README.md``, made from the first sentence of each file.
+"""The index of all tests in ``tests/README.md``, made from the first sentence of each test file.
 
-``python -m tests.project.index`` writes it, and ``test_index`` compares.
+``python -m tests.project.index`` writes the index, and ``test_index`` compares it with the files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def index() -> str:
 
 
 def page() -> str:
-    """The whole page, its index made anew."""
+    """The text of the whole page, with a new index."""
     written, mark, _ = PAGE.read_text().partition(MARK)
     assert mark, f"{PAGE} has no line {MARK!r}"
     return written + index()

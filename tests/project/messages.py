@@ -1,11 +1,12 @@
-"""Every error and warning that the product can print, as text: what a human reads when something is wrong.
+"""The list of every error and warning that the product can print.
 
-``python -m tests.project.messages`` writes ``messages.txt`` beside this file; ``python -m tests.project.messages
-compare``, a part of ``make check``, prints what differs, and its status is 1 then. It is read off the sources,
-nothing is imported. Listed is where an error is *made*, however it is raised later: a helper that makes one for its
-callers is listed where it makes it. What a text takes from elsewhere is followed by its name: to a local variable, a
-constant, a function that returns texts, or to the callers that hand it over. A hole is ``{expression}``; one that is
-not followed stays to be seen as that.
+``python -m tests.project.messages`` writes ``messages.txt`` in this folder. ``python -m tests.project.messages
+compare``, a part of ``make check``, prints the differences; its exit status is then 1.
+
+The program parses the sources and imports no module of the product. An error is listed under the function that makes
+the error, even if another function raises it. A text may use a name of a local variable, of a constant, of a function
+that returns texts, or of a parameter. For such a name, the program also lists the text behind the name. Any other
+expression stays in the text as ``{expression}``.
 """
 
 from __future__ import annotations
@@ -36,42 +37,44 @@ from tests.project.source_names import (
 
 FILE: Final = ROOT / "tests" / "project" / "messages.txt"
 HEAD: Final = """\
-# Every error and warning that the product can print. Written by `python -m tests.project.messages`, compared by
-# tests/project/test_messages.py. Under each module: where, then what is said there. A hole is {an expression}, or
-# «one text» if … else «another»; `name = …` below a text is what stands in the hole of that name. `returns` is what a
-# function gives to the text of another, `for f(name)` what a caller hands to one. Read each as if it arrived at 3 a.m.:
-# what happened, where, the value, the remedy.
+# Every error and warning that the product can print. `python -m tests.project.messages` writes this list, and
+# tests/project/test_messages.py checks it. Under each module are its functions, and under each function its texts.
+# {x} is the value of an expression, and «one text» if … else «another» is a choice. `name = …` below a text is the
+# value of that name. `returns` marks a text for the function's callers, `for f(name)` a text that is passed to f.
+# Read each text as if it arrived at 3 a.m.: the fault, its place, the value, the remedy.
 """
 READ_IT: Final = (
-    "What the product says has changed. Read each new text as if it arrived at 3 a.m.: what happened, where (source, "
-    "partition, position, file), the value, the remedy; no secret, no payload, of a key its hash alone. Then run "
-    "`python -m tests.project.messages`.\n\n"
+    "Texts of the product have changed. Read each new text as if it arrived at 3 a.m.: the fault, its place (source, "
+    "partition, position, file), the value, the remedy; no secret, no payload, and only the hash of a key. Then run "
+    "`python -m tests.project.messages`.\
+\
+"
 )
 WIDTH: Final = 116
 
 LEVELS: Final = {"warning": "WARNING", "error": "ERROR", "exception": "ERROR", "critical": "CRITICAL", "log": "LOG"}
 LOGGERS: Final = ("log", "_log", "logger", "logging")
 TEXTUAL: Final = ("join", "format", "get", "items", "values", "next", "str", "sorted", "list", "tuple", "rstrip")
-"""Calls that make a text of texts, those of this project apart."""
+"""Functions and methods of Python that combine texts."""
 
 CLEANING: Final = ("printable", "printable_lines", "redacted", "error_text", "error_type")
-"""Functions that give the text back that they are given: what that is, stands where they are called."""
+"""Functions that return the text of their argument; the list shows the argument where the call is."""
 
 ALSO: Final = (
     ("lanes_kafka.partitioners", "Census", "report"),
     ("lanes_spark.tables.journal", "", "doubts_of"),
 )
-"""Functions whose texts are printed far from where they are called: (module, class or "", function)."""
+"""Functions whose texts other modules print: (module, class or "", function)."""
 
 OF_PYTHON: Final = {*dir(str), *dir(list), *dir(dict)}
-"""Methods that an instance which is not known has anyway."""
+"""Methods of str, list and dict, which an unknown instance may have."""
 
 OUTCOMES: Final = ("Check",)
-"""Not errors, and read like them: what a doctor finds."""
+"""Results of a doctor, which are listed like errors."""
 
 
 class Told(NamedTuple):
-    """One entry: who says it, in which way, the text, and what its holes are filled with."""
+    """One entry of the list: its function, its kind, its text, and the texts of its expressions."""
 
     where: str
     kind: str
@@ -80,7 +83,7 @@ class Told(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A text that the callers of a function, or those who make an instance of a class, hand over."""
+    """A parameter of a function, or of a class, whose callers pass texts."""
 
     module: str
     owner: str
@@ -91,12 +94,12 @@ class Parameter(NamedTuple):
 
 
 def prose(text: str) -> bool:
-    """Whether a literal is for humans: two words at least, or a clause."""
+    """Whether a literal is for human readers: at least two words, or a part of a sentence."""
     return re.search(r"[A-Za-z…]['’,:;.]* +\S*[A-Za-z]", text) is not None or text.startswith((": ", ", ", "; "))
 
 
 def parts(here: Source, node: ast.AST) -> Iterator[ast.AST]:
-    """What a text is made of: an expression with all in it, without what calls are given that make no text of it."""
+    """The parts of an expression that form its text. Arguments of calls that return no text are left out."""
     yield node
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
@@ -109,23 +112,23 @@ def parts(here: Source, node: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_prose(here: Source, node: ast.expr) -> bool:
-    """Whether something for humans is written in an expression."""
+    """Whether an expression contains a text for human readers."""
     return any(isinstance(one, ast.Constant) and prose(str(one.value)) for one in parts(here, node))
 
 
 def is_text(annotation: ast.expr | None) -> bool:
-    """Whether what is annotated so is text, or several."""
+    """Whether an annotation means a text, or several texts."""
     words = set(re.findall(r"[A-Za-z_]+", ast.unparse(annotation))) if annotation is not None else set()
     return "str" in words and words.isdisjoint({"dict", "Mapping", "Callable", "bytes", "Any"})
 
 
 def returns_text(function: Function) -> bool:
-    """Whether a function gives texts."""
+    """Whether a function returns a text, or several texts."""
     return is_text(function.returns)
 
 
 def shown(node: ast.expr) -> str:
-    """An expression as the text that it makes."""
+    """Return an expression as text, with `{…}` around each value."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -143,14 +146,14 @@ def shown(node: ast.expr) -> str:
         case ast.IfExp(test=test, body=body, orelse=orelse):
             return f"«{shown(body)}» if {ast.unparse(test)} else «{shown(orelse)}»"
         case ast.List(elts=items) | ast.Tuple(elts=items):
-            # One by one, because Pythons differ in how they quote a text within another.
+            # One item at a time, because versions of Python quote a nested text differently.
             return f"[{', '.join(map(shown, items))}]"
         case _:
             return f"{{{ast.unparse(node)}}}"
 
 
 def logged(call: ast.Call) -> tuple[str, list[ast.expr]]:
-    """The text of a log record, its %s replaced by what stands for it, and those."""
+    """Return the text of a log record with its values in place of `%s`, and the expressions of both."""
     text, *values = call.args[call.func.attr == "log" if isinstance(call.func, ast.Attribute) else 0 :]
     rest = iter(values)
     pieces = re.split(r"(%[-+#0-9.]*[a-zA-Z])", shown(text))
@@ -162,7 +165,7 @@ def logged(call: ast.Call) -> tuple[str, list[ast.expr]]:
 
 
 class Reader:
-    """Reads all modules once, and then whatever their texts take from elsewhere until nothing new is found."""
+    """Reads all modules, and follows the names in their texts until no new text is found."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
@@ -190,7 +193,7 @@ class Reader:
             self._returns(here, found)
 
     def text(self) -> str:
-        """The list, by module and by who says it."""
+        """The list, by module and by function."""
         lines = [HEAD.rstrip()]
         for name in self.names:
             if self.told[name]:
@@ -223,7 +226,7 @@ class Reader:
                 self._tell(here, call, "STDERR", shown(call.args[0]), call.args[:1])
 
     def _raised(self, here: Source, node: ast.Raise) -> None:
-        """What is raised and not made there: a class, or what a function makes that nobody sees from here."""
+        """List a raised class, and an error that a call of an unknown function makes."""
         match node.exc:
             case ast.Name(id=name) if is_error(here.name, name):
                 self._tell(here, node, name, "(no text)", [])
@@ -232,7 +235,7 @@ class Reader:
                     self._tell(here, node, ast.unparse(made.func), " | ".join(map(shown, made.args)), made.args)
 
     def _class(self, here: Source, node: ast.ClassDef) -> None:
-        """An exception that words its own text."""
+        """List the text of an exception class that composes its own text."""
         for inner in ast.walk(node):
             match inner:
                 case ast.Call(
@@ -248,7 +251,7 @@ class Reader:
         self.told[here.name][Told(here.where(node), kind, text, filled)] = None
 
     def _follow(self, here: Source, node: ast.AST, value: ast.expr, seen: set[str] | None = None) -> Iterator[str]:
-        """What the names of an expression stand for, where it is text. ``seen`` are those that were followed."""
+        """Yield the texts of the names in an expression. ``seen`` holds the names that are already followed."""
         seen = set() if seen is None else seen
         for one in parts(here, value):
             match one:
@@ -270,7 +273,7 @@ class Reader:
                     self._attribute(here, owner, name)
 
     def _name(self, here: Source, node: ast.AST, name: str) -> Iterator[ast.expr]:
-        """What a name is bound to: in the functions around, or at the top level of a module."""
+        """Yield the values of a name, from the enclosing functions or from the top level of a module."""
         for outer in (each for each in here.outside(node) if isinstance(each, Function)):
             if is_text(parameters(outer).get(name)):
                 owner = here.around[outer]
@@ -287,7 +290,7 @@ class Reader:
             yield found[1].value
 
     def _attribute(self, here: Source, owner: ast.ClassDef, name: str) -> None:
-        """What an attribute of an instance is: of a field, what the class is made with; else what it is set to."""
+        """Follow an attribute of an instance: a field to the calls of its class, and a method to its return values."""
         for node in owner.body:
             match node:
                 case ast.AnnAssign(target=ast.Name(id=field_), annotation=annotation) if field_ == name:
@@ -297,7 +300,7 @@ class Reader:
                     self._returns(here, node)
 
     def _returns(self, here: Source, function: Function) -> None:
-        """What a function returns, if it returns texts."""
+        """List the return values of a function that returns texts."""
         if function in self._returned or not returns_text(function):
             return
         self._returned.add(function)
@@ -309,7 +312,7 @@ class Reader:
                     self.told.setdefault(here.name, {})[told] = None
 
     def _hand(self, parameter: Parameter, owner: Function | ast.ClassDef) -> None:
-        """What is handed over for a parameter, wherever that is written as text."""
+        """List the texts that callers pass for a parameter."""
         if parameter in self._handed or owner.name in CLEANING or is_error(parameter.module, owner.name):
             return
         self._handed.add(parameter)
@@ -317,7 +320,7 @@ class Reader:
         bare = [name for name in names if name not in ("self", "cls")]
         for here, call in (*calls().get(owner.name, ()), *calls().get("cls", ())):
             target = called(here, call)
-            # A method of an instance that is not known may be this one, unless a str or a list has it too.
+            # A call on an unknown instance may mean this method, unless str, list or dict has a method of that name.
             unknown = target is None and len(methods().get(owner.name, ())) > 1 and owner.name not in OF_PYTHON
             if not unknown and (target is None or target[1] is not owner):
                 continue
@@ -331,7 +334,7 @@ class Reader:
 
 
 def _is_for_stderr(call: ast.Call) -> bool:
-    """Whether a call prints where errors go, or ends the process with a text."""
+    """Whether a call prints to stderr, or ends the process with a text."""
     if ast.unparse(call.func) == "sys.exit":
         return any(isinstance(one, ast.Constant) and prose(str(one.value)) for one in ast.walk(call.args[0]))
     return ast.unparse(call.func) == "sys.stderr.write" or any(
@@ -351,19 +354,19 @@ def _wrapped(text: str, indent: int) -> list[str]:
 
 
 def listed() -> str:
-    """The list of all that is shipped."""
+    """Return the list of all shipped modules."""
     return Reader(modules()).text()
 
 
 def difference() -> str:
-    """What the list lacks or has too much, with what is to be done about it; empty when it says what is there."""
+    """Return the differences between the file and the sources, with the remedy; empty if they are equal."""
     before, now = FILE.read_text().split("\n"), listed().split("\n")
     lines = list(difflib.unified_diff(before, now, "read", "found", lineterm="", n=3))
     return READ_IT + "\n".join(lines) if lines else ""
 
 
 def main(arguments: list[str]) -> int:
-    """Write the list, or compare it; the exit status."""
+    """Write the list, or compare it; return the exit status."""
     if arguments == ["compare"]:
         print(found := difference(), end="\n" if found else "", file=sys.stderr)
         return int(bool(found))

@@ -1,8 +1,8 @@
-"""The public surface, as text: what users may import, with kinds, signatures, fields and defaults.
+"""The public API as text: the importable names, with their kinds, signatures, fields and defaults.
 
-``python -m tests.project.public_api`` writes ``public_api.txt`` beside this file, and ``test_public_api`` compares.
-It is read off the sources, nothing is imported: so annotations stand as they were written, and every Python writes
-the same text.
+``python -m tests.project.public_api`` writes ``public_api.txt`` in this folder, and ``test_public_api`` compares the
+file. The program parses the sources without importing them. So annotations are shown as written, and every Python
+version writes the same text.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FILE: Final = ROOT / "tests" / "project" / "public_api.txt"
 
 PACKAGES: Final = ("lanes", "memsource", "lanes_jetstream", "lanes_kafka", "lanes_postgres", "lanes_spark")
-"""All that is shipped."""
+"""The packages that are shipped."""
 
 PUBLIC: Final = (
     "lanes",
-    # For those who write a backend: docs/guides/writing-a-source.md
+    # For authors of a backend: docs/guides/writing-a-source.md
     "lanes.source",
     "lanes.core.types",
     "lanes.clock",
     "lanes.cohort",
     "lanes.dead_letters",
     "memsource",
-    # For those who write a backend: the suites
+    # For authors of a backend: the contract suites
     "memsource.contract",
     "memsource.contract.commits",
     "memsource.contract.leases",
     "memsource.contract.epochs",
     "memsource.contract.dead_letters",
     "memsource.contract.attempts",
-    # For those who go further: docs/guides/testing.md, docs/checkers.md, docs/design.md
+    # For authors of tests and checkers: docs/guides/testing.md, docs/checkers.md, docs/design.md
     "memsource.checkers",
     "memsource.explorer",
     "memsource.sim.runs.machine",
@@ -48,7 +48,7 @@ PUBLIC: Final = (
     "lanes_spark",
     "lanes_spark.plan",
 )
-"""What the documentation imports from, or names. All other modules are private, whatever they are called."""
+"""The modules that the documentation imports or names. All other modules are private."""
 
 ONLY: Final = {
     "lanes.core.types": (
@@ -65,16 +65,16 @@ ONLY: Final = {
     ),
     "lanes_spark.plan": ("make_plan",),
 }
-"""Where not all that a module gives is for users: the rest is for the project itself."""
+"""The public names of modules whose other names are for the project only."""
 
 INTERNAL: Final = {
     ("lanes.core.types", name) for name in ("MessageInternals", "PartitionInternals", "SettlementInternals")
 }
-"""Bases with the fields that the engine keeps on what a user sees: nothing of them is promised."""
+"""Base classes with the engine's own fields of public objects; these fields are private."""
 
 WIDTH: Final = 116
 
-# Methods that Python calls for a user. Others with two underscores change nothing that a user writes.
+# Special methods that a user calls by syntax or by a built-in function. Other special methods are not listed.
 CALLED: Final = {
     f"__{name}__"
     for name in (
@@ -83,13 +83,13 @@ CALLED: Final = {
     )
 }
 
-# What a plain value is written with.
+# The node types of a plain value.
 PLAIN: Final = (ast.Constant, ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Tuple, ast.expr_context)
 
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """One source file: its top-level statements by the name that they bind, and where imported names come from."""
+    """A source file, with its top-level statements and imports by name."""
 
     name: str
     tree: ast.Module
@@ -98,7 +98,7 @@ class Module:
 
     @cached_property
     def all(self) -> tuple[str, ...] | None:
-        """``__all__``, sorted; None = it has none."""
+        """The sorted ``__all__``; None if the module has none."""
         for statement in self.bound.get("__all__", ()):
             assert isinstance(statement, ast.Assign)
             return tuple(sorted(ast.literal_eval(statement.value)))
@@ -107,7 +107,7 @@ class Module:
 
 @cache
 def path_of(module: str) -> Path | None:
-    """The file of a module of this project; None = it is not of this project."""
+    """Return the file of a module; None for a module of another project."""
     if module.partition(".")[0] not in PACKAGES:
         return None
     for base in (ROOT, ROOT / "adapters"):
@@ -120,7 +120,7 @@ def path_of(module: str) -> Path | None:
 
 @cache
 def modules() -> tuple[str, ...]:
-    """All that are shipped, by their full names."""
+    """Return the full names of all shipped modules."""
     paths = [
         path.relative_to(base).with_suffix("")
         for package in PACKAGES
@@ -132,14 +132,14 @@ def modules() -> tuple[str, ...]:
 
 @cache
 def read(module: str) -> Module:
-    """A module of this project."""
+    """Parse a module of this project."""
     path = path_of(module)
-    assert path is not None, f"there is no module {module}"
+    assert path is not None, f"no file of the project defines the module {module}"
     return module_of(module, path.read_text())
 
 
 def module_of(name: str, source: str) -> Module:
-    """A module with this text."""
+    """Parse this text as a module."""
     module = Module(name, ast.parse(source, name), {}, {})
     _enter(module.tree.body, module)
     return module
@@ -154,13 +154,13 @@ def _enter(body: list[ast.stmt], module: Module) -> None:
                 module.bound.setdefault(name, []).append(statement)
             case ast.ImportFrom(module=str(source), names=names):
                 module.imported.update({alias.asname or alias.name: (source, alias.name) for alias in names})
-            case ast.If(body=inner, orelse=other):  # `if TYPE_CHECKING`: where a lazy package says what it has
+            case ast.If(body=inner, orelse=other):  # `if TYPE_CHECKING`, in which a lazy package imports its names
                 _enter([*inner, *other], module)
 
 
 @cache
 def home_of(module: str, name: str) -> tuple[Module, str]:
-    """Where a name is defined, imports followed as far as they lead within this project."""
+    """Return the module that defines a name, and its name there. Imports are followed within this project."""
     here = read(module)
     while name not in here.bound and name in here.imported and path_of(here.imported[name][0]) is not None:
         source, name = here.imported[name]
@@ -169,15 +169,16 @@ def home_of(module: str, name: str) -> tuple[Module, str]:
 
 
 def names_of(module: str) -> tuple[str, ...]:
-    """The public names of a public module."""
+    """Return the public names of a public module."""
     names = ONLY.get(module, read(module).all)
-    assert names is not None, f"{module} is public and has no __all__"
+    assert names is not None, f"the public module {module} has no __all__: add one"
     return names
 
 
 @cache
 def owners() -> dict[tuple[str, str], str]:
-    """Which public module describes what is defined where: the one that defines it, or the first that gives it."""
+    """Return the public module that describes each definition: the defining module, or else the first that exports the
+    name."""
     found: dict[tuple[str, str], str] = {}
     for module in PUBLIC:
         for name in names_of(module):
@@ -189,7 +190,7 @@ def owners() -> dict[tuple[str, str], str]:
 
 
 def surface() -> str:
-    """All of it. A name that several modules have is described in one of them: see ``owners``."""
+    """Return the text of the whole public API. A name of several modules is described in one of them, by ``owners``."""
     lines = ["# The public surface. Written by `python -m tests.project.public_api`, compared by test_public_api.py."]
     for module in PUBLIC:
         lines += ["", f"[{module}]"]
@@ -204,8 +205,8 @@ def surface() -> str:
 
 
 def described(home: Module, name: str) -> list[str]:
-    """A definition as it is to be seen: a line or more, what is in it indented."""
-    assert name in home.bound, f"{home.name} does not define {name} by a statement that this reads"
+    """Return the lines of a definition; the lines of its members are indented."""
+    assert name in home.bound, f"{home.name}: found no class, function or assignment that defines {name}"
     statements = home.bound[name]
     if isinstance(statements[0], ast.ClassDef):
         return class_lines(home, statements[0])
@@ -215,7 +216,7 @@ def described(home: Module, name: str) -> list[str]:
 
 
 def constant_lines(statement: ast.stmt, indent: str) -> list[str]:
-    """A constant, an alias or a field, with its value."""
+    """Return the lines of a constant, an alias or a field, with its value."""
     assert isinstance(statement, ast.Assign | ast.AnnAssign)
     target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
     line = f"{indent}{ast.unparse(target)}"
@@ -227,7 +228,7 @@ def constant_lines(statement: ast.stmt, indent: str) -> list[str]:
 
 
 def function_lines(home: Module, statements: list[ast.stmt], indent: str) -> list[str]:
-    """A function with its overloads, or a property with its setter: all that has this name."""
+    """Return the lines of a function with its overloads, or of a property with its setter."""
     lines = []
     for function in statements:
         assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -239,7 +240,7 @@ def function_lines(home: Module, statements: list[ast.stmt], indent: str) -> lis
 
 
 def signature(home: Module, arguments: ast.arguments) -> str:
-    """The parameters, annotations as written, defaults by their value where a constant gives them a name."""
+    """Return the parameters, with annotations as written. A default that names a constant is shown by its value."""
     every = [*arguments.posonlyargs, *arguments.args]
     defaults = [*[None] * (len(every) - len(arguments.defaults)), *arguments.defaults]
     parts = [_parameter(home, one, default) for one, default in zip(every, defaults, strict=True)]
@@ -263,7 +264,7 @@ def _parameter(home: Module, one: ast.arg, default: ast.expr | None) -> str:
 
 
 def value_of(home: Module, default: ast.expr) -> str:
-    """A default: where it is the name of a constant of this project with a plain value, that value."""
+    """Return a default as text; the name of a constant with a plain value is replaced by the value."""
     if isinstance(default, ast.Name):
         there, name = home_of(home.name, default.id)
         for statement in there.bound.get(name, ()):
@@ -274,7 +275,8 @@ def value_of(home: Module, default: ast.expr) -> str:
 
 
 def class_lines(home: Module, node: ast.ClassDef) -> list[str]:
-    """A class with its bases, its fields in their order, and its public methods; those of private bases are its own."""
+    """Return the lines of a class: its bases, its fields in order, and its public methods. Members of private bases
+    count as its own."""
     lines = [f"@{ast.unparse(decorator)}" for decorator in node.decorator_list]
     bases = [ast.unparse(base) for base in [*node.bases, *node.keywords] if not is_internal(home, base)]
     lines += wrapped(f"class {node.name}({', '.join(bases)})" if bases else f"class {node.name}")
@@ -286,7 +288,7 @@ def class_lines(home: Module, node: ast.ClassDef) -> list[str]:
 
 @cache
 def members(home: Module, node: ast.ClassDef) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The fields and the methods that a user reaches through an instance, by name."""
+    """Return the fields and methods that a user can access through an instance, by name."""
     fields: dict[str, list[str]] = {}
     methods: dict[str, list[str]] = {}
     kept: set[str] = set()
@@ -311,7 +313,7 @@ def members(home: Module, node: ast.ClassDef) -> tuple[dict[str, list[str]], dic
 
 
 def is_internal(home: Module, base: ast.AST) -> bool:
-    """Whether a base holds what is the engine's own."""
+    """Whether a base class holds the engine's own fields."""
     if not isinstance(base, ast.Name):
         return False
     there, name = home_of(home.name, base.id)
@@ -320,7 +322,7 @@ def is_internal(home: Module, base: ast.AST) -> bool:
 
 @cache
 def is_public(home: Module, name: str) -> bool:
-    """Whether a name of a private module is described somewhere as public."""
+    """Whether a public module exports this name of a private module."""
     return any(
         (found.name, original) == (home.name, name)
         for module in PUBLIC
@@ -330,7 +332,7 @@ def is_public(home: Module, name: str) -> bool:
 
 
 def _class_statements(node: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
-    """The methods and fields of a class that have a public name; what its ``__init__`` sets is a field too."""
+    """Yield the methods and fields of a class with a public name, including the fields that ``__init__`` sets."""
     for statement in node.body:
         match statement:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -368,10 +370,10 @@ def _field_lines(home: Module, statement: ast.Assign | ast.AnnAssign) -> list[st
 
 
 def wrapped(line: str) -> list[str]:
-    """A line, or several where it is long: broken behind the commas of its longest brackets."""
+    """Return a line, or several lines if it is too long: the longest pair of brackets is broken after its commas."""
     if len(line) <= WIDTH:
         return [line]
-    brackets: list[list[int]] = []  # where each of the outermost ones opens, its commas, where it closes
+    brackets: list[list[int]] = []  # of each outermost pair: the index of its start, of its commas, and of its end
     depth, quoted = 0, ""
     for place, sign in enumerate(line):
         if quoted:

@@ -1,7 +1,7 @@
-"""The sources of the project as a reader of them wants them: what a name means, what a call calls, who calls what.
+"""The sources of the project by name: the definition of a name, the target of a call, and the callers of a function.
 
-Nothing is imported. Resolved are names of modules, functions within functions, methods of ``self``, and methods whose
-name no other class has; of anything else the answer is None.
+The program imports no module of the product. It resolves names of modules, nested functions, methods of ``self``, and
+methods whose name only one class has. For any other name, the answer is None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(eq=False)
 class Source:
-    """One module, every node of it with the node around it, and what its names are imported from, lazily or not."""
+    """A module, with the parent of every node, and the origins of its imported names, including lazy imports."""
 
     name: str
     tree: ast.Module
@@ -29,11 +29,11 @@ class Source:
     calls: list[ast.Call] = field(default_factory=list)
     methods: list[Function] = field(default_factory=list)
     errors: list[ast.ClassDef | ast.Raise] = field(default_factory=list)
-    """Classes, which may be errors, and what is raised."""
+    """Class definitions, which may be errors, and raise statements."""
 
     def __post_init__(self) -> None:
         todo: deque[ast.AST] = deque([self.tree])
-        while todo:  # as `ast.walk` does, with the node around each noted on the way
+        while todo:  # like `ast.walk`, and record the parent of each node
             node = todo.popleft()
             for inner in ast.iter_child_nodes(node):
                 self.around[inner] = node
@@ -48,34 +48,35 @@ class Source:
                 self.errors.append(node)
 
     def outside(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What is around a node, from within outwards."""
+        """Yield the parents of a node, the innermost first."""
         while node in self.around:
             node = self.around[node]
             yield node
 
     def function(self, node: ast.AST) -> Function | None:
-        """The innermost function around a node."""
+        """Return the innermost function that contains a node."""
         return next((each for each in self.outside(node) if isinstance(each, Function)), None)
 
     def within(self, node: ast.AST) -> ast.ClassDef | None:
-        """The innermost class around a node."""
+        """Return the innermost class that contains a node."""
         return next((each for each in self.outside(node) if isinstance(each, ast.ClassDef)), None)
 
     def where(self, node: ast.AST) -> str:
-        """The functions and classes around a node, the outermost first, and itself if it is one."""
+        """Return the dotted name of a node: the functions and classes that contain it, and the node itself if it is one
+        of them."""
         names = [each.name for each in (node, *self.outside(node)) if isinstance(each, Function | ast.ClassDef)]
         return ".".join(reversed(names)) or "the module itself"
 
 
 @cache
 def source(module: str) -> Source:
-    """A module of this project."""
+    """Return a module of this project."""
     return Source(module, read(module).tree)
 
 
 @cache
 def defined(module: str, name: str) -> tuple[Source, ast.stmt] | None:
-    """What a name of a module stands for at the top level of a module of this project; None = of another's."""
+    """Return the top-level definition of a name in a module; None if another project defines the name."""
     here = source(module)
     if name in read(module).bound:
         return here, read(module).bound[name][-1]
@@ -85,7 +86,7 @@ def defined(module: str, name: str) -> tuple[Source, ast.stmt] | None:
 
 @cache
 def methods() -> dict[str, list[tuple[Source, Function]]]:
-    """All methods by their name, whatever their class."""
+    """Return all methods of all classes, by name."""
     found: dict[str, list[tuple[Source, Function]]] = {}
     for here in map(source, modules()):
         for method in here.methods:
@@ -95,7 +96,7 @@ def methods() -> dict[str, list[tuple[Source, Function]]]:
 
 @cache
 def calls() -> dict[str, list[tuple[Source, ast.Call]]]:
-    """All calls by the name that is called."""
+    """Return all calls, by the name of the called function."""
     found: dict[str, list[tuple[Source, ast.Call]]] = {}
     for here in map(source, modules()):
         for call in here.calls:
@@ -106,7 +107,8 @@ def calls() -> dict[str, list[tuple[Source, ast.Call]]]:
 
 
 def called(here: Source, call: ast.Call) -> tuple[Source, Function | ast.ClassDef] | None:
-    """The function or class of this project that is called; of an unknown instance's methods the only one so named."""
+    """Return the function or class of this project that is called. A method of an unknown instance counts if its name
+    is unique."""
     found: tuple[Source, ast.AST] | None = None
     match call.func:
         case ast.Name(id=name):
@@ -136,7 +138,8 @@ def called(here: Source, call: ast.Call) -> tuple[Source, Function | ast.ClassDe
 
 @cache
 def is_error(module: str, name: str) -> bool:
-    """Whether a name stands for an exception: of this project, of Python, or by its look of somebody else."""
+    """Whether a name means an exception: of this project, of Python, or, judged by the name alone, of another
+    project."""
     found = defined(module, name)
     if found is not None:
         here, node = found
@@ -149,20 +152,20 @@ def is_error(module: str, name: str) -> bool:
 
 
 def arguments(call: ast.Call) -> Iterator[tuple[str | None, ast.expr]]:
-    """What a call hands over, with its names."""
+    """Yield the arguments of a call, each with its keyword or None."""
     yield from ((None, one) for one in call.args)
     yield from ((one.arg, one.value) for one in call.keywords if one.arg is not None)
 
 
 @cache
 def parameters(function: Function) -> dict[str, ast.expr | None]:
-    """The parameters of a function, with what they are annotated as."""
+    """Return the parameters of a function, with their annotations."""
     given = function.args
     return {one.arg: one.annotation for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
 
 
 def fields_of(owner: ast.ClassDef) -> list[str]:
-    """What an instance is made with: the parameters of its ``__init__``, or its fields."""
+    """Return the arguments that create an instance: the parameters of its ``__init__``, or its fields."""
     for node in owner.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             return list(parameters(node))
@@ -172,7 +175,7 @@ def fields_of(owner: ast.ClassDef) -> list[str]:
 
 @cache
 def bound(function: Function) -> dict[str, list[ast.expr]]:
-    """What a function binds its names to."""
+    """Return the values that a function assigns to each name."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(function):
         targets: list[ast.expr] = []

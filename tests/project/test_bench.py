@@ -1,4 +1,7 @@
-"""The measurements run and are written down. Nothing is timed here."""
+"""The benchmarks run and write their results to files.
+
+The tests measure no times.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,14 @@ def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.Cap
     measure(name, tmp_path, capsys)
 
 
-@pytest.mark.slow  # many small measurements, some of which wait
+@pytest.mark.slow  # many small measurements, some of them with waits
 @pytest.mark.parametrize("name", OF_PLOTS)
 def test_a_case_for_plots_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure(name, tmp_path, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # it has a broker of its own, and waits for sessions to end
+@pytest.mark.timeout(180)  # a private broker, and waits for the end of sessions
 @pytest.mark.usefixtures("kafka_prepared")
 @pytest.mark.parametrize("name", ON_KAFKA)
 def test_a_case_on_kafka_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,14 +59,14 @@ def test_a_case_on_kafka_writes_its_figures(name: str, tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # members join again and again, and a lease runs out
+@pytest.mark.timeout(180)  # members join repeatedly, and a lease expires
 @pytest.mark.parametrize("name", OF_COHORTS)
 def test_a_case_of_a_cohort_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure(name, tmp_path, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # a JVM of its own
+@pytest.mark.timeout(300)  # a private JVM
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 @pytest.mark.parametrize("name", ON_SPARK)
 def test_a_case_on_spark_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +75,7 @@ def test_a_case_on_spark_writes_its_figures(name: str, tmp_path: Path, capsys: p
 
 
 def measure(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # Garbage is collected in front of each measurement, which takes seconds among all that earlier tests have left.
+    # Before each measurement, garbage is collected, which takes seconds after many other tests.
     gc.freeze()
     try:
         assert main([name], effort=TINY, folder=tmp_path) == 0

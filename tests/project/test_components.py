@@ -1,4 +1,4 @@
-"""The starter for real components: what it starts, what it leaves behind (nothing), and how it fails."""
+"""The starter for real components starts and ends servers, leaves nothing on the machine, and names each fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.components import ComponentError, MissingComponent, NatsServer, nats_
 from tests.components.ports import free_ports
 from tests.conftest import NatsFactory, Spawn, first_line, is_free, is_gone
 
-pytestmark = pytest.mark.usefixtures("nats_server")  # no server program: all of this is skipped, or fails in CI
+pytestmark = pytest.mark.usefixtures(
+    "nats_server"
+)  # without the server program, all tests of the file are skipped, or fail in CI
 
 OWNER = """
 import json, sys
@@ -26,7 +28,7 @@ from tests.components import NatsServer, wait_until
 server = NatsServer(Path(sys.argv[1]))
 server.start()
 print(json.dumps({"pid": server.pid, "url": server.url}), flush=True)
-# Not one blocking call: a signal just before it would be noticed only after it.
+# No single blocking call, because Python would handle a signal that arrives just before the call only after it.
 wait_until(lambda: False, "a signal", seconds=60)
 """
 
@@ -111,7 +113,7 @@ def test_what_a_killed_owner_left_is_cleaned(fresh_nats: NatsFactory, tmp_path: 
     folder = tmp_path / "nats"
     (folder / "run").mkdir(parents=True)
     (folder / "lock").touch()
-    # The number of a process that is alive and has nothing to do with it: this one.
+    # The id of a live process that does not belong to the server: this process.
     (folder / "run" / "supervisor.pid").write_text(f"{os.getpid()}\n")
     (folder / "run" / "state.json").write_text('{"ports": {"client": 1, "monitor": 1}}')
     server = fresh_nats(directory=folder)

@@ -26,7 +26,7 @@ class Documented:
 
     @property
     def entries(self) -> list[str]:
-        """The names that stand under ``Args:`` and ``Attributes:``."""
+        """The names in the sections ``Args:`` and ``Attributes:``."""
         found: list[str] = []
         section = ""
         for line in self.said.splitlines():
@@ -38,14 +38,14 @@ class Documented:
 
 
 def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
-    """The parameters that a caller passes."""
+    """Return the parameters that a caller passes."""
     given = function.args
     every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
     return tuple(one.arg for one in every if one.arg not in ("self", "cls") and not one.arg.startswith("_"))
 
 
 def fields_of(node: ast.ClassDef) -> tuple[str, ...]:
-    """The parameters of ``__init__``; of a dataclass and a named tuple its public fields."""
+    """Return the parameters of ``__init__``, or the public fields of a dataclass or named tuple."""
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
             return parameters_of(statement)
@@ -75,7 +75,7 @@ def of_class(home: Module, node: ast.ClassDef) -> Iterator[Documented]:
 
 
 def documented() -> Iterator[Documented]:
-    """All that is public, each once."""
+    """Yield each public function, class and method once."""
     for module in PUBLIC:
         for name in names_of(module):
             home, original = home_of(module, name)

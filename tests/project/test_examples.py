@@ -1,4 +1,4 @@
-"""Every example runs and ends well: against a real server, by itself, or as the simulated test that it is."""
+"""Every example runs and ends without an error: against a real server, standalone, or as a simulated test."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(example: Path, folder: Path, **environment: str) -> None:
         try:
             out, err = process.communicate(timeout=50)
         except BaseException as error:
-            # With what it has started: nobody else would end a member of a cohort whose server is gone.
+            # Kill the whole group, because a member of a cohort without a server does not end by itself.
             os.killpg(process.pid, signal.SIGKILL)
             error.add_note("".join(process.communicate()))
             raise
@@ -64,7 +64,7 @@ def run(example: Path, folder: Path, **environment: str) -> None:
 
 
 @pytest.mark.parametrize("example", SIMULATED, ids=lambda example: example.name)
-@pytest.mark.timeout(300)  # seven seconds of computing, of which a busy machine makes a minute
+@pytest.mark.timeout(300)  # seven seconds of computing, which take a minute on a busy machine
 def test_simulated_example_passes(example: Path) -> None:
     command = [sys.executable, "-m", "pytest", str(example)]
     done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, timeout=280, check=False)

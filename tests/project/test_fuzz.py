@@ -1,4 +1,4 @@
-"""The fuzz targets run, and what they find is shown."""
+"""The fuzz targets run, and print each failure that they find."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fuzz.targets import TARGETS
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-@pytest.mark.timeout(400)  # making a failing example small may take minutes
+@pytest.mark.timeout(400)  # shrinking a failing example may take minutes
 def test_a_target_holds_for_a_moment(target: Target) -> None:
     result = run(target, 0.0, batch=5)
     if result.failure is not None:
@@ -67,7 +67,7 @@ guided.main("broken", "100")
 
 
 @pytest.mark.skipif(not guided.available(), reason="there is no coverage-guided fuzzer for this platform")
-@pytest.mark.timeout(300)  # seven seconds of computing, of which a busy machine makes a minute
+@pytest.mark.timeout(300)  # seven seconds of computing, which take a minute on a busy machine
 def test_a_guided_fuzzer_finds_what_breaks_an_invariant(tmp_path: Path) -> None:
     inputs, said = guided.attack("reply", 1)
     assert inputs > 0

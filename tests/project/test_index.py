@@ -1,4 +1,4 @@
-"""``tests/README.md`` leads to every test file, with the behaviour that it is about."""
+"""``tests/README.md`` links every test file, with the first sentence of its docstring."""
 
 from __future__ import annotations
 

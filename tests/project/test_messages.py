@@ -1,4 +1,4 @@
-"""Every error and warning is what ``messages.txt`` says, and the reader of it leaves none out."""
+"""``tests/project/messages.txt`` lists every error and warning of the product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGGED = r"_?log\.(warning|error|exception|critical|log)\("
 
 
 def test_the_list_is_compared_by_make_check() -> None:
-    """It takes some seconds: too many for a quick test, and a changed text is to be noticed before it is committed."""
+    """The comparison takes seconds, too long for a fast test, but a changed text must be noticed before the commit."""
     makefile = (ROOT / "Makefile").read_text()
     check = makefile[makefile.index("\ncheck:") :].partition("\n\n")[0]
     assert "\t.venv/bin/python -m tests.project.messages compare\n" in check
@@ -33,7 +33,7 @@ def test_a_list_that_differs_is_told_with_what_to_do(
     messages.FILE.write_text("one\nthree\n")
     assert main(["compare"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("What the product says has changed. ")
+    assert said.startswith("Texts of the product have changed. ")
     assert said.endswith(" one\n-three\n+two\n \n")
     assert (main(["check"]), capsys.readouterr().err) == (2, "usage: python -m tests.project.messages [compare]\n")
     assert messages.FILE.read_text() == "one\nthree\n"
@@ -87,7 +87,7 @@ def test_a_text_is_read_wherever_it_is_written(text: str, entry: str, monkeypatc
     monkeypatch.setattr(messages, "ALSO", ())
     monkeypatch.setattr(source_names, "read", lambda name: module)
     monkeypatch.setattr(source_names, "modules", lambda: ("example",))
-    # What is known of the project stays known.
+    # The caches of the project's own modules stay as they are.
     for name in ("source", "defined", "methods", "calls", "is_error"):
         fresh = cache(getattr(source_names, name).__wrapped__)
         for place in (source_names, messages):
@@ -97,7 +97,7 @@ def test_a_text_is_read_wherever_it_is_written(text: str, entry: str, monkeypatc
 
 @pytest.mark.slow
 def test_whatever_is_written_where_something_is_raised_or_logged_is_listed() -> None:
-    """Looked for in another way than it was read: by each piece of text alone, wherever in the statement it stands."""
+    """The test searches in a different manner than the program: for each literal in a raise or log statement."""
     said = " ".join(FILE.read_text().split())
     lost, looked_for = [], 0
     for name in modules():

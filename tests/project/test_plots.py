@@ -1,4 +1,4 @@
-"""Plots are drawn from what cases have written, and from nothing else."""
+"""Plots show exactly the figures that the benchmark cases have written."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.project.asked_by_plots import asked_by_plots
 ROOT: Final = Path(__file__).resolve().parents[2]
 SVG: Final = "{http://www.w3.org/2000/svg}"
 PAGES: Final = ("#ffffff", "#0d1117")
-READABLE: Final = 3.0  # what WCAG asks of graphics and large text
+READABLE: Final = 3.0  # the contrast that WCAG 2 requires of graphics and large text
 
 
 def write_sample(folder: Path) -> None:
-    """A file a case with all that plots ask for, each ratio another one."""
+    """Write a file for each case, with all figures that the plots read; each figure has a different ratio."""
     cases: dict[str, list[Figure]] = {}
     for number, (case, name) in enumerate(asked_by_plots()):
         cases.setdefault(case, []).append(rate(name, "unit", 10.0 + number, 40.0 + 7 * (number % 3), 1.5))
@@ -54,7 +54,7 @@ def texts_of(file: Path) -> list[str]:
 
 
 def points_of(file: Path, named: str) -> list[tuple[float, float]]:
-    """The corners of the path with this id."""
+    """Return the corners of the path with this id."""
     (group,) = [one for one in ElementTree.parse(file).iter(f"{SVG}g") if one.get("id") == named]
     path = group.find(f"{SVG}path")
     assert path is not None
@@ -66,7 +66,7 @@ def test_each_plot_is_a_picture_with_its_labels(drawn: Path) -> None:
     shown = {name: texts_of(drawn / f"{name}.svg") for name in DRAWN}
     assert {"Beside a plain loop", "Beside a bare task for each key", "1 key", "1,000 keys"} <= set(shown["zone"])
     assert set(zone.WAITS) <= set(shown["zone"])
-    assert shown["zone"].count(LOSS) == 2  # one a panel
+    assert shown["zone"].count(LOSS) == 2  # one for each panel
     assert {"a whole run, no-op handler", "a plain loop", "100,000", "the engine alone"} <= set(shown["scaling"])
     assert {LOSS, "goal", *KAFKA} <= set(shown["kafka"])
     assert {LOSS, "no-op, beside foreachPartition"} <= set(shown["spark"])
@@ -82,7 +82,7 @@ def test_a_line_goes_through_what_was_measured(sample: Path, drawn: Path) -> Non
     assert len(points) == len(ratios) == len(zone.WAITS)
     steps = [(right[0] - left[0], right[1] - left[1]) for left, right in pairwise(points)]
     assert [across for across, _down in steps] == pytest.approx([steps[0][0]] * len(steps), rel=1e-4)
-    # Ten times as much is as far up everywhere: the axis is logarithmic, and y grows down the page.
+    # On a logarithmic axis, a factor of ten has the same height everywhere. In SVG, y grows downwards.
     scales = [down / math.log(right / left) for (_, down), (left, right) in zip(steps, pairwise(ratios), strict=True)]
     assert scales == pytest.approx([scales[0]] * len(scales), rel=1e-4)
     assert scales[0] < 0
@@ -111,7 +111,7 @@ def test_every_colour_stands_out_on_light_and_dark(drawn: Path) -> None:
     used = {
         colour
         for file in drawn.iterdir()
-        # What is shaded is the zone behind the rest.
+        # The shaded area is the zone, which is drawn behind the other shapes.
         for style in re.findall(r'style="([^"]+)"', file.read_text())
         if "opacity" not in style
         for colour in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", style)

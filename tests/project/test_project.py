@@ -1,4 +1,4 @@
-"""The project as a whole: what its files promise each other, and what must not be in any of them."""
+"""The files of the project agree with each other, and contain no machine path, registry or version cap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import Spawn, first_line, is_free
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# In pieces, so that this file does not hold what it looks for.
+# In pieces, so that this file does not contain the forbidden texts.
 HOSTS = [
     ".".join(parts)
     for parts in (
@@ -41,7 +41,7 @@ BINARY = {".gz", ".parquet", ".png", ".zst"}
 
 
 def project_files() -> Iterator[Path]:
-    """Every file that belongs to the project: not the environment, not a cache, nothing built."""
+    """Yield every file of the project, without the environment, caches and build results."""
     outside = {".git", ".venv", ".cache", "__pycache__", "build", "dist", "htmlcov"}
     outside |= {f".{tool}_cache" for tool in ("mypy", "pytest", "ruff")} | {".hypothesis", "lanes_runtime.egg-info"}
     for folder, folders, names in os.walk(ROOT):
@@ -51,7 +51,7 @@ def project_files() -> Iterator[Path]:
 
 
 def lines_with(needles: Iterable[str]) -> list[str]:
-    """`file:line` of all that hold one of the needles."""
+    """Return each line that contains one of the texts, as `file:line: text`."""
     pattern = re.compile("|".join(map(re.escape, needles)))
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -63,7 +63,7 @@ def lines_with(needles: Iterable[str]) -> list[str]:
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """All that is asked of a registry, by who asks."""
+    """Return all required packages, by the extra or group that requires them."""
     project, groups = PROJECT["project"], PROJECT["dependency-groups"]
     asked = {"core": project["dependencies"], "build": PROJECT["build-system"]["requires"]}
     asked |= {f"extra {name}": wanted for name, wanted in project["optional-dependencies"].items()}
@@ -72,7 +72,7 @@ def requirements() -> dict[str, list[Requirement]]:
 
 
 def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    # Without what an outer make hands to an inner one.
+    # Without the variables that an outer make passes to an inner make.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
@@ -100,7 +100,7 @@ def test_without_a_python_it_says_so_in_one_line(target: str, tmp_path: Path) ->
 
 
 def test_a_broker_to_try_things_on_says_where_it_is(spawn: Spawn) -> None:
-    """In words for a shell, and it is there until it is told to end."""
+    """`make broker` prints an export line for a shell, and the broker runs until a SIGTERM."""
     recipe = shlex.split(make("-n", "broker").stdout.splitlines()[-1])
     assert recipe[:2] == ["exec", ".venv/bin/python"]
     broker = spawn(*recipe[2:])

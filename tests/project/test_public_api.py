@@ -1,4 +1,4 @@
-"""The public surface is what ``public_api.txt`` says, and what can be imported is what that was read off from."""
+"""``tests/project/public_api.txt`` lists exactly the public API, and all of it can be imported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_what_a_public_module_lists_can_be_imported(module: str) -> None:
 
 
 def taken(module: str) -> Iterator[tuple[str, str]]:
-    """(module of this project, name) of all that a module imports by name, modules apart."""
+    """Yield (module, name) of each name that a module imports from a module of this project; submodules are left
+    out."""
     for node in ast.walk(read(module).tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None and path_of(node.module) is not None:
             for alias in node.names:
@@ -72,7 +73,7 @@ def taken(module: str) -> Iterator[tuple[str, str]]:
 
 
 def test_no_module_takes_a_private_name_of_another() -> None:
-    """A name with an underscore stays in its module."""
+    """A name with an underscore is used only in its module."""
     wrong = [
         f"{module}: {source}.{name}"
         for module in modules()
@@ -83,7 +84,7 @@ def test_no_module_takes_a_private_name_of_another() -> None:
 
 
 def test_only_public_modules_list_their_names() -> None:
-    """``PUBLIC`` is the one list of what is public; a private module has ``__all__`` only to hand names on."""
+    """``PUBLIC`` lists the public modules; a private module has ``__all__`` only to export names of other modules."""
     listing = {module for module in modules() if read(module).all is not None} - set(PUBLIC)
     assert [module for module in sorted(listing) if set(read(module).all or ()) <= read(module).bound.keys()] == []
 
@@ -107,7 +108,7 @@ def test_users_are_shown_public_names_alone(path: Path) -> None:
 
 
 def definitions() -> Iterator[tuple[str, str, ast.stmt, object]]:
-    """Every definition of the surface: module, name, what was read, what is there."""
+    """Yield every definition of the public API: its module, its name, its parsed node, and the imported object."""
     for module in PUBLIC:
         for one in names_of(module):
             home, name = home_of(module, one)
@@ -138,7 +139,7 @@ def test_functions_have_the_parameters_that_were_read() -> None:
 
 
 def test_classes_have_the_methods_that_were_read() -> None:
-    """None more, however it came there: by a base, a decorator or an assignment."""
+    """A class has no further method by a base, a decorator or an assignment."""
     compared = 0
     for module, name, node, there in definitions():
         if not isinstance(node, ast.ClassDef):

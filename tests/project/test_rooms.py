@@ -1,4 +1,5 @@
-"""Rooms stay small: how many modules a folder has, how long a file is, and what a room says about itself."""
+"""Rooms stay small: each has a bounded number of modules, files of bounded length, and a docstring with a reading
+order."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.project.public_api import PACKAGES, ROOT
 
 MOST_MODULES: Final = 24
 MOST_BESIDE_ROOMS: Final = 14
-"""Modules that ``lanes/`` shows beside its rooms, ``__init__`` not counted."""
+"""Largest number of modules directly in ``lanes/``, without ``__init__``."""
 
 ASK_AT_LINES: Final = 600
 MOST_LINES: Final = 800
@@ -23,7 +24,7 @@ HOMES: Final = [ROOT / ("adapters" if name.startswith("lanes_") else ".") / name
 
 
 def rooms() -> Iterator[Path]:
-    """Every folder with modules, outside tests."""
+    """Yield every folder with modules, outside of tests."""
     for home in (*HOMES, ROOT / "demo"):
         yield from (init.parent for init in sorted(home.rglob("__init__.py")))
 
@@ -44,7 +45,7 @@ def test_lanes_shows_few_modules_beside_its_rooms() -> None:
 
 @pytest.mark.parametrize("room", [*rooms()], ids=lambda room: str(room.relative_to(ROOT)))
 def test_a_room_says_its_job_and_its_reading_order(room: Path) -> None:
-    """Every module stands in the reading order, and the order names no module that is gone."""
+    """The reading order names every module and sub-room, and no other name."""
     said = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
     assert said, f"{room.relative_to(ROOT)} has no docstring"
     order = re.search(r"Reading order: (.+?\.)(?:\n\n|$)", said, re.DOTALL)
@@ -56,7 +57,7 @@ def test_a_room_says_its_job_and_its_reading_order(room: Path) -> None:
 
 
 def test_no_python_file_is_long_without_a_reason() -> None:
-    """Around 600 lines is where to ask whether a second concept moved in."""
+    """A file of over 600 lines states in its docstring why it is long."""
     folders = ("lanes", "adapters", "memsource", "demo", "examples", "bench", "fuzz", "tests")
     texts = {path: path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")}
     long = {path: text for path, text in texts.items() if len(text.splitlines()) > ASK_AT_LINES}
@@ -66,4 +67,4 @@ def test_no_python_file_is_long_without_a_reason() -> None:
         if len(text.splitlines()) > MOST_LINES
         or not re.search(r"^Longer than most: \w", ast.get_docstring(ast.parse(text)) or "", re.MULTILINE)
     }
-    assert wrong == {}, "split by concept, or say in the docstring why it is one: Longer than most: …"
+    assert wrong == {}, "split the file by concept, or add a line to its docstring: Longer than most: …"
