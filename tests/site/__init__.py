@@ -1,1 +1,1 @@
-"""How the site of the documentation is made: `mkdocs.yml` says what it calls of this."""
+"""The build of the documentation's site; `mkdocs.yml` names the hooks of this folder."""

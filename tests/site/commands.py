@@ -1,4 +1,4 @@
-"""The reference of the command line: the help of every command, as the command itself prints it, in tables."""
+"""The reference of the command line: tables made from the help of every command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unittest import mock
 from lanes.cli.app import app
 
 PLACE: Final = "<!-- commands: the site shows the help of every command here -->"
-"""Where a page wants the reference."""
+"""The line of a page that the reference replaces."""
 
 _COMMAND: Final = re.compile(r"^  ([a-z][a-z-]*)", re.MULTILINE)
 _SECTION: Final = re.compile(r"^(Options|Arguments|Commands):$\n((?:^  .*$\n?)+)", re.MULTILINE)
@@ -22,7 +22,8 @@ _COLUMNS: Final = 100
 
 
 def helps(columns: int, command: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each command and the help that it prints on a terminal of so many ``columns``, parents before children."""
+    """Yield each command and its help, as printed on a terminal with ``columns`` columns. A command precedes its
+    subcommands."""
     printed = io.StringIO()
     with redirect_stdout(printed), mock.patch.dict(os.environ, {"COLUMNS": str(columns)}):
         app()(args=[*command, "--help"], standalone_mode=False, prog_name="lanes")
@@ -33,12 +34,12 @@ def helps(columns: int, command: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 
 
 def with_commands(markdown: str) -> str:
-    """The page with the reference in its place; every other page as it is."""
+    """Return the page with the reference in place of its marker, or the unchanged page without a marker."""
     return markdown.replace(PLACE, command_reference()) if PLACE in markdown else markdown
 
 
 def command_reference() -> str:
-    """A section for each command: usage, description, and a table of each part of its help."""
+    """Return a section for each command, with its usage, its description, and a table for each part of its help."""
     return "\n".join(_section(command, text) for command, text in helps(_COLUMNS))
 
 
@@ -61,7 +62,8 @@ def _table(title: str, body: str) -> str:
 
 
 def _rows(body: str) -> list[tuple[str, str, str]]:
-    """Name, default and meaning of each entry; a line that is indented further continues one. All have ``--help``."""
+    """Return the name, default and meaning of each entry. A further indented line continues an entry. ``--help`` is
+    left out."""
     rows = []
     for entry in re.split(r"^  (?=\S)", body, flags=re.MULTILINE)[1:]:
         name, _, meaning = entry.strip().partition("  ")
@@ -73,6 +75,6 @@ def _rows(body: str) -> list[tuple[str, str, str]]:
 
 
 def _said(note: re.Match[str]) -> str:
-    """A default; the words in parentheses that stand for one are no value."""
+    """Return the default of an entry as Markdown. A description in parentheses is shown as text, not as code."""
     value = note[1]
     return "required" if value is None else value[1:-1] if value.startswith("(") else f"`{value}`"

@@ -1,6 +1,6 @@
-"""For the reader of docstrings: a paragraph of fields or arguments becomes a table, with their types and defaults.
+"""A griffe extension that turns a paragraph of parameters into a table with types and defaults.
 
-In the source it reads: two backticks, the name, two backticks, a colon, what it is, and then the next one.
+In the source, each entry of such a paragraph has the form: name in double backticks, colon, text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ class Fields(griffe.Extension):
         made = cls.members.get("__init__")
         arguments = [one.name for one in made.parameters] if isinstance(made, griffe.Function) else []
         if any("dataclass" in str(one.value) for one in cls.decorators):
-            _divide(cls.docstring, fields, "Args")  # griffe knows the arguments that the decorator makes of them
+            _divide(
+                cls.docstring, fields, "Args"
+            )  # griffe knows the parameters that the decorator makes from the fields
             return
         _divide(cls.docstring, arguments, "Args")
         told = _divide(cls.docstring, [name for name in fields if name not in arguments], "Attributes")
-        # A signature shows the rest of the others.
+        # The signature shows the other fields.
         untold = [name for name in fields if name not in {*told, *arguments} and _has_type_alone(cls.members[name])]
         if untold:
             cls.docstring.value += "\n\nAttributes:\n" + "\n".join(f"    {name}: " for name in untold)
@@ -41,7 +43,7 @@ def _has_type_alone(member: griffe.Object | griffe.Alias) -> bool:
 
 
 def _divide(docstring: griffe.Docstring, names: list[str], title: str) -> list[str]:
-    """Make tables of the paragraphs that begin with one of the names; all names that are in one."""
+    """Turn each paragraph that begins with one of the names into a table; return the names in the tables."""
     told: list[str] = []
     paragraphs = docstring.value.split("\n\n")
     for number, paragraph in enumerate(paragraphs):
@@ -54,7 +56,7 @@ def _divide(docstring: griffe.Docstring, names: list[str], title: str) -> list[s
 
 
 def _rows(paragraph: str, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Each name of the paragraph with what is said of it; nothing where the paragraph begins otherwise."""
+    """Yield each name of the paragraph with its text; yield nothing if the paragraph does not begin with a name."""
     items = [(found, re.findall(r"\w+", found[1])) for found in ITEM.finditer(paragraph)]
     items = [(found, [one for one in words if one != "and"]) for found, words in items]
     items = [(found, words) for found, words in items if set(words) <= set(names)]

@@ -1,8 +1,7 @@
-"""What mkdocs calls while it builds the site.
+"""The hooks that mkdocs calls during the build of the site.
 
-Every page has the path that it has in the project, so mkdocs itself follows and checks the links between README.md,
-docs/, examples/ and whatever else a page points to. A file that is no page, such as an example, becomes one that shows
-it. Nothing is copied, and no link is rewritten.
+Every page keeps its path in the project, so mkdocs follows and checks the links among README.md, docs/ and examples/. A
+linked file that is no page, such as an example, is shown on a page. The hooks copy no file and rewrite no link.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FENCE: Final = re.compile(r"^(\s*`{3,}[ \t]*\w+)[ \t]+.*$", re.MULTILINE)
 
 
 class Shown(File):
-    """A file that is shown as it is, on a page of its own."""
+    """A file whose text is shown on a separate page."""
 
     def is_documentation_page(self) -> bool:
         return True
@@ -46,14 +45,15 @@ class Shown(File):
 
     @content_string.setter
     def content_string(self, value: str) -> None:
-        raise AttributeError(f"{self.src_uri} is shown as it is")
+        raise AttributeError(f"{self.src_uri}: the text of a shown file cannot be changed")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The files of the site: those of the theme, docs/ and README.md, all they link to, and the reference."""
+    """Return the files of the site: the theme, docs/, README.md, all files that these link to, and the API
+    reference."""
     wanted = ["README.md", *(f"docs/{file.src_uri}" for file in files if file.src_dir == config.docs_dir)]
     found: dict[str, File] = {}
-    for path in wanted:  # it grows meanwhile
+    for path in wanted:  # the loop appends to the list
         if path in found or not (ROOT / path).is_file():
             continue
         found[path] = _file(path, config)
@@ -70,12 +70,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Show the commands where a page wants them, and leave only the language on a fence: the tests need the rest."""
+    """Insert the reference of the commands, and remove the words after the language of a fence, which only tests
+    use."""
     return FENCE.sub(r"\1", with_commands(markdown))
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Name the column in each cell of a table, for narrow screens: ``site.css`` shows each row as a card there."""
+    """Add the name of the column to each cell of a table. On narrow screens, ``site.css`` shows each row as a card."""
     return TABLE.sub(lambda table: _with_labels(table[0]), html)
 
 
@@ -91,7 +92,8 @@ def _with_labels(table: str) -> str:
 
 
 def linked(path: str, text: str) -> Iterator[str]:
-    """The files that a page links to, by their paths in the project; what is outside it is no part of the site."""
+    """Yield the project paths that a page links to, without links to other sites and to files outside of the
+    project."""
     for target in LINK.findall(text):
         place = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
         if "://" not in target and not target.startswith(("/", "mailto:")) and not place.startswith("../"):
@@ -99,7 +101,7 @@ def linked(path: str, text: str) -> Iterator[str]:
 
 
 def _file(path: str, config: MkDocsConfig) -> File:
-    """A file of the project, with its place in the site: that of the project, without ``docs/``."""
+    """Return a file with its path in the site, which is its project path without ``docs/``."""
     place = path.removeprefix("docs/")
     if path.endswith(".md"):
         place = re.sub(r"(README)?\.md$", lambda found: "index.html" if found[1] else ".html", place)

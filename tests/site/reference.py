@@ -1,6 +1,6 @@
-"""The pages of the API: one for each public module, with what it gives, grouped by kind.
+"""The pages of the API reference: a page for each public module, with its names grouped by kind.
 
-What is public is what ``tests/project/public_api.py`` says; what is said of it stands in the docstrings.
+``tests/project/public_api.py`` lists the public modules. The docstrings contain the descriptions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GROUPS: Final = ("Functions", "Classes", "Errors", "Types and constants")
 
 
 def reference_pages() -> Iterator[tuple[str, str]]:
-    """Path and text of each page."""
+    """Yield the path and the text of each page."""
     for module in PUBLIC:
         yield f"reference/{module}.md", "\n".join(_page(module))
 
@@ -50,7 +50,7 @@ def _group(home: Module, name: str) -> str:
 
 
 def _is_error(home: Module, name: str) -> bool:
-    """Whether this is a class that can be raised, as far as the sources say."""
+    """Whether the name is an exception class, judged by its bases in the sources."""
     for statement in home.bound.get(name, ()):
         if isinstance(statement, ast.ClassDef):
             return any(_is_error(*home_of(home.name, ast.unparse(base))) for base in statement.bases)

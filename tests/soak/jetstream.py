@@ -1,10 +1,11 @@
 """A long run under faults on a real NATS server: `python -m tests.soak.jetstream --seconds 600 [--seed N]`.
 
-Round after round of the demo's cohort, each on streams of its own, on one server and with every retention in turn:
-members are killed with -9, frozen beyond and below their lease, cut off from the server for as long, disconnected,
-stopped, added, and the server is killed with -9, at moments drawn from the seed. Every round is checked by its
-histories. Prints a line a round, then one JSON object; status 1 when a promise broke, or when a run was repeated that
-nothing excuses. `--keep FOLDER`: keeps the files of such rounds there.
+The soak repeats rounds of the demo's cohort on one server, with separate streams and alternating retentions. At moments
+drawn from the seed, it kills, freezes, disconnects, isolates, stops and adds members, and kills the server. Freezes and
+isolations last shorter or longer than a lease. The checkers judge the history of every round.
+
+The soak prints a line for each round, then one JSON object. The exit status is 1 after a broken promise, or after a
+repeated message without an allowed cause. `--keep FOLDER` keeps the files of failed rounds in that folder.
 """
 
 from __future__ import annotations
@@ -32,45 +33,45 @@ MEMBERS: Final = 3
 
 
 class Wires:
-    """How members reach the server: each by a wire of its own."""
+    """The connections of the members to the server: each member has a separate proxy."""
 
     def __init__(self, chance: random.Random, url: str) -> None:
         self._chance = chance
-        # No more members ever join than there are at first, and one for each fault.
+        # At most one member joins for each fault, besides the initial members.
         self._wires = {f"member-{number}": Proxy(url) for number in range(1, MEMBERS + FAULTS + 1)}
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Wires]:
-        """For as long as the context lasts."""
+        """Run the proxies during the context."""
         async with AsyncExitStack() as opened:
             for wire in self._wires.values():
                 await opened.enter_async_context(wire.open())
             yield self
 
     def route(self, member: str) -> str:
-        """The address that a member is told."""
+        """Return the address that a member connects to."""
         return self._wires[member].url
 
     async def drop(self, group: Members) -> None:
-        """End the connections of one; it may connect again at once."""
+        """End the connections of a member, which may reconnect at once."""
         await self._cut(group, 0.0, drop=True)
 
     async def silence(self, group: Members) -> None:
-        """Let nothing pass for less than a lease, and then everything that was said."""
+        """Hold back all data of a member for less than a lease, then deliver all of it."""
         await self._cut(group, self._chance.uniform(0.1, LEASE / 2), drop=False)
 
     async def isolate(self, group: Members) -> None:
-        """Let nothing pass for longer than a lease, and then nothing or everything that was said."""
+        """Hold back all data of a member for longer than a lease, then deliver all of it or none."""
         await self._cut(group, self._chance.uniform(LEASE + 1.0, LEASE + 4.0), drop=self._chance.random() < 0.5)
 
     async def _cut(self, group: Members, seconds: float, *, drop: bool) -> None:
-        # One that has only begun may end for want of a server, as a process should.
+        # Only members that have started, because a starting member may end if it cannot reach the server.
         begun = [one for one in group.running if one.begun]
         if len(begun) <= LEAST:
             return
         member = self._chance.choice(begun)
         wire, since = self._wires[member.name], monotonic()
-        # Like a frozen one it is not counted upon until it is back.
+        # Like a frozen member, a cut-off member does not count as present.
         member.frozen = True
         wire.silence()
         try:
@@ -84,7 +85,7 @@ class Wires:
 
 
 async def round_of(server: NatsServer, seed: int, kind: str, keep: Path) -> tuple[Report, Counter[str]]:
-    """One run of the cohort with its faults, on a stream of the retention `kind`."""
+    """Run the cohort once with faults, on a stream with the retention `kind`."""
     chance = random.Random(seed)
     wires = Wires(chance, server.url)
     more = {"dropped": wires.drop, "silenced": wires.silence, "isolated": wires.isolate}
@@ -96,7 +97,8 @@ async def round_of(server: NatsServer, seed: int, kind: str, keep: Path) -> tupl
         seed=seed,
         latency=latency,
         concurrency=concurrency,
-        # So few that a done-set which is lost shows: a crash may repeat twice as many of a partition.
+        # A low bound, so that the loss of a completed set is visible: a crash may repeat twice this number for each
+        # partition.
         max_in_flight=2 * concurrency,
         serial_seconds=0.0,
         stall_timeout=90.0,
@@ -113,7 +115,7 @@ async def round_of(server: NatsServer, seed: int, kind: str, keep: Path) -> tupl
 
 
 def main() -> int:
-    """The soak; returns the exit status."""
+    """Run the soak, and return the exit status."""
     with NatsServer() as server:
         return soak("python -m tests.soak.jetstream", get_args(Retention), partial(round_of, server))
 

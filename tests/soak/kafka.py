@@ -1,9 +1,11 @@
 """A long run under faults on a real Kafka: `python -m tests.soak.kafka --seconds 600 [--seed N]`.
 
-Round after round of the demo's group, each on topics of its own, on one broker and in every protocol in turn: members
-are killed with -9, frozen beyond and below their session, stopped, added, and the broker is killed with -9, at moments
-drawn from the seed. Every round is checked by its histories. Prints a line a round, then one JSON object; status 1 when
-a promise broke, or when a run was repeated that nothing excuses. `--keep FOLDER`: keeps the files of such rounds there.
+The soak repeats rounds of the demo's group on one broker, with separate topics and alternating rebalance protocols. At
+moments drawn from the seed, it kills, freezes, stops and adds members, and kills the broker. Freezes last shorter or
+longer than a session. The checkers judge the history of every round.
+
+The soak prints a line for each round, then one JSON object. The exit status is 1 after a broken promise, or after a
+repeated message without an allowed cause. `--keep FOLDER` keeps the files of failed rounds in that folder.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tests.soak.storm import EVENTS, Storm, play, soak
 
 
 async def round_of(server: KafkaServer, seed: int, kind: str, keep: Path) -> tuple[Report, Counter[str]]:
-    """One run of the group with its faults, by the protocol `kind`."""
+    """Run the group once with faults, with the rebalance protocol `kind`."""
     chance = random.Random(seed)
     storm = Storm(chance, server, SESSION)
     config = DemoConfig(
@@ -43,7 +45,7 @@ async def round_of(server: KafkaServer, seed: int, kind: str, keep: Path) -> tup
 
 
 def main() -> int:
-    """The soak; returns the exit status."""
+    """Run the soak, and return the exit status."""
     with KafkaServer() as server:
         return soak("python -m tests.soak.kafka", get_args(Protocol), partial(round_of, server))
 

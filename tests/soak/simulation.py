@@ -1,10 +1,12 @@
-"""A long run under faults on real servers: `python -m tests.soak.simulation --seconds 600 [--seed N]`.
+"""A long run in the simulator and on real NATS servers: `python -m tests.soak.simulation --seconds 600 [--seed N]`.
 
-First every order of events around the engine, with four messages, and all planted faults, which takes minutes of its
-own. Then, for half of the time, the simulated campaigns: schedules, every crash point, and cohorts under faults. For
-the other half round after round of the demo, each on a fresh server, with the worker killed with -9, frozen and the
-server killed, frozen, at moments drawn from the seed. Prints a line a scope, a step and a round, then one JSON object;
-status 1 when a promise broke, a planted fault was not found, or a rare branch was never taken.
+First, the soak explores every order of events around the engine with four messages, and searches for all planted
+faults. This takes minutes in addition to `--seconds`. For half of the time, it runs the simulated campaigns: schedules,
+every crash point, and cohorts under faults. For the other half, it repeats rounds of the demo, each on a fresh server,
+and kills and freezes the worker and the server at moments drawn from the seed.
+
+The soak prints a line for each scope, step and round, then one JSON object. The exit status is 1 after a broken
+promise, if a planted fault is not found, or if a rare branch is never taken.
 """
 
 from __future__ import annotations
@@ -40,22 +42,22 @@ SCHEDULE_SEEDS: Final = 50
 SWEEP_SEEDS: Final = 5
 COHORT_SEEDS: Final = 50
 FREEZE: Final = (0.5, 4.0)
-"""Seconds a frozen process stays so."""
+"""Shortest and longest duration of a freeze, in seconds."""
 
 
 class Faults:
-    """Strikes once whenever another part of the events is done."""
+    """The faults of a round: each strikes once a drawn share of the events is done."""
 
     def __init__(self, chance: random.Random, server: NatsServer) -> None:
         self._chance = chance
         self._server = server
         self._at = sorted(chance.uniform(0.05, 0.95) for _ in range(chance.randint(1, 3)))
         self._tasks: list[asyncio.Task[None]] = []
-        self._one_at_a_time = asyncio.Lock()  # a server that is killed cannot be frozen as well
+        self._one_at_a_time = asyncio.Lock()  # a killed server cannot be frozen
         self.struck: Counter[str] = Counter()
 
     async def __call__(self, progress: Progress) -> None:
-        """Called by the demo every few milliseconds."""
+        """Strike if a fault is due; the demo calls this object every few milliseconds."""
         done = (progress.stored + progress.dead_letters) / max(1, progress.events)
         if self._at and done >= self._at[0] and progress.worker_pid is not None:
             self._at.pop(0)
@@ -67,11 +69,11 @@ class Faults:
                 ]
             )
             self.struck[name] += 1
-            # Beside the demo, which must not wait for the fault to be over.
+            # In a task, because the demo must not wait for the end of the fault.
             self._tasks.append(asyncio.create_task(self._strike(fault)))
 
     async def over(self) -> None:
-        """Wait until no fault is under way; raises what went wrong in one."""
+        """Wait for the end of all faults, and raise the first error of a fault."""
         await asyncio.gather(*self._tasks)
 
     async def _strike(self, fault: Callable[[], Awaitable[None]]) -> None:
@@ -98,7 +100,7 @@ class Faults:
 
 
 async def round_of(seed: int) -> tuple[Report, Counter[str]]:
-    """One run of the demo with its own server and faults."""
+    """Run the demo once with a separate server and faults."""
     chance = random.Random(seed)
     server = NatsServer()
     await asyncio.to_thread(server.start)
@@ -125,7 +127,7 @@ async def round_of(seed: int) -> tuple[Report, Counter[str]]:
 
 
 def explore() -> tuple[int, int]:
-    """Explore what is too much for every day; returns how many states there were, and how many scopes broke."""
+    """Explore the scopes that are too large for daily tests; return the numbers of states and of broken scopes."""
     states = broken = 0
     for name, scope in SOAK.items():
         exploration = search(GroupWorld(scope))
@@ -142,7 +144,7 @@ def explore() -> tuple[int, int]:
 
 
 def plant() -> tuple[int, int]:
-    """Look for all planted faults; returns how many there are, and how many were found by the check they name."""
+    """Search for all planted faults; return their number, and the number found by the named checks."""
     found = hunted(list(MUTANTS))
     count = 0
     for name, mutant in MUTANTS.items():
@@ -152,7 +154,8 @@ def plant() -> tuple[int, int]:
 
 
 def simulate(seed: int, seconds: float) -> tuple[Tally, int]:
-    """The simulated campaign for so long; returns what was run, and how many runs of it crash at a boundary."""
+    """Run the simulated campaign for some seconds; return its counts, and the number of runs that crash at a
+    boundary."""
     total, swept = Tally(), 0
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -169,7 +172,7 @@ def simulate(seed: int, seconds: float) -> tuple[Tally, int]:
 
 
 def simulate_cohorts(seed: int, seconds: float) -> cohorts.Tally:
-    """The campaign of the cohort for so long."""
+    """Run the campaign of the cohort for some seconds."""
     total = cohorts.Tally()
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -183,13 +186,13 @@ def simulate_cohorts(seed: int, seconds: float) -> cohorts.Tally:
 
 
 def table(total: Tally) -> None:
-    """What happened in the simulator, and how often."""
+    """Print how often each event happened in the simulator."""
     for name, times in sorted(total.happened.items()):
         print(f"{name:24} {times:12,}", flush=True)
 
 
 def main() -> int:
-    """The soak; returns the exit status."""
+    """Run the soak, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.simulation")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))

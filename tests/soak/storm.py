@@ -1,4 +1,5 @@
-"""What the soaks of groups share: a script that strikes at moments drawn from a seed, and rounds of it."""
+"""The common parts of the soaks of groups: a script of faults at moments drawn from a seed, and the repetition of
+rounds."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from lanes.clock import monotonic
 
 EVENTS: Final = 20_000
 FAULTS: Final = 20
-"""Of a round."""
+"""Number of faults of a round."""
 
 PAUSE: Final = (0.5, 2.5)
-"""Seconds between two faults."""
+"""Shortest and longest pause between two faults, in seconds."""
 
 LEAST: Final = 2
-"""Members that are always there, not frozen and not cut off."""
+"""Smallest number of members that are neither frozen nor cut off."""
 
 MOST: Final = 5
 
@@ -36,7 +37,7 @@ Fault = Callable[[Members], Coroutine[Any, Any, None]]
 
 
 class Server(Protocol):
-    """A broker that can be killed and started again."""
+    """A broker that the soak can kill and start again."""
 
     def kill(self) -> None: ...
 
@@ -44,10 +45,13 @@ class Server(Protocol):
 
 
 class Storm:
-    """The script of a round: publishes bit by bit, and strikes between.
+    """The script of a round, which alternates between publishing messages and faults.
 
-    `session`: seconds after which a member that does not answer is taken for dead. `more`: what else may be done as
-    long as there are members enough, by name.
+    Args:
+        chance: Source of all random choices.
+        server: The broker of the group.
+        session: Seconds after which the broker removes a silent member.
+        more: Further faults by name, which need more than `LEAST` members.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class Storm:
         self.struck: Counter[str] = Counter()
 
     async def __call__(self, group: Members) -> None:
-        """Strike again and again, and mend everything at the end."""
+        """Strike `FAULTS` times, then end every fault and wait until the group has settled all messages."""
         self.group = group
         await group.until(group.settled)
         await group.feed(1 / (FAULTS + 1))
@@ -86,11 +90,11 @@ class Storm:
 
     def _possible(self, group: Members) -> list[tuple[str, Fault]]:
         possible: list[tuple[str, Fault]] = []
-        # A process that starts while there is no broker ends at once, and says so: that is not tried here.
+        # Not while the broker is down: a starting process then ends with an error at once.
         if self._broker_is_up and len(group.running) < MOST:
             possible.append(("joined", self._join))
         begun = [one for one in group.running if one.begun]
-        # Members alone, every other time: a broker takes long to come back. Nor while a process starts, see above.
+        # Never twice in a row, because the restart of a broker takes long. Not while a process starts, as above.
         if self._broker_is_up and not self._broker_was_last and len(begun) == len(group.running):
             possible.append(("broker_killed", self._kill_broker))
         if len(group.running) > LEAST:
@@ -114,7 +118,7 @@ class Storm:
         await group.stop(self._chance.choice(group.running))
 
     async def _freeze_beyond(self, group: Members) -> None:
-        # A start that is frozen for so long may end for want of answers, and say so, as a process should.
+        # Only members that have started, because a process that is frozen during its start may end with an error.
         begun = [one for one in group.running if one.begun]
         await self._freeze(group, begun, self._chance.uniform(*self._beyond))
 
@@ -141,7 +145,7 @@ class Storm:
 
 
 async def play(config: DemoConfig, storm: Storm, keep: Path) -> Report:
-    """One run of the group with its faults; `keep`: where its files stay, and what was seen beside them."""
+    """Run the group once with faults, and write the observed faults and snapshots into the folder `keep`."""
     report = await run_demo(config)
     if storm.group is not None:
         seen = {"faults": storm.group.faults, "snapshots": storm.group.snapshots}
@@ -151,7 +155,7 @@ async def play(config: DemoConfig, storm: Storm, keep: Path) -> Report:
 
 @dataclass
 class _Sum:
-    """Of all rounds."""
+    """Sums over all rounds."""
 
     rounds: int = 0
     events: int = 0
@@ -161,11 +165,11 @@ class _Sum:
 
 
 Round = Callable[[int, str, Path], Coroutine[Any, Any, tuple[Report, Counter[str]]]]
-"""A round by its seed and kind, which keeps its files in a folder."""
+"""A function that runs a round. Its arguments are the seed, the kind and the folder for the files."""
 
 
 def soak(program: str, kinds: Sequence[str], round_of: Round) -> int:
-    """Round after round, of every kind in turn, for as long as the command line says; returns the exit status."""
+    """Repeat rounds, with alternating kinds, for the seconds of the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))

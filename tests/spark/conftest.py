@@ -1,4 +1,4 @@
-"""Spark sessions of one machine. Only one is alive in a process at any time: those are for a module each."""
+"""Spark sessions on this machine. A process can have one session at a time, so each session serves one module."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A handler whose effects are in PostgreSQL, under the fence of `lanes_postgres`, and what may happen to its process.
+"""A handler with effects in PostgreSQL, fenced by `lanes_postgres`, and traps that kill its process.
 
-Beside the fenced effects there is, with no fence, a row for each call.
+Besides the fenced effects, an unfenced table has a row for each call.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ import lanes
 from lanes_postgres import Positions, migrate
 
 Place = tuple[int, int]
-"""A partition and a position."""
+"""The partition and position of a message."""
 
 TWIN_SECONDS: Final = 300.0
-"""How long a call waits for another process to be called with the same message."""
+"""Longest wait of a call for a call with the same message in another process."""
 
 
 @dataclass(frozen=True)
 class Trap:
-    """What happens to the process that handles the message at `place`, once: in the middle of its transaction.
+    """A kill of processes in the transaction of the message at `place`; it strikes once.
 
-    `flag`: the file that says that it has happened. "driver" needs `driver`, the processes that the driver is made of.
-    Whoever is not killed itself goes on, as what Spark has lost does.
+    Attributes:
+        kills: The process to kill. A surviving process continues, like a process that Spark has lost.
+        place: The partition and position of the message.
+        flag: Path of a file that exists after the kill.
+        driver: The process ids of the driver; needed to kill the driver.
     """
 
     kills: Literal["worker", "executor", "driver"]
@@ -48,7 +51,7 @@ class Trap:
         except FileExistsError:
             return
         here = os.getpid()
-        # A worker is a child of a daemon, and that one of the JVM.
+        # A worker is a child of a daemon, which is a child of the JVM.
         executor = parent(parent(here))
         for pid in {"worker": (here,), "executor": (executor,), "driver": self.driver}[self.kills]:
             os.kill(pid, signal.SIGKILL)
@@ -56,9 +59,9 @@ class Trap:
 
 @dataclass(frozen=True)
 class Fenced:
-    """The handler with all it needs, as it goes to the workers, and what the tables say of it.
+    """The handler with its settings, which Spark sends to the workers, and queries of its tables.
 
-    `twins`: with each message of this key it waits until another process was called with the message, too.
+    With `twins`, a call for a message of this key waits until another process is called with the message.
     """
 
     url: str
@@ -67,7 +70,7 @@ class Fenced:
     twins: bytes | None = None
 
     def make(self) -> None:
-        """The tables, before the first call."""
+        """Create the tables, before the first call."""
         with psycopg.connect(self.url) as connection:
             migrate(connection, schema=self.schema)
             for table in ("effects", "calls"):
@@ -119,21 +122,24 @@ class Fenced:
     # --- in the test
 
     def effects(self) -> list[tuple[int, int, bytes | None]]:
-        """Partition, position and key of each effect; those of a key in the order of their commits."""
+        """Partition, position and key of each effect; effects of one key are in the order of their commits."""
         return self._rows("SELECT partition, position, key FROM {}.effects ORDER BY id")
 
     def calls(self) -> list[tuple[int, int, int, bytes | None]]:
-        """Process, partition, position and key of each call; those of a process and key in their order."""
+        """Process id, partition, position and key of each call; calls of one process and key are in order."""
         return self._rows("SELECT pid, partition, position, key FROM {}.calls ORDER BY id")
 
     def connections(self) -> int:
-        """How many of the workers' there are."""
+        """Number of open connections of the workers."""
         found = self._rows(f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{self.schema}'")
         return int(found[0][0])
 
     def check(self, messages: Sequence[dict[str, Any]]) -> set[Place]:
-        """Every message had its effect, once, in order within its key, and was called; no process was called out of
-        order. The places that were called more than once."""
+        """Assert that every message had one effect, in order within its key, and that each process had its calls in
+        order.
+
+        Returns the messages with more than one call.
+        """
         effects, calls = self.effects(), self.calls()
         everything = sorted((one["partition"], one["offset"]) for one in messages)
         assert sorted((partition, position) for partition, position, _ in effects) == everything
@@ -149,11 +155,12 @@ class Fenced:
 
 
 _POOLS: Final[dict[str, AsyncConnectionPool]] = {}
-"""Of the task that runs in this worker."""
+"""The connection pool of the task in this worker, by schema."""
 
 
 def in_order(calls: Sequence[tuple[Any, int, int]]) -> None:
-    """Within what is named first, and a partition, positions rise; None = no order is claimed."""
+    """Assert that positions rise within each partition and group; the first field is the group, and None has no
+    order."""
     last: dict[tuple[Any, int], int] = {}
     for of, partition, position in calls:
         if of is not None:
@@ -162,5 +169,5 @@ def in_order(calls: Sequence[tuple[Any, int, int]]) -> None:
 
 
 def parent(pid: int) -> int:
-    # Its name is in brackets, and may hold anything.
+    # The name of the process is in parentheses, and may contain any character.
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""Histories of all kinds as one table, to be audited in one job."""
+"""Histories of all kinds in one table, so that one job audits all of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.memsource.checkers.worlds import segments_of
 Histories = Mapping[str, list[Rows]]
 
 MAKERS: tuple[Callable[[int], list[Rows]], ...] = (segments_of, commit_segments_of)
-"""What makes legal histories, of a number."""
+"""Functions that make a legal history from a number."""
 
 CHECKERS = (PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished, DeadLetterBeforeSettle)
 
@@ -56,7 +56,7 @@ CHECKERS = (PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnf
 def audited(
     spark: Any, histories: Histories, folder: Path
 ) -> tuple[dict[str, dict[str, AuditVerdict]], dict[str, Counter[str]]]:
-    """The audit's verdicts of each history, by name, and its figures: one table, one audit."""
+    """Audit all histories in one table; return the verdicts and the figures of each history, by its name."""
     folder.mkdir()
     tables = []
     for name, segments in histories.items():
@@ -71,7 +71,7 @@ def audited(
 
 
 def checked(segments: list[Rows]) -> dict[str, str]:
-    """The status of each by ``lanes check``, in an audit's words."""
+    """Return the status of each promise by ``lanes check``, in the words of an audit."""
     verdicts = check(parsed(*segments), CHECKERS)
     return {verdict.name: verdict.status.replace("passed", "held") for verdict in verdicts}
 
@@ -79,8 +79,10 @@ def checked(segments: list[Rows]) -> dict[str, str]:
 def differing(
     histories: Histories, found: Mapping[str, Mapping[str, AuditVerdict]]
 ) -> tuple[dict[str, dict[str, tuple[str, str]]], Counter[tuple[str, str]]]:
-    """Where the audit's verdicts are not those of ``lanes check``: both, by history and name; and how often a promise
-    had which status."""
+    """Compare the audit's verdicts with those of ``lanes check``.
+
+    Returns the different pairs by history and promise, and how often each promise had each status.
+    """
     statuses: Counter[tuple[str, str]] = Counter()
     differ: dict[str, dict[str, tuple[str, str]]] = {}
     for name, segments in histories.items():
@@ -92,7 +94,7 @@ def differing(
 
 
 def disturbed(segments: list[Rows], random: Random) -> str:
-    """Do something to a history that no broker and no runtime would: in place; what it was."""
+    """Change a history in place, in a manner that no broker and no runtime produces; return the name of the change."""
     number = random.randrange(len(segments))
     rows = segments[number]
     events = [at for at, row in enumerate(rows) if "partition" in row]
@@ -126,8 +128,7 @@ def disturbed(segments: list[Rows], random: Random) -> str:
 
 
 def fresh(seed: int, number: int) -> dict[str, list[Rows]]:
-    """As many histories, the same for the same seed: of worlds that keep every promise, disturbed up to three times,
-    and of rows that chance has made."""
+    """Return histories, the same for the same seed: legal histories with up to three disturbances, and random rows."""
     found = {}
     for one in range(number):
         random = Random(f"{seed} {one}")
@@ -142,7 +143,7 @@ def fresh(seed: int, number: int) -> dict[str, list[Rows]]:
 
 
 def without(segments: list[Rows], *events: str, floors: bool = True) -> list[Rows]:
-    """As if rows of these events had never been. ``floors``: False = the source does not commit, either."""
+    """Return the history without the rows of these events. With ``floors=False``, the source does not commit either."""
     kept = [[row for row in rows if row["event"] not in events] for rows in segments]
     if not floors:
         kept = [
@@ -153,8 +154,7 @@ def without(segments: list[Rows], *events: str, floors: bool = True) -> list[Row
 
 
 def plain(random: Random) -> list[Rows]:
-    """Messages that are handled one behind the other, each key by one of the processes alone; who owns their partition
-    meanwhile, and until when, is as chance has it."""
+    """Return a history in which each key is handled in order by one process; the owner of the partition is random."""
     commits, leases = random.random() < 0.5, random.random() < 0.5
     segments, position = [], 0
     for number in range(random.randint(1, 3)):
@@ -175,7 +175,7 @@ def plain(random: Random) -> list[Rows]:
 
 
 def scattered(random: Random) -> list[Rows]:
-    """Rows of one or two processes as chance has it: few messages, so that they get in each other's way."""
+    """Return random rows of one or two processes, with few messages, so that rows often conflict."""
     rules = {"order": "none"} if random.random() < 0.1 else {}
     commits, leases = random.random() < 0.6, random.random() < 0.2
     segments = []

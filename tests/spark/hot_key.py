@@ -1,6 +1,7 @@
-"""Tasks of which one key has 95 % of the rows: `python -m tests.spark.hot_key ROWS…`.
+"""Tasks in which one key has 95 % of the rows: `python -m tests.spark.hot_key ROWS…`.
 
-One task after the other, of so many rows of 500 bytes. Prints the highest memory of the process, in bytes, after each.
+Runs a task for each number of rows, one task after the other; a row has 500 bytes. After each task, prints the highest
+memory of the process in bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.spark.rows import job
 
 SIZE: Final = 500
 MARGIN: Final = 16 * 1024 * 1024
-"""Bytes by which the peak may differ from one task to the next, whatever their rows: blocks of the allocator."""
+"""Bytes by which the peaks of two tasks may differ because the allocator reserves blocks."""
 
 _BATCH: Final = 1_000
 _SCHEMA: Final = pa.schema(
@@ -28,10 +29,10 @@ _SCHEMA: Final = pa.schema(
 
 
 def peak() -> int:
-    """The highest memory that this process has had, in bytes."""
+    """Return the highest memory of this process so far, in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
-        # What getrusage says on Linux is never less than what the process had before it became this program.
+        # On Linux, getrusage includes the memory of the process before its exec.
         (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,8 +1,11 @@
-"""A replay with fenced effects in batches, and a driver of it that is killed with -9.
+"""A replay in batches with fenced effects, and a driver that is killed with signal 9.
 
-`python -m tests.spark.killed MASTER MOMENT RUN`: RUN is what `Run` is made of, as JSON. MOMENT is where in the second
-batch driver and JVM are killed: `before` (Spark has noted that it begins, and nothing was handled), `in` (a handler is
-in the middle of its transaction), or `after` (all is handled, and Spark has not noted that).
+`python -m tests.spark.killed MASTER MOMENT RUN`: RUN has the fields of `Run` as JSON. MOMENT tells when, in the second
+batch, driver and JVM are killed:
+
+- `before`: Spark has recorded the start of the batch, and no message is handled
+- `in`: a handler is in its transaction
+- `after`: all messages are handled, and Spark has not recorded the end of the batch
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ Moment = Literal["before", "in", "after"]
 
 PARTITIONS, COUNT, ROWS_PER_BATCH = 3, 900, 600
 SECOND: Final = range(200, 400)
-"""The positions that the second batch has of each partition: every other one holds a message."""
+"""The positions of the second batch in each partition; every other position has a message."""
 
 MIDDLE: Final[Place] = (1, 300)
 RESULTS: Final = pa.schema([("partition", pa.int64()), ("position", pa.int64())])
@@ -44,22 +47,22 @@ def history() -> list[dict[str, Any]]:
 
 
 def second_batch() -> set[Place]:
-    """What may be handled twice when that batch is repeated."""
+    """Return the messages that a repetition of the second batch may handle again."""
     return {(one["partition"], one["offset"]) for one in history() if one["offset"] in SECOND}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A replay of `history()`. All that it reads, notes and writes is in `folder`, its effects are in `schema`."""
+    """A replay of `history()`. All its files are in `folder`, and its effects are in `schema`."""
 
     folder: str
     url: str
     schema: str
 
     def make(self) -> None:
-        """Table and tables, before the first run."""
+        """Write the input table, and create the tables of the database, before the first run."""
         messages = history()
-        # Neither in order nor by partition.
+        # The files are neither in order nor split by partition.
         write_table(Path(self.folder) / "table", [messages[start::4][::-1] for start in (2, 0, 3, 1)])
         self.fenced().make()
 
@@ -71,7 +74,7 @@ class Run:
 
     @property
     def journal(self) -> str:
-        """The folder of it."""
+        """The folder of the journal."""
         return f"{self.folder}/journal"
 
     @property
@@ -79,7 +82,7 @@ class Run:
         return Path(self.folder, "sprung").exists()
 
     def go(self, spark: Any, *, trap: Trap | None = None, moment: Moment | None = None) -> Report:
-        """Begin it, or go on with it, until it ends. `moment`: kill this process and its JVM there."""
+        """Start or continue the replay, until its end. With `moment`, kill this process and its JVM then."""
         fenced = self.fenced(trap)
         source = Doomed if moment == "before" else ParquetTable
 
@@ -105,20 +108,19 @@ class Run:
         )
 
     def check(self) -> set[Place]:
-        """As `Fenced.check`; and every message has one row of results."""
+        """Check like `Fenced.check`, and assert that every message has one row of results."""
         table = pq.read_table(Path(self.folder) / "results")
         found = sorted(zip(table["partition"].to_pylist(), table["position"].to_pylist(), strict=True))
         assert found == sorted((one["partition"], one["offset"]) for one in history())
         return self.fenced().check(history())
 
     def audit(self, spark: Any, *, beside: bool = False) -> Audit:
-        """Of the journal of all attempts that were not killed, against the table: no promise was broken, nor is any in
-        doubt, and `lanes check` says the same of it.
+        """Audit the journals of all attempts that were not killed, against the table.
 
-        `beside`: workers of a driver that is gone may have acted beside those of the next one, so order and exclusion
-        may be broken, where `lanes check` has it so.
+        Asserts that every promise is held, with the verdicts of `lanes check`. With `beside`, workers of a killed
+        driver may have run concurrently with those of the next driver, so order and exclusion may be broken.
         """
-        # There is little data: compiling the plans would take longer than running them.
+        # For little data, compiling the plans would take longer than running them.
         simple = ("spark.sql.codegen.wholeStage", "spark.sql.adaptive.enabled")
         for name in simple:
             spark.conf.set(name, "false")
@@ -139,7 +141,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Doomed(ParquetTable):
-    """Its driver is killed when the second batch is about to be read."""
+    """A table whose driver is killed just before it reads the second batch."""
 
     def rows(self, spark: Any, ranges: Mapping[int, tuple[int, int]], incarnation: str = "") -> Any:
         if min(first for first, _ in ranges.values()) == SECOND.start:
@@ -148,7 +150,7 @@ class Doomed(ParquetTable):
 
 
 def driver() -> tuple[int, ...]:
-    """The processes of this driver, its JVM first."""
+    """Return the process ids of this driver: its JVM, then this process."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -163,13 +165,13 @@ def end_driver() -> None:
 def main(master: str, moment: Moment, given: str) -> None:
     run = Run(**json.loads(given))
     with session(master) as spark:
-        # The worker that kills ends with the JVM: that one is last.
+        # The killing worker ends with the JVM, so the JVM is killed last.
         trap = run.trap("driver", driver()[::-1]) if moment == "in" else None
         run.go(spark, trap=trap, moment=moment)
 
 
 def arguments(master: str, moment: Moment, run: Run) -> tuple[str, ...]:
-    """What a Python is to be started with, to be killed."""
+    """Return the arguments of a Python process that runs this module."""
     return "-m", "tests.spark.killed", master, moment, json.dumps(dataclasses.asdict(run))
 
 

@@ -1,4 +1,4 @@
-"""Rows of a topic as Arrow batches, and what came of them."""
+"""Rows of a topic as Arrow batches, and the recorded calls of a handler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 
 
 def row(number: int, *, partitions: int = 3, keys: int = 7) -> dict[str, Any]:
-    """Row ``number`` of a topic: its keys stay in one partition each, and its positions have gaps."""
+    """Return row ``number`` of a topic. Each key stays in one partition, and the positions have gaps."""
     partition = number % partitions
     return {
         "key": f"key-{partition}-{number // partitions % keys}".encode(),
@@ -43,13 +43,13 @@ def rows(count: int, *, partitions: int = 3, keys: int = 7) -> list[dict[str, An
 
 
 def batches(messages: Sequence[dict[str, Any]], size: int = 50, schema: Any = SCHEMA) -> Iterator[Any]:
-    """Arrow batches of ``size`` rows."""
+    """Yield the rows as Arrow batches of ``size`` rows."""
     for start in range(0, len(messages), size):
         yield pa.RecordBatch.from_pylist(messages[start : start + size], schema=schema)
 
 
 class Seen:
-    """What a handler was called with; from any thread."""
+    """The recorded calls of a handler, from any thread."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, bytes | None]] = []
@@ -69,7 +69,7 @@ class Seen:
 
 
 def expected(messages: Sequence[dict[str, Any]]) -> dict[tuple[int, bytes | None], list[int]]:
-    """The same, of a handler that was called once for each row, in order."""
+    """Return the `by_key` of a handler that was called once for each row, in order."""
     found = defaultdict(list)
     for one in messages:
         found[one["partition"], one["key"]].append(one["offset"])

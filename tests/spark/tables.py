@@ -1,4 +1,4 @@
-"""Tables of rows on disk, and a journal that handlers in other processes write to."""
+"""Tables of rows on disk, and a file in which handlers of several processes record their messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.rows import SCHEMA
 
 
 def write_table(folder: Path, files: Sequence[Sequence[dict[str, Any]]], **more: Any) -> ParquetTable:
-    """A table of such files; each has its rows in this order."""
+    """Write a table with these files; each file keeps the order of its rows."""
     folder.mkdir()
     for number, messages in enumerate(files):
         pq.write_table(Table.from_pylist(list(messages), schema=SCHEMA), folder / f"{number:03}.parquet")
@@ -24,7 +24,7 @@ def write_table(folder: Path, files: Sequence[Sequence[dict[str, Any]]], **more:
 
 
 def noting(path: Path, before: Callable[[Any], object] = lambda message: None) -> Callable[[Any], Any]:
-    """A handler that notes each message in a file, behind those that any process has noted before."""
+    """Return a handler that appends each message to a file, which all processes share."""
     name = str(path)
 
     async def handler(message: Any) -> dict[str, object]:
@@ -34,7 +34,7 @@ def noting(path: Path, before: Callable[[Any], object] = lambda message: None) -
             await anyio.lowlevel.checkpoint()
         before(message)
         key = None if message.key is None else message.key.decode()
-        # One write to the end of a file is one, whoever else writes.
+        # A single write to the end of a file is atomic, even if other processes write too.
         file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, f"{message.partition.id.number} {message.position} {key}\n".encode())
         os.close(file)
@@ -44,7 +44,7 @@ def noting(path: Path, before: Callable[[Any], object] = lambda message: None) -
 
 
 def noted(path: Path) -> list[tuple[int, int, bytes | None]]:
-    """What was noted, in order."""
+    """Return the recorded messages, in order."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         partition, position, key = line.split(" ", 2)
@@ -53,7 +53,7 @@ def noted(path: Path) -> list[tuple[int, int, bytes | None]]:
 
 
 def by_key(calls: Sequence[tuple[int, int, bytes | None]]) -> dict[bytes, list[tuple[int, int]]]:
-    """Partitions and positions in their order, of each key."""
+    """Return the partitions and positions of each key, in order."""
     found = defaultdict(list)
     for partition, position, key in calls:
         if key is not None:
@@ -62,5 +62,5 @@ def by_key(calls: Sequence[tuple[int, int, bytes | None]]) -> dict[bytes, list[t
 
 
 def positions(calls: Sequence[tuple[int, int, bytes | None]]) -> list[tuple[int, int]]:
-    """Sorted, so each as often as it was handled."""
+    """Return the sorted positions, each as often as it was handled."""
     return sorted((partition, position) for partition, position, _ in calls)

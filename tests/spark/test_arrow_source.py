@@ -1,4 +1,4 @@
-"""The source over Arrow batches keeps the contract of a source, and finds rows in an order that cannot be kept."""
+"""The source over Arrow batches keeps the contract of a source, and refuses rows whose order it cannot keep."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.spark.rows import SCHEMA, batches, rows
 ROOM = Room(1_000, 1 << 20)
 
 FINITE: Final[tuple[Ability, ...]] = ("finish",)
-# It begins with nothing: which partitions there are is told by rows.
+# The source begins without partitions, because the rows name them.
 NOT_OF_ROWS = {"check_start_is_cancel_safe"}
 
 
 class ArrowHarness:
-    """Rows that are published, less what earlier sources have settled."""
+    """Published rows, without the rows that earlier sources settled."""
 
     can: Collection[Ability] = FINITE
     patience = 0.005
@@ -232,7 +232,7 @@ async def test_an_era_that_falls_is_refused() -> None:
 
 
 def some_rows(chance: Random) -> list[dict[str, Any]]:
-    """Rows of a few partitions in any order, with eras or without, keys and values of any size or none."""
+    """Return rows of a few partitions in any order, with or without eras, with keys and values of any size or none."""
     found: list[dict[str, Any]] = []
     eras = chance.choice([1, 1, 3])
     for number in range(chance.randint(1, 120)):
@@ -278,7 +278,7 @@ async def test_every_row_comes_once_in_the_order_of_its_partition_and_within_the
         runs = [event for event in events if isinstance(event, Delivered)]
         sizes = [message.size for event in runs for message in event.run]
         assert len(sizes) <= room.messages
-        # What is larger than the room comes alone, but for what has no size.
+        # A message larger than the room is delivered alone, except for messages without a size.
         assert sum(sizes) <= room.bytes or len([size for size in sizes if size]) == 1
         for event in runs:
             assert event.size == sum(message.size for message in event.run)

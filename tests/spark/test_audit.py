@@ -1,4 +1,4 @@
-"""Audits on a real Spark: many histories in one job, each with a planted fault of its own or none."""
+"""Audits on a real Spark: one job audits many histories, with and without a planted fault, and finds each fault."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted(spark: Any) -> None:
-    """There is little data: compiling the plans would take longer than running them."""
+    """For little data, compiling the plans would take longer than running them."""
     spark.conf.set("spark.sql.codegen.wholeStage", "false")
     spark.conf.set("spark.sql.adaptive.enabled", "false")
     spark.conf.set("spark.sql.shuffle.partitions", "1")
@@ -55,7 +55,7 @@ SHARES = {"exclusive": False}
 
 
 def later(seconds: float, *rows: Fields | Rows) -> Rows:
-    """These rows so long after the begin."""
+    """Return the rows with times ``seconds`` after the start."""
     return at(100.0 + seconds, *rows)
 
 
@@ -212,7 +212,7 @@ CONTROLS: dict[str, tuple[list[Rows], dict[str, int]]] = {
 
 
 def missing() -> dict[str, list[Rows]]:
-    """The same history, whole and with something missing; one of them would be convicted by what is there."""
+    """Return the same history, complete and with missing rows; the remaining rows of one of them break a promise."""
     whole = segment(handled_rows(1), handled_rows(2))
     return {
         "whole": [whole],
@@ -224,7 +224,7 @@ def missing() -> dict[str, list[Rows]]:
 
 def test_each_control_is_found_exactly_and_nothing_else(spark: Any, tmp_path: Path) -> None:
     histories = {name: segments for name, (segments, _) in CONTROLS.items()}
-    # Another one in each run; `--randomly-seed` gives the same again.
+    # A different seed in each run; `--randomly-seed` repeats a run.
     seed = randrange(2**32)
     others = fresh(seed, 30)
     found, figures = audited(spark, histories | missing() | others, tmp_path / "histories")
@@ -280,7 +280,7 @@ def test_a_journal_is_audited_where_it_lies(spark: Any, tmp_path: Path) -> None:
     recording.acks([twice], 3.0)
     ended(journal, recording)
     (path,) = (tmp_path / "live").glob("*000001.parquet")
-    # What was copied counts once, what is not whole not at all.
+    # A copied history counts once, and an incomplete history does not count.
     (tmp_path / "live" / "copy.parquet").write_bytes(path.read_bytes())
     (tmp_path / "live" / ".half.parquet.tmp").write_bytes(b"PAR1")
     running = opened(tmp_path / "live", member="m-2", rotate_after=None)
@@ -322,7 +322,7 @@ def test_what_a_source_has_and_nobody_handled_was_lost(spark: Any, tmp_path: Pat
         "unproven",
         ("1 messages were left at the broker: neither settled nor handled",),
     )
-    # A source that has nothing says nothing of what had to be handled.
+    # An empty source does not tell which messages had to be handled.
     found = audit(spark, str(tmp_path / "live"), source=part.where("position > 2"))
     assert found.status == 2
     assert {one.name: (one.status, one.checked, one.reasons) for one in found.verdicts}["AtLeastOnce"] == (

@@ -1,6 +1,6 @@
-"""The verdicts of an audit are those of ``lanes check`` on the same histories: many of these in one job.
+"""An audit has the same verdicts as ``lanes check`` on the same histories, many of which one job audits.
 
-What one of them has, the job does for all. So there are groups, in which nobody has it.
+A job does the same work for all its histories, so the histories are divided into groups by the rows that they lack.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted(spark: Any) -> None:
-    """There is little data: compiling the plans would take longer than running them."""
+    """For little data, compiling the plans would take longer than running them."""
     spark.conf.set("spark.sql.codegen.wholeStage", "false")
     spark.conf.set("spark.sql.adaptive.enabled", "false")
     spark.conf.set("spark.sql.shuffle.partitions", "1")
 
 
 def drawn(examples: int) -> dict[str, list[Rows]]:
-    """Histories that Hypothesis draws: legal ones, and ones that were disturbed up to three times."""
+    """Return histories drawn by Hypothesis: legal ones, and ones with up to three disturbances."""
     found: dict[str, list[Rows]] = {}
 
     @settings(
@@ -57,7 +57,7 @@ def drawn(examples: int) -> dict[str, list[Rows]]:
 
 
 def planted() -> dict[str, list[Rows]]:
-    """Each of the faults, in the first histories that have a place for it."""
+    """Plant each fault in the first two histories that allow the fault."""
     found = {}
     for make, faults in ((segments_of, FAULTS), (commit_segments_of, COMMIT_FAULTS)):
         for fault in faults:
@@ -68,7 +68,7 @@ def planted() -> dict[str, list[Rows]]:
 
 
 def strewn(number: int) -> dict[str, list[Rows]]:
-    """Histories of a few rows that chance has made."""
+    """Return histories of a few random rows."""
     return {f"scattered {seed}": scattered(Random(seed)) for seed in range(number)}
 
 
@@ -77,7 +77,7 @@ def test_any_history_has_the_verdict_of_lanes_check(spark: Any, tmp_path: Path) 
     found, _ = audited(spark, histories, tmp_path / "histories")
     differ, statuses = differing(histories, found)
     assert not differ
-    # Else it would say little.
+    # Otherwise the comparison would prove little.
     assert all(statuses[name, status] >= 4 for name in AUDITED for status in ("held", "violated")), statuses
 
 
@@ -86,7 +86,7 @@ Change = Callable[[list[Rows]], list[Rows]]
 
 
 def strangers(segments: list[Rows]) -> list[Rows]:
-    """Every other process is of another machine."""
+    """Return the history with every second process on another machine."""
     return [
         [{**row, "boot": f"boot-{number % 2}"} if row["event"] == "begin" else row for row in rows]
         for number, rows in enumerate(segments)
@@ -124,7 +124,7 @@ def test_histories_that_all_lack_the_same_have_the_verdict_of_lanes_check(
 ) -> None:
     change, needless = GROUPS[name]
     unused(monkeypatch, *needless)
-    # Another one in each run; `--randomly-seed` gives the same again.
+    # A different seed in each run; `--randomly-seed` repeats a run.
     seed = randrange(2**32)
     histories = {one: change(segments) for one, segments in fresh(seed, 400).items()}
     found, _ = audited(spark, histories, tmp_path / "histories")

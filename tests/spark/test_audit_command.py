@@ -1,4 +1,4 @@
-"""``lanes spark audit``: what it makes of its options, what it prints, and how it exits. No Spark is begun."""
+"""``lanes spark-audit``: its options, its output, and its exit statuses; no Spark runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def found(*verdicts: AuditVerdict) -> Audit:
 
 
 def status_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """How ``lanes`` exits."""
+    """Return the exit status of ``lanes`` with these arguments."""
     monkeypatch.setattr(sys, "argv", ["lanes", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -1,4 +1,4 @@
-"""``lanes spark audit --server``, as a shell runs it: a live consumer's journal against the topic on a real broker."""
+"""``lanes spark-audit`` compares the journal of a live consumer with the topic on a real broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS = 30.0
 
 
 def publish(kafka: KafkaServer, topic: str) -> int:
-    """Transactions, one of them aborted: how many messages there are to be handled."""
+    """Publish three transactions, one of them aborted; return the number of messages that must be handled."""
     producer = Producer({"bootstrap.servers": kafka.url, "transactional.id": topic})
     producer.init_transactions(SECONDS)
     for part in range(3):
@@ -47,7 +47,7 @@ def publish(kafka: KafkaServer, topic: str) -> int:
 
 
 async def handle(kafka: KafkaServer, topic: str, count: int, journal: Path) -> None:
-    """Run a consumer, live, until it has settled so many messages."""
+    """Run a consumer until it has settled ``count`` messages."""
     config = {"bootstrap.servers": kafka.url, "group.id": topic, "auto.offset.reset": "earliest"}
 
     async def handler(message: lanes.Message) -> None: ...
@@ -74,7 +74,7 @@ def audit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
-    """The cells of the table, by promise."""
+    """Return the other cells of each row of the table, by promise."""
     lines = [line for line in done.stdout.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     return {name: more for name, *more in cells}
@@ -92,14 +92,14 @@ def test_a_topic_says_what_had_to_be_handled(kafka: KafkaServer, tmp_path: Path)
     anyio.run(handle, kafka, topic.name, count, tmp_path / "journal")
     source = ["--server", kafka.url, "--topic", topic.name]
 
-    # Markers of transactions and what was aborted are no messages.
+    # Transaction markers and aborted messages do not count as messages.
     done = audit(tmp_path, *source)
     assert done.returncode == 0, done.stdout + done.stderr
     found = verdicts(done)
     assert found["AtLeastOnce"] == ["held", str(count), "0"]
     assert {status for status, *_ in found.values()} == {"held"}
 
-    # One more, which no run has handled.
+    # One more message, which no run has handled.
     sent: list[Any] = []
     producer = Producer({"bootstrap.servers": kafka.url})
     producer.produce(topic.name, b"late", b"key-1", partition=1, on_delivery=lambda error, one: sent.append(one))
@@ -114,7 +114,7 @@ def test_a_topic_says_what_had_to_be_handled(kafka: KafkaServer, tmp_path: Path)
     (row,) = pq.read_table(tmp_path / "findings").to_pylist()
     assert (row["checker"], row["partition"], row["position"]) == ("AtLeastOnce", f"{topic.name}/1", sent[0].offset())
 
-    # A topic that has nothing proves nothing.
+    # An empty topic proves nothing.
     empty.create()
     done = audit(tmp_path, "--server", kafka.url, "--topic", empty.name)
     assert done.returncode == 2, done.stdout + done.stderr

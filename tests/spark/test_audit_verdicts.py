@@ -1,4 +1,4 @@
-"""An audit refuses wrong columns, and its exit statuses and verdicts are those of ``lanes check``; no Spark runs."""
+"""An audit refuses wrong columns, and has the verdicts and exit statuses of ``lanes check``; no Spark runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARROW = {"bigint": "int64"}
 
 
 def table(kinds: dict[str, str]) -> Any:
-    """What is asked of a DataFrame with these columns."""
+    """A fake DataFrame with these columns."""
     fields = [
         SimpleNamespace(name=name, dataType=SimpleNamespace(simpleString=kind.__str__)) for name, kind in kinds.items()
     ]
@@ -59,7 +59,7 @@ def test_the_exit_status_is_that_of_lanes_check(statuses: list[AuditStatus], sta
 
 
 class Told:
-    """What is asked of a DataFrame of tallies, or of findings of which there are none."""
+    """A fake DataFrame of counts, without findings."""
 
     def __init__(self, *rows: dict[str, object]) -> None:
         self.rows = rows
@@ -91,7 +91,7 @@ def test_a_source_that_has_nothing_proves_nothing(
     verdicts, _ = Judged(**frames, sourced=sourced).told()[""]
     found = {one.name: (one.status, one.checked, one.reasons) for one in verdicts}
     assert found.pop("AtLeastOnce") == (status, messages, reasons)
-    # Without a source it is as `lanes check` has it: nothing was there to be broken.
+    # Without a source, the verdict is that of `lanes check`: the history has no row to judge.
     assert set(found.values()) == {("held", 0, ())}
 
 

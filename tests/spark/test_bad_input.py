@@ -54,7 +54,7 @@ class Uri:
 
 
 class FakeSpark:
-    """What a lock asks of a session: whose file system a path is of."""
+    """A fake session, which tells the lock the file system of a path."""
 
     def __init__(self, *, jvm: bool = True, conf: dict[str, str] | None = None, context: Any = None) -> None:
         self.conf = Conf(conf or {})
@@ -180,7 +180,7 @@ def test_a_disk_that_takes_no_more_is_told_and_nothing_stays_locked(
         with pytest.raises(lanes.ConfigError) as no:
             take(tmp_path)
         assert str(no.value) == f"checkpoint={str(tmp_path)!r}: the folder is not writable ({remedy}"
-    # It was let go at once, and not with the error, which is still there.
+    # The lock was released at once, although the error object still exists.
     held = take(tmp_path)
     assert held is not None
     held.release()
@@ -295,7 +295,7 @@ def test_a_handler_that_blocks_the_event_loop_is_named(
     seen = Seen()
 
     def told() -> list[str]:
-        # Something else may hold a loop up on a machine that is busy.
+        # On a busy machine, another process may delay the loop.
         said = [one.getMessage() for one in caplog.records]
         return [one for one in said if "has been blocked" in one and " in blocking" in one]
 
@@ -315,7 +315,7 @@ def test_a_handler_that_blocks_the_event_loop_is_named(
 
 
 class Inbox:
-    """One that is empty for so many looks."""
+    """An inbox that is empty for the first ``looks`` calls."""
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
@@ -355,7 +355,7 @@ READING = (
 
 
 class FromJava(Py4JJavaError):  # type: ignore[misc]
-    """As py4j raises it, without a JVM that it came from."""
+    """An exception of py4j, without a JVM."""
 
     def __init__(self) -> None:
         Exception.__init__(self)

@@ -128,7 +128,7 @@ def test_two_replays_at_once_on_one_checkpoint_are_refused(spark: Any, tmp_path:
     assert ended == [COUNT]
     assert positions(noted(journal)) == everything()
     assert not (tmp_path / "nothing").exists()
-    # It is free again.
+    # The lock is free again.
     assert replay(spark, table, noting(tmp_path / "nothing"), checkpoint=checkpoint).batches == 0
 
 
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_another_kind_is_refused(spark: Any, tmp_path: Path) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Named(ParquetTable):
-    """A table that has an id, as a topic has one whose brokers tell it."""
+    """A table with an id, like a topic whose brokers report an id."""
 
     def spans(self, spark: Any) -> Spans:
         return dataclasses.replace(super().spans(spark), incarnation="one")
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_was_begun_without_an_id_says_how_to_go_on_with_one(sp
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 30, "tasks": 1}
 
     def stop(at: Progress) -> None:
-        # One batch is noted as done, and the next one is not.
+        # One batch is recorded as done, and the next batch is not.
         if at.batches == 2:
             raise ConnectionError("the terminal is gone")
 
@@ -219,7 +219,7 @@ def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begun(name: str) -> str:
-        # As Spark leaves it when a query has begun.
+        # The state that Spark leaves after the start of a query.
         (tmp_path / name).mkdir()
         (tmp_path / name / "metadata").write_text(json.dumps({"id": name}))
         return str(tmp_path / name)
@@ -235,7 +235,7 @@ def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
         with pytest.raises(lanes.ConfigError, match=why):
             take(name)
 
-    # One was killed before its note: another one is told of it, and it goes on itself.
+    # A replay was killed before it wrote its note: another replay is told of it, and the first can continue.
     with monkeypatch.context() as patched:
         patched.setattr(ResultsFolder, "_write", Mock(side_effect=lanes.SourceError("killed")))
         with pytest.raises(lanes.SourceError, match="killed"):
@@ -247,13 +247,13 @@ def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
     assert [one.name for one in claims.iterdir() if not one.name.startswith(".")] == ["one"]
     take("one")
     take("one")
-    # Who had looked for the note before it was there, finds the claim.
+    # A replay that searched before the note existed finds the claim.
     with monkeypatch.context() as patched:
         patched.setattr(ResultsFolder, "_note", lambda self: None)
         refused("two", "another replay takes the folder at the same time")
     refused("two", "the folder is for the results of another checkpoint")
     assert not (tmp_path / "two" / "results").exists()
-    # Both have looked for the note before any of them took it.
+    # Both replays have searched for the note before either claimed the folder.
     shutil.rmtree(results)
     shutil.rmtree(tmp_path / "one" / "results")
     looked, check = threading.Barrier(2, timeout=60), ResultsFolder.check
@@ -276,7 +276,7 @@ def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
         one.start()
     for one in both:
         one.join()
-    # At most one has it, and only who has it is bound to it.
+    # At most one replay owns the folder, and only the owner is bound to it.
     assert ended
     assert len(list(results.glob("_lanes/checkpoint/part-*"))) == 2 - len(ended)
     assert {name for name in checkpoints if (tmp_path / name / "results").exists()} == checkpoints.keys() - ended.keys()
@@ -284,7 +284,8 @@ def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
 
 @dataclass(frozen=True)
 class Direct(Fenced):
-    """The same, by a connection for each message: what is gone is noticed at once, and noted in the file `refused`."""
+    """The fenced handler with a new connection for each message, which detects a lost server at once and records it in
+    the file `refused`."""
 
     refused: str = ""
 
@@ -297,7 +298,7 @@ class Direct(Fenced):
             os.close(os.open(self.refused, os.O_WRONLY | os.O_CREAT))
             raise
         async with connected as connection, positions.once(connection, message) as fresh:
-            # Both, or neither.
+            # Either both writes succeed, or neither.
             await connection.execute(self._insert("calls"), row)
             if fresh:
                 await connection.execute(self._insert("effects"), row)
@@ -330,7 +331,7 @@ def test_a_database_that_goes_away_stops_the_replay_and_nothing_is_lost_or_doubl
     assert len(handler.effects()) == COUNT // 3
     refused.unlink()
 
-    # It goes away again, and comes back when a message has been tried meanwhile.
+    # The server stops again, and restarts after an attempt of a message.
     def come_back() -> None:
         wait_until(refused.exists, "a message to be tried", seconds=300)
         server.start()
@@ -348,5 +349,5 @@ def test_a_database_that_goes_away_stops_the_replay_and_nothing_is_lost_or_doubl
     report = replay(spark, table, handler, settings=patient, progress=go, **more)
     coming.join()
     assert (report.finished, report.batches) == (COUNT * 2 // 3, 2)
-    # What was rolled back left no call behind.
+    # A rolled-back transaction leaves no call in the table.
     assert handler.check(messages) == set()

@@ -1,4 +1,4 @@
-"""The stream of ranges that a replay with a checkpoint goes by, without a JVM."""
+"""The stream of position ranges that gives a replay with a checkpoint its batches, without a JVM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reader(spans: dict[int, Span], starts: dict[int, int] | None = None, *, repl
 
 
 def run(of: Any, start: dict[str, Any]) -> list[list[tuple[int, int, int]]]:
-    """The batches from there to the end."""
+    """Return the batches from the start to the end."""
     batches = []
     while (end := of.latestOffset(start, ReadMaxRows(CAP))) != start:
         [one] = of.partitions(start, end)

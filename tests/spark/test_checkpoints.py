@@ -33,7 +33,7 @@ RESULTS = pa.schema([("partition", pa.int64()), ("position", pa.int64())])
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted(spark: Any) -> None:
-    """There is little data: compiling the plans would take longer than running them."""
+    """For little data, compiling the plans would take longer than running them."""
     spark.conf.set("spark.sql.codegen.wholeStage", "false")
 
 
@@ -51,7 +51,7 @@ def stored(path: Path) -> list[tuple[int, int]]:
 
 
 def once_there(path: Path, error: BaseException) -> Callable[[Any], None]:
-    """What raises the error until there is that file."""
+    """Return a handler that raises the error until the file exists."""
 
     def call(_: object) -> None:
         if not path.exists():
@@ -61,7 +61,7 @@ def once_there(path: Path, error: BaseException) -> Callable[[Any], None]:
 
 
 class Gone(ConnectionError):
-    """Of a kind that Spark's own errors have, too."""
+    """An error whose base class is also a base of Spark's own errors."""
 
 
 # --- results
@@ -84,7 +84,7 @@ def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) 
             **more,
         )
 
-    # Killed when no result was there yet, and when those of the first batch were, and Spark had not noted that.
+    # Killed before the first result, and after the results of the first batch but before Spark recorded that batch.
     gone = Gone("the terminal is gone")
     with pytest.raises(lanes.HandlerHalted):
         on("one", "results", noting(tmp_path / "failed", once_there(mended, gone)))
@@ -92,7 +92,8 @@ def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) 
         on("one", "results", progress=once_there(mended, gone))
     first = stored(tmp_path / "results")
     assert COUNT // 4 < len(first) < COUNT // 2
-    # Another one has the same numbers for other rows: what is there is not touched, and nothing is handled.
+    # Another checkpoint would use the same batch numbers for other rows: the results stay unchanged, and no message is
+    # handled.
     before = noted(seen)
     with pytest.raises(
         lanes.ConfigError, match=r"results_to='.*/results': .* another checkpoint, begun at .*/one: "
@@ -106,12 +107,12 @@ def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) 
         sorted((row["partition"], row["position"]) for row in spark.read.parquet(str(tmp_path / "results")).collect())
         == everything()
     )
-    # A checkpoint that is begun anew is another one, wherever it is; it had no results of its own to be refused for.
+    # A checkpoint that starts again is another checkpoint, at any path.
     shutil.rmtree(tmp_path / "one")
     with pytest.raises(lanes.ConfigError, match="another checkpoint, begun at"):
         on("one", "results")
     assert on("two", "other", partitions=[0]).delivered == COUNT // 3
-    # What is refused for something else has taken no folder.
+    # A replay that is refused for another reason claims no folder.
     with pytest.raises(lanes.HandlerHalted):
         replay(
             spark,
@@ -136,13 +137,13 @@ def test_results_that_no_checkpoint_has_written_are_left_alone(spark: Any, tmp_p
         replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
     assert stored(results) == everything()
     assert not (tmp_path / "nothing").exists()
-    # One that is there and empty is as good as none.
+    # An empty folder counts as a missing folder.
     shutil.rmtree(results)
     results.mkdir()
     (results / "_SUCCESS").touch()
     replay(spark, table, noting(tmp_path / "seen"), **more, checkpoint=str(tmp_path / "one"))
     assert stored(results) == everything()
-    # Whose they are has to be there.
+    # The note must name its owner.
     [note] = (results / "_lanes" / "checkpoint").glob("part-*")
     note.write_text("{}\n")
     (note.parent / f".{note.name}.crc").unlink()
@@ -173,7 +174,7 @@ def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monk
         )
 
     def stop(at: Progress) -> None:
-        # One batch is noted, and the next one is not.
+        # One batch is recorded, and the next batch is not.
         if at.batches == 2:
             raise Gone("the terminal is gone")
 
@@ -184,7 +185,8 @@ def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monk
         assert noted(seen) == before
         assert results is None or not (tmp_path / results).exists()
 
-    # Killed between the note of the folder and that of the checkpoint: nothing was written, so another one is as good.
+    # Killed between the note in the folder and the note in the checkpoint: without results, another checkpoint may use
+    # the folder.
     write = ResultsFolder._write
 
     def killed(self: ResultsFolder, path: str, note: Any) -> None:
@@ -207,18 +209,18 @@ def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monk
     refused("one", None, r"results_to=None: the checkpoint .*/one was begun with results_to='.*/a'")
     with pytest.raises(lanes.ConfigError, match=r"was begun with results_to='.*/a'"):
         on("one", "first")
-    # It is the folder, not its name.
+    # The folder counts, not its name.
     (tmp_path / "a").rename(tmp_path / "moved")
     refused(
         "one", "a", r"results_to='.*/a': the folder has lost the results of the checkpoint .*/one: restore the folder"
     )
     on("one", "moved")
     assert stored(tmp_path / "moved") == sorted((one["partition"], one["offset"]) for one in rows(60))
-    # As an earlier version has left it, which had no note in the checkpoint.
+    # The state of an earlier version, which wrote no note into the checkpoint.
     shutil.rmtree(tmp_path / "one" / "results")
     refused("one", "b", r"the checkpoint .*/one was begun without results_to, or with another folder")
     assert on("one", "moved").batches == 0
-    # Begun without.
+    # A checkpoint that started without a folder for results.
     with pytest.raises(Gone):
         on("two", None, progress=stop)
     refused("two", "b", r"the checkpoint .*/two was begun without results_to, or with another folder")
@@ -245,7 +247,7 @@ def test_names_that_are_patterns_are_names(spark: Any, tmp_path: Path) -> None:
         if at.batches:
             raise Gone("the terminal is gone")
 
-    # As a pattern it would be this one.
+    # As a pattern, the path would match this folder.
     (tmp_path / "r1").mkdir()
     for checkpoint, results in ((names, "plain"), ("other", "r[1]")):
         with pytest.raises(Gone):
@@ -257,7 +259,7 @@ def test_names_that_are_patterns_are_names(spark: Any, tmp_path: Path) -> None:
     folder = str(tmp_path / names)
     query = json.loads((tmp_path / names / "metadata").read_text())["id"]
     assert query_of(spark, folder) == query
-    # No note is written that is nobody's.
+    # A refused replay writes no note.
     with pytest.raises(lanes.SourceError, match=r"checkpoint='.*/lost': .*/lost/metadata, .* is missing"):
         ResultsFolder(spark, str(tmp_path / "new"), str(tmp_path / "lost")).take()
     assert not (tmp_path / "new").exists()
@@ -275,7 +277,7 @@ def test_a_checkpoint_is_not_in_the_folder_of_results(spark: Any, tmp_path: Path
             match=r"results_to='.*/out': the checkpoint .* is inside this folder, .* name a checkpoint outside",
         ):
             check(inside)
-    # These are passed over by whoever reads the table; and a name is not a folder.
+    # Readers of a table skip folders with these names, and the name `outside` only begins like `out`.
     shutil.rmtree(tmp_path / "out")
     for apart in ("out/_checkpoint", "out/.state/checkpoint", "outside"):
         check(tmp_path / apart)
@@ -285,7 +287,7 @@ def test_a_checkpoint_is_not_in_the_folder_of_results(spark: Any, tmp_path: Path
 
 
 class Stop(BaseException):
-    """As KeyboardInterrupt and SystemExit are: no Exception."""
+    """An exception that is no `Exception`, like KeyboardInterrupt and SystemExit."""
 
 
 @pytest.mark.parametrize("kind", [Gone, Stop])
@@ -297,7 +299,7 @@ def test_what_progress_raises_comes_out_as_itself(
     more: dict[str, Any] = {"checkpoint": checkpoint and str(tmp_path / checkpoint), "rows_per_batch": 150, "tasks": 2}
 
     def tell(at: Progress) -> None:
-        # Behind the second batch, where there are two.
+        # After the second batch, if there are two.
         if at.batches == (2 if checkpoint else 1) and not mended.exists():
             raise error
 
@@ -305,7 +307,7 @@ def test_what_progress_raises_comes_out_as_itself(
         replay(spark, table, noting(tmp_path / "first"), progress=tell, **more)
     assert told.value is error
     assert error.__cause__ is None
-    # Nothing is left out when it goes on: the batch that was not noted is handled again.
+    # The continued replay leaves out no message: it handles the unrecorded batch again.
     mended.touch()
     replay(spark, table, noting(tmp_path / "again"), progress=tell, **more)
     first, again = positions(noted(tmp_path / "first")), positions(noted(tmp_path / "again"))
@@ -385,7 +387,7 @@ def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: 
         (checkpoint / "selected" / lost).rename(tmp_path / lost)
         with pytest.raises(lanes.SourceError, match=named):
             replay(spark, table, noting(tmp_path / "nothing"), **more)
-        # Nothing was chosen anew.
+        # The selection stays the same.
         assert not (checkpoint / "selected" / lost).exists()
         (tmp_path / lost).rename(checkpoint / "selected" / lost)
     part = max((checkpoint / "selected" / "positions").glob("part-*"), key=lambda path: pq.read_metadata(path).num_rows)
@@ -393,9 +395,9 @@ def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: 
     with pytest.raises(lanes.SourceError, match=r"orders: the checkpoint has \d+ of its 100 selected positions"):
         replay(spark, table, noting(tmp_path / "nothing"), **more)
     (tmp_path / part.name).rename(part)
-    # With all of it there, it is done.
+    # With the complete selection, the replay has nothing left to do.
     assert replay(spark, table, noting(tmp_path / "nothing"), **more).batches == 0
-    # One that was begun without is left as it is.
+    # A checkpoint that started without a journal stays unchanged.
     whole = str(tmp_path / "whole{1}")
     assert replay(spark, table, noting(tmp_path / "all"), checkpoint=whole).finished == COUNT
     with pytest.raises(lanes.SourceError, match=r"of another replay \(begun without only="):

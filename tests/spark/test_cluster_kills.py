@@ -1,4 +1,4 @@
-"""A replay survives kill -9 on a cluster of three executors: of a Python worker, an executor, the driver."""
+"""On a cluster of three executors, a replay survives kill -9 of a Python worker, of an executor, and of the driver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_a_cluster_has_lost_is_handled_again_and_has_its_effect_once(
     assert repeated <= second_batch()
     found = run.audit(cluster)
     assert sum(found.duplicates.values()) <= len(second_batch())
-    # A worker that outlives its executor may still end its journal; one that was killed cannot.
+    # A worker that survives its executor may complete its journal; a killed worker cannot.
     assert found.unfinished == 1 or lost == "executor"
 
 

@@ -1,4 +1,4 @@
-"""A driver that is killed with -9, and another one that goes on with its checkpoint."""
+"""After kill -9 of the driver, another driver continues with the checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(postgres: PostgresServer, tmp_path: Path) -> Run:
 
 def kill(spawn: Spawn, master: str, moment: Moment, run: Run) -> None:
     process = spawn(*arguments(master, moment, run))
-    # Not until its pipes are closed: those of its executors who go on have them, too.
+    # Without a wait for the end of its pipes, because surviving executors hold the pipes too.
     status = process.wait(KILL_SECONDS)
     assert status == -signal.SIGKILL, process.communicate()[1]
     assert run.sprung == (moment == "in")
@@ -45,7 +45,7 @@ def test_a_replay_whose_driver_was_killed_goes_on_where_it_was(
 ) -> None:
     kill(spawn, "local[2]", moment, run)
     report = run.go(spark)
-    # The first batch is not handled again, the second one from its beginning.
+    # The first batch is not handled again; the second batch starts again from its beginning.
     assert (report.batches, report.finished, report.dead_lettered) == (2, COUNT * 2 // 3, 0)
     repeated, found = run.check(), run.audit(spark)
     again = sum(found.duplicates.values())
@@ -55,7 +55,7 @@ def test_a_replay_whose_driver_was_killed_goes_on_where_it_was(
     elif moment == "in":
         assert MIDDLE in repeated
         assert repeated <= second_batch()
-        # A worker whose driver is gone may still end its journal, and then all that it did is in it.
+        # A worker of a killed driver may complete its journal, which then has all its rows.
         assert again <= len(second_batch())
     else:
         assert repeated == second_batch()

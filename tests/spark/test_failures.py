@@ -105,7 +105,7 @@ def test_a_jvm_that_is_gone_is_told_with_the_remedy(gone: str) -> None:
 
 
 class JavaClassOf:
-    """The class of an exception of Java, and those above it."""
+    """The fake class of a Java exception, and its base classes."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -118,7 +118,7 @@ class JavaClassOf:
 
 
 class FromBroker(protocol.Py4JJavaError):  # type: ignore[misc]
-    """As py4j raises it, without a JVM that it came from."""
+    """An exception of py4j, without a JVM."""
 
     def __init__(self, *names: str) -> None:
         Exception.__init__(self)

@@ -1,4 +1,4 @@
-"""Batches of positions that lie apart, and of a topic that goes on, without a JVM."""
+"""Batches of distant positions, and of a topic that grows, without a JVM."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def test_what_is_gone_between_islands_is_no_loss() -> None:
     start = begun.initialOffset()
     end = begun.latestOffset(start, ReadMaxRows(100))
     assert end["positions"] == {"0": 20, "1": 5}
-    # All that it has read is gone, and what nobody wants.
+    # The positions of the finished batch are gone, and so are the positions between the islands.
     assert of(500, 520).latestOffset(end, ReadMaxRows(100))["positions"] == {"0": 520, "1": 5}
     with pytest.raises(SourceError, match="orders/0: positions 500 … 504 are gone"):
         of(505, 520).latestOffset(end, ReadMaxRows(100))
     with pytest.raises(SourceError, match="orders/0: positions 10 … 14 are gone"):
         of(15, 520).latestOffset(start, ReadMaxRows(100))
-    # What is wanted has not come yet.
+    # The topic does not have the requested positions yet.
     assert of(0, 300).latestOffset(end, ReadMaxRows(100))["positions"] in (end["positions"], {"0": 300, "1": 5})
 
 
@@ -176,7 +176,7 @@ def test_a_socket_that_somebody_has_removed_holds_nobody_up() -> None:
 
 
 class Ended:
-    """A query that has."""
+    """A query that has ended."""
 
     isActive = False  # noqa: N815 (as Spark calls it)
 
@@ -203,12 +203,12 @@ def test_whoever_waits_for_a_stream_hears_of_its_end_whatever_fails_there() -> N
     with pytest.raises(ValueError, match="cannot be closed"):
         running._watch()
     assert running.join(0)
-    # The last one lets the checkpoint go.
+    # The last reference releases the checkpoint.
     assert closed == ["offsets", "tracker", "scope"]
 
 
 class Asked(Exception):
-    """For these positions."""
+    """The source was asked for these positions."""
 
 
 class Source:
@@ -250,7 +250,7 @@ def test_a_scope_releases_its_checkpoint_although_the_positions_in_memory_cannot
 
 
 def scope(incarnation: str = "", **more: Any) -> ReplayScope:
-    """What a replay of a topic with two partitions has found."""
+    """The scope of a replay of a topic with two partitions."""
     spans = Spans(by_partition={0: (0, 9), 1: (5, 9)}, rows=13, timed=True, cut=True, incarnation=incarnation)
     found: dict[str, Any] = {"source": Source(), "selection": Selection.of()}
     found |= {"selected": spans.by_partition, "places": spans.by_partition, "starts": {}, "fixed": True}
@@ -262,7 +262,7 @@ def scope(incarnation: str = "", **more: Any) -> ReplayScope:
 
 
 def batches_of(found: ReplayScope) -> BatchRun:
-    """The batches of a replay that handles nothing."""
+    """The batches of a replay without a handler."""
     return BatchRun(
         scope=found, job=cast(Any, None), payload=b"", results_to=None, tracker=ProgressTracker(cast(Any, None), None)
     )
@@ -279,24 +279,24 @@ def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one
     begun = reader_of(before)
     start = begun.initialOffset()
     end = begun.latestOffset(start, ReadMaxRows(6))
-    # As long as nobody tells an id it goes on.
+    # The replay continues as long as no broker reports an id.
     assert reader_of(before).partitions(start, end)
     told = r"orders: the checkpoint has no topic id, because it was begun by .*, use another checkpoint with from_="
     with pytest.raises(
         SourceError, match=told + r"\{0: 5, 1: 6\}; for another topic, begin again with another checkpoint$"
     ):
         reader_of(now).latestOffset(end, ReadMaxRows(6))
-    # A batch that was begun and is not done, is not left out: the first one, which begins anew, and any other.
+    # A started batch that is not done is refused too: the first batch, and a later batch.
     for first in (reader_of(now).initialOffset(), start):
         with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}; for another topic"):
             reader_of(now).partitions(first, end)
-    # Who has noted an id knows the topic by it.
+    # A checkpoint with a recorded id identifies the topic by this id.
     with pytest.raises(SourceError, match=r"of another replay .* a topic that was recreated since"):
         reader_of(other).latestOffset(reader_of(now).initialOffset(), ReadMaxRows(6))
 
 
 class Pausing(Source):
-    """A topic whose brokers do not answer so many times, by such an error."""
+    """A topic whose brokers fail the first ``times`` questions, with a retryable error or another one."""
 
     def __init__(self, times: int, *, retryable: bool = True, incarnation: str = "one") -> None:
         self.times, self.retryable, self.incarnation = times, retryable, incarnation
@@ -315,10 +315,10 @@ def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest
         return batches_of(scope("one", source=source))
 
     run(Pausing(3))._check_incarnation(cast(Any, None))
-    # A topic that was made anew in the pause is found as well.
+    # A topic that was created again during the pause is detected too.
     with pytest.raises(SourceError, match=r"recreated .*, and the last batch may have read messages of the new topic"):
         run(Pausing(3, incarnation="two"))._check_incarnation(cast(Any, None))
-    # Not for ever, not for whoever has given up, and not where a later answer would be the same.
+    # The retries end after a bound, after a stop, and for an error that no retry can change.
     gone, given_up = Pausing(9, retryable=False), run(Pausing(9))
     given_up.given_up.set()
     for hopeless in (run(gone), given_up):
@@ -331,7 +331,7 @@ def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest
 
 
 def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() -> None:
-    # Asked for from 150 on, when it ended at 100.
+    # The replay asks for positions from 150 on, but the topic ended at 100.
     selection = Selection.of(from_=150)
 
     def of(first: int, end: int) -> Any:

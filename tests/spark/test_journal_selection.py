@@ -1,4 +1,4 @@
-"""Replays of what a journal selects, on a real Spark."""
+"""A replay handles exactly the messages that a journal selects, on a real Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted(spark: Any) -> None:
-    """There is little data: compiling the plans would take longer than running them."""
+    """For little data, compiling the plans would take longer than running them."""
     spark.conf.set("spark.sql.codegen.wholeStage", "false")
     spark.conf.set("spark.sql.adaptive.enabled", "false")
 
@@ -40,7 +40,7 @@ FAR = 1_000_000
 
 
 def at(number: int) -> tuple[int, int]:
-    """Partition and position of row ``number``: half of them far behind the others."""
+    """Return the partition and position of row ``number``; half of the rows are far after the others."""
     return number % 3, number // 3 * 2 + (FAR if number >= 300 else 0)
 
 
@@ -56,7 +56,7 @@ def message(number: int, owners: list[Partition]) -> Message:
 
 
 class Expected:
-    """What a journal selects, by going through its rows one by one."""
+    """The expected selection of a journal, from a naive loop over its rows."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -72,7 +72,7 @@ class Expected:
 
 
 def write_run(folder: Path, member: str, random: Random, expected: Expected, *, whole: bool = True) -> None:
-    """A run in which anything happens to 400 of 600 messages."""
+    """Write a run with random events for 400 of 600 messages."""
     journal, history = opened(folder, member=member, rotate_after=None)
     assignment = random.randrange(1, 9)
     owners, others = ([owned(topic, number, assignment) for number in range(3)] for topic in (TOPIC, "other"))
@@ -190,14 +190,14 @@ def test_a_selection_stays_as_it_was_when_its_checkpoint_was_begun(
         replay(spark, table, noting(tmp_path / "first", fail), **more)
     near = [one for one in wanted if one[1] < FAR]
     assert [one for one in positions(noted(tmp_path / "first")) if one[1] < FAR] == near
-    # What is dead-lettered from now on is another replay's.
+    # Messages that become dead letters from now on belong to another replay.
     (tmp_path / "mended").touch()
     write_run(tmp_path / "journal", "m-9", Random(9), written)
     assert written.of("dead_lettered") != wanted
     told.clear()
     report = replay(spark, table, noting(tmp_path / "again", fail), **more)
     assert positions(noted(tmp_path / "again")) == [one for one in wanted if one[1] > FAR]
-    # Nothing between the two places was read: that would have been thousands of batches.
+    # The positions between the two ranges were not read, which would have taken thousands of batches.
     assert (report.batches, report.missing) == (2, 0)
     assert (told[-1].left, told[-1].positions < 3_000) == (0, True)
     assert replay(spark, table, noting(tmp_path / "nothing"), **more).batches == 0
@@ -212,7 +212,7 @@ def test_what_a_journal_may_not_say_is_said(
 ) -> None:
     folder = tmp_path / "journal"
     only = JournalSelection(path=str(folder), of="dead_lettered", topic=TOPIC)
-    # Without the last rows of a run, rows in between, a file of another one; one more was never written to the end.
+    # Missing are the last rows of a run, rows in the middle, and a file of another run. A further file is incomplete.
     write_run(folder, "m-8", Random(8), written, whole=False)
     (folder / ".m-7-0.parquet.tmp").write_bytes(b"PAR1")
     for member, cut in (("m-1", slice(100, 200)), ("m-2", slice(0, 50))):
@@ -264,7 +264,7 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
         closed(journal, history)
         if incarnation == "b":
             break
-        # What a topic is called may be that of another one.
+        # Two topics may have the same name.
         only = JournalSelection(path=str(folder), of="unfinished")
         with pytest.raises(
             lanes.SourceError, match=r"the journal is of a former shop/orders, .*set topic='shop/orders' of "
@@ -274,7 +274,7 @@ def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, 
             same.choose(spark, TOPIC, None, now).close()
     refused("shop/orders/1 was recreated 1 time.*only the files of runs after the last", lanes.SourceError)
     for earlier in ("a-old", "z-old"):
-        # Spark takes the columns of all files from one of them, by its name.
+        # Spark reads the columns of all files from one file, which it chooses by name.
         mixed = tmp_path / earlier
         write_run(mixed, earlier, Random(1), Expected())
         [old] = mixed.glob("*.parquet")

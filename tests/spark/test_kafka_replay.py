@@ -1,4 +1,4 @@
-"""Replays of a topic on a real Kafka broker, by the connector of Spark's JVM."""
+"""Replays of a topic on a real Kafka broker, with Spark's Kafka connector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def connected() -> Iterator[Any]:
-    """A session that has the connector."""
+    """A session with the connector."""
     try:
         jars = connector_jars()
     except MissingComponent as missing:
@@ -43,7 +43,8 @@ def connected() -> Iterator[Any]:
 
 
 def publish(kafka: KafkaServer) -> list[tuple[int, int, bytes | None]]:
-    """A topic of some keys in 3 partitions, half of it in a transaction, one more aborted; partitions and offsets."""
+    """Publish half of a topic with 3 partitions in a transaction, and abort another transaction; return the committed
+    messages."""
     admin = AdminClient({"bootstrap.servers": kafka.url})
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(SECONDS)
     sent: list[tuple[int, int, bytes | None]] = []
@@ -82,10 +83,10 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
     assert positions(noted(journal)) == positions(sent)
     assert all(sorted(found) == found for found in by_key(noted(journal)).values())
     assert (report.plan.kind, report.finished) == ("aligned", COUNT)
-    # The aborted ones, and the markers of transactions.
+    # The aborted messages, and the transaction markers.
     assert report.skipped >= COUNT // 2 + PARTITIONS
 
-    # With a shuffle, several tasks a partition, batches, and a part of it.
+    # With a shuffle, with several tasks for each partition, in batches, and a part of the topic.
     split = KafkaTopic(servers=kafka.url, topic=TOPIC, options={"minPartitions": "7"}, aligned=False)
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 300, "partitions": [0, 2]}
     report = replay(connected, split, noting(tmp_path / "part"), **more, to=150)
@@ -94,11 +95,11 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
     assert all(sorted(found) == found for found in by_key(noted(tmp_path / "part")).values())
     assert (report.plan.kind, report.batches) == ("reshard", 1)
 
-    # The first positions go, as they do by retention.
+    # The first positions are deleted, as by retention.
     admin = AdminClient({"bootstrap.servers": kafka.url})
     [deleted] = admin.delete_records([TopicPartition(TOPIC, 2, 170)]).values()
     deleted.result(SECONDS)
-    # What was read before it went is no loss.
+    # A message that was read before its deletion is not lost.
     assert replay(connected, split, noting(tmp_path / "part"), **more, to=150).batches == 0
     more["checkpoint"] = str(tmp_path / "another")
     with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source and were"):
@@ -109,7 +110,7 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
         topic.rows(connected, {2: (160, 200)})
     with pytest.raises(lanes.SourceError, match=r"nowhere: Kafka at .*UnknownTopicOrPartitionException"):
         replay(connected, KafkaTopic(servers=kafka.url, topic="nowhere"), noting(tmp_path / "nothing"))
-    # All that has come since a replay is gone before the next one.
+    # All messages since a replay are deleted before the next replay.
     more = {"checkpoint": str(tmp_path / "third"), "partitions": [1]}
     assert replay(connected, topic, noting(tmp_path / "all"), **more).delivered == len([p for p, *_ in sent if p == 1])
     producer = Producer({"bootstrap.servers": kafka.url, "enable.idempotence": True})
@@ -131,7 +132,7 @@ def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
 
 
 def make(admin: AdminClient, kafka: KafkaServer, name: str, count: int, key: bytes) -> None:
-    """A topic of two partitions with so many messages."""
+    """Create a topic of two partitions with ``count`` messages."""
     admin.create_topics([NewTopic(name, 2, 1)])[name].result(SECONDS)
     producer = Producer({"bootstrap.servers": kafka.url})
     for number in range(count):
@@ -140,7 +141,7 @@ def make(admin: AdminClient, kafka: KafkaServer, name: str, count: int, key: byt
 
 
 def make_anew(kafka: KafkaServer, name: str, count: int) -> None:
-    """Another topic of that name, which has positions where the former one had some."""
+    """Delete the topic, and create a topic of the same name with messages at the same positions."""
     admin = AdminClient({"bootstrap.servers": kafka.url})
     admin.delete_topics([name])[name].result(SECONDS)
     wait_until(lambda: name not in admin.list_topics(timeout=SECONDS).topics, "the topic to be gone", seconds=SECONDS)
@@ -157,7 +158,7 @@ def test_a_topic_that_is_made_anew_between_two_batches_ends_the_replay(
     made: list[Progress] = []
 
     def tell(at: Progress) -> None:
-        # Told again while the next batch runs: it is deleted once.
+        # The function runs again during the next batch, but the topic is deleted once.
         if at.batches == 1 and not made:
             made.append(at)
             make_anew(kafka, name, 600)
@@ -168,7 +169,7 @@ def test_a_topic_that_is_made_anew_between_two_batches_ends_the_replay(
     ) as no:
         replay(connected, topic, noting(seen), progress=tell, **more)
     assert str(no.value).endswith("what of the former one was not read is gone; begin again with another checkpoint")
-    # Of the new one nothing was handled.
+    # No message of the new topic was handled.
     assert positions(noted(seen)) == [(partition, at) for partition in range(2) for at in range(50)]
     assert all(key is not None and key.startswith(b"old-") for _, _, key in noted(seen))
     with pytest.raises(lanes.SourceError, match="of another replay"):
@@ -211,12 +212,12 @@ def test_a_topic_that_is_made_anew_within_a_batch_leaves_it_undone(
         assert {one.batches for one in told} <= {0}
         begun.unlink()
         go.unlink()
-    # It is not noted as done.
+    # The batch is not recorded as done.
     assert not list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
 
 
 def read_all(kafka: KafkaServer, topic: str, partitions: int) -> list[tuple[int, int, bytes | None]]:
-    """What a plain consumer reads of it, without what was aborted."""
+    """Return the messages that a plain consumer reads from the topic, without aborted ones."""
     settings = {"bootstrap.servers": kafka.url, "group.id": f"read-{topic}", "enable.auto.commit": False}
     consumer = Consumer({**settings, "isolation.level": "read_committed", "enable.partition.eof": True})
     found: list[tuple[int, int, bytes | None]] = []
@@ -252,7 +253,7 @@ def test_a_compacted_topic_of_transactions_is_replayed_as_a_consumer_reads_it(
     count = 0
 
     def publish(number: int) -> None:
-        """A transaction, every third of them aborted. Each begins a new segment, for the one before is old by then."""
+        """Publish one transaction; every third one is aborted. Each transaction begins a new segment."""
         nonlocal count
         sent: list[tuple[int, int, bytes]] = []
 
@@ -262,7 +263,7 @@ def test_a_compacted_topic_of_transactions_is_replayed_as_a_consumer_reads_it(
 
         producer.begin_transaction()
         for one in range(20):
-            # Two of the keys come once, and the others again and again.
+            # Two of the keys have one message each, and the others have many.
             key = b"key-%d" % (one if one > 1 or number == 1 else one + 2)
             producer.produce(name, b"%d" % number, key, partition=one % partitions, on_delivery=note)
         producer.flush(SECONDS)
@@ -277,12 +278,12 @@ def test_a_compacted_topic_of_transactions_is_replayed_as_a_consumer_reads_it(
         publish(number)
 
     def cleaned() -> bool:
-        # What was there is cleaned when something new has begun another segment.
+        # The broker compacts a segment after a new segment has begun.
         publish(13)
         return len(read_all(kafka, name, partitions)) < count - 100
 
     wait_until(cleaned, "the broker to clean the topic", seconds=180.0)
-    # From here on it stays as it is.
+    # From here on, the topic does not change.
     stay = ConfigEntry("cleanup.policy", "delete", incremental_operation=AlterConfigOpType.SET)
     [altered] = admin.incremental_alter_configs([ConfigResource("topic", name, incremental_configs=[stay])]).values()
     altered.result(SECONDS)
@@ -314,7 +315,7 @@ def test_a_compacted_topic_of_transactions_is_replayed_as_a_consumer_reads_it(
 
 @dataclass(frozen=True, kw_only=True)
 class Pausing(KafkaTopic):
-    """Something happens when it is asked for the first, second, … time what the topic has."""
+    """A topic that calls a function before the first, second, … question for its positions."""
 
     asked: list[int]
     pauses: Mapping[int, Callable[[], None]]
@@ -335,7 +336,7 @@ def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
     for number in range(COUNT):
         producer.produce("outage", b"%d" % number, b"key-%d" % (number % 7 // 2 * 2 + number % 2), partition=number % 2)
     assert producer.flush(SECONDS) == 0
-    # The first request gives up sooner than the whole call.
+    # The first request ends before the time limit of the whole call.
     quick = {"kafka.default.api.timeout.ms": "3000", "kafka.request.timeout.ms": "1000"}
     topic = KafkaTopic(servers=server.url, topic="outage", options=quick)
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": COUNT // 3}
@@ -349,7 +350,7 @@ def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
 
     journal = tmp_path / "journal"
     for progress in (kill, None):
-        # In mid-run, and before the first message.
+        # During the run, and before the first message.
         with pytest.raises(lanes.SourceError) as told:
             replay(connected, topic, noting(journal), progress=progress, **more)
         said = str(told.value)
@@ -362,7 +363,7 @@ def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
     assert (report.finished, report.batches) == (COUNT * 2 // 3, 2)
     assert positions(noted(journal)) == [(partition, at) for partition in range(2) for at in range(COUNT // 2)]
     assert all(sorted(found) == found for found in by_key(noted(journal)).values())
-    # Behind a batch it is waited for: what was handled is not handled again.
+    # After a batch, the replay waits for the broker, and handles no message again.
     for number in range(COUNT):
         producer.produce("outage", b"%d" % number, b"key-%d" % (number % 7 // 2 * 2 + number % 2), partition=number % 2)
     assert producer.flush(SECONDS) == 0

@@ -1,4 +1,4 @@
-"""A stream over a topic of a real Kafka broker: what comes is handled, in order, until it is stopped."""
+"""A stream over a topic of a real Kafka broker handles new messages in order, until it is stopped."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def jars() -> str:
 
 @pytest.fixture(scope="module")
 def connected() -> Iterator[Any]:
-    """A session that has the connector."""
+    """A session with the connector."""
     with session("local[2]", {"spark.jars": jars()}) as found:
         yield found
 
 
 class Topic:
-    """A topic with some keys, in each partition its own."""
+    """A topic whose partitions have different keys."""
 
     def __init__(self, kafka: KafkaServer, name: str, partitions: int, **config: str) -> None:
         self.name, self.partitions = name, partitions
@@ -90,7 +90,7 @@ def test_a_stream_handles_what_comes_until_it_is_stopped(connected: Any, kafka: 
     topic, seen = Topic(kafka, "streamed", 3), tmp_path / "seen"
     topic.publish(300)
     checkpoint = str(tmp_path / "checkpoint")
-    # What a replay has done, a stream does not do again.
+    # A stream does not repeat the messages of a finished replay.
     assert replay(connected, topic.source, noting(seen), checkpoint=checkpoint).finished == 300
     told: list[Progress] = []
     more: dict[str, Any] = {"checkpoint": checkpoint, "interval": 0.2}
@@ -102,14 +102,14 @@ def test_a_stream_handles_what_comes_until_it_is_stopped(connected: Any, kafka: 
         wait_until(lambda: bool(told) and told[-1].left == 0, "the lag to be none", seconds=LONG)
         assert not running.join(0)
         assert running.progress.positions == 600
-        # More batches than one, and stopped behind the one that is under way.
+        # Several batches; the stop takes effect after the current batch.
         wait_until(lambda: running.report.batches >= 2, "the last batch to be done", seconds=LONG)
     report = running.report
     assert (report.finished, report.skipped, report.dead_lettered) == (300, 0, 0)
     assert positions(noted(seen)) == positions(topic.sent)
     assert in_order(noted(seen))
     assert any(one.delivered == 300 for one in told)
-    # Stopped in order, nothing is handled again.
+    # After a clean stop, no message is handled again.
     assert replay(connected, topic.source, noting(seen), checkpoint=checkpoint).batches == 0
     topic.publish(30)
     running = stream(connected, topic.source, noting(seen), **more)
@@ -143,7 +143,7 @@ def test_a_stream_ends_by_what_its_topic_has_lost(connected: Any, kafka: KafkaSe
     ):
         stream(connected, topic.source, noting(seen), **more).join(LONG)
     assert len(noted(seen)) == 100
-    # A handler that gives up ends it, too.
+    # A handler that gives up ends the stream too.
     failing = tmp_path / "failing"
 
     def fail(message: Any) -> None:
@@ -153,7 +153,7 @@ def test_a_stream_ends_by_what_its_topic_has_lost(connected: Any, kafka: KafkaSe
     other = {**more, "checkpoint": str(tmp_path / "other"), "settings": once}
     with pytest.raises(lanes.HandlerHalted, match="no such customer"):
         stream(connected, topic.source, noting(failing, fail), **other).join(LONG)
-    # What progress= raises is told as it is, by each who asks.
+    # Each caller gets the unchanged error of progress=.
     gone = ConnectionError("the terminal is gone")
 
     def tell(at: Progress) -> None:
@@ -175,15 +175,15 @@ def test_a_checkpoint_is_of_one_topic_and_not_of_another_that_is_called_so(
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "from_": {0: 30}}
     assert replay(connected, topic.source, noting(seen), **more).delivered == 20
     topic.publish(60)
-    # The topic had not come to 30 when the checkpoint was begun.
+    # The topic ended before position 30 when the checkpoint started.
     assert replay(connected, topic.source, noting(seen), **more).delivered == 20 + 30
     assert positions(noted(seen)) == positions([one for one in topic.sent if one[0] == 1 or one[1] >= 30])
     described = topic.admin.describe_topics(TopicCollection(["anew"]))["anew"].result(SECONDS)
-    # As a live consumer's journal has it, but for the alphabet.
+    # The topic id as in a live consumer's journal, but with the other base64 alphabet.
     assert topic.source.spans(connected).incarnation == str(described.topic_id).translate({43: 45, 47: 95})
     topic.admin.delete_topics(["anew"])["anew"].result(SECONDS)
     wait_until(lambda: "anew" not in topic.admin.list_topics(timeout=SECONDS).topics, "the topic to be gone")
-    # It has more than the former one had.
+    # The new topic has more messages than the former topic.
     again = Topic(kafka, "anew", 2)
     again.publish(200)
     with pytest.raises(lanes.SourceError, match=r"of another replay .* a topic that was recreated since\)"):
@@ -192,10 +192,10 @@ def test_a_checkpoint_is_of_one_topic_and_not_of_another_that_is_called_so(
 
 
 def test_times_out_of_order_leave_nothing_out(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
-    # Nothing of it is too old to be kept.
+    # No message is old enough for retention to delete it.
     topic = Topic(kafka, "timed", 2, **{"retention.ms": "-1"})
     start = 1_700_000_000
-    # Producers whose clocks differ: late ones come before early ones.
+    # Producers with different clocks: a message with a later time precedes a message with an earlier time.
     seconds = [start + (number * 37) % 100 for number in range(400)]
     topic.publish(400, seconds=seconds)
     told: list[Progress] = []
@@ -211,7 +211,7 @@ def test_times_out_of_order_leave_nothing_out(connected: Any, kafka: KafkaServer
         arguments: dict[str, Any] = {**bounds, **more, "progress": told.append}
         replay(connected, topic.source, noting(tmp_path / name), **arguments)
         assert positions(noted(tmp_path / name)) == positions(wanted)
-    # What is in front of the first one was not read.
+    # Positions below the first selected message were not read.
     spans = topic.source.spans(connected).by_partition
     first = topic.source.since(connected, bounds["from_"], spans)
     assert first == {
@@ -221,7 +221,7 @@ def test_times_out_of_order_leave_nothing_out(connected: Any, kafka: KafkaServer
     assert all(first.values())
     assert told[0].positions == sum(200 - one for one in first.values())
     assert topic.source.since(connected, datetime.fromtimestamp(start + 100, UTC), spans) == {0: 200, 1: 200}
-    # The same checkpoint goes on, whatever has come since.
+    # The same checkpoint continues, in spite of new messages.
     topic.publish(2, seconds=[start, since])
     arguments = {**bounds, "checkpoint": str(tmp_path / "checkpoint")}
     assert replay(connected, topic.source, noting(tmp_path / "more"), **arguments).delivered == 1
@@ -261,7 +261,7 @@ def test_the_command_stops_in_order_by_a_signal(kafka: KafkaServer, tmp_path: Pa
     )
 
     def arrived() -> bool:
-        # Where it has ended by itself, what it said is shown below.
+        # If the command ended without a signal, its output is shown below.
         return running.poll() is not None or (seen.exists() and len(seen.read_text().splitlines()) == 50)
 
     try:

@@ -34,7 +34,7 @@ OURS = (
 
 
 def one_of_many_tasks(number: int) -> None:
-    """One that ends well, one whose handler fails, one that Spark gives up, with handlers of every kind."""
+    """Run one task: with success, with a failing handler, or abandoned by Spark, with each kind of handler."""
     handler, settings = list(handlers(Seen()).values())[number % 4]
 
     def failing(message: lanes.Message) -> None:
@@ -58,7 +58,7 @@ def open_files() -> list[str]:
 
 
 def objects() -> Counter[str]:
-    """How many there are of each type that a task makes."""
+    """Count the live objects of each type that tasks create."""
     gc.collect()
     found: Counter[str] = Counter()
     for one in gc.get_objects():
@@ -73,21 +73,21 @@ def objects() -> Counter[str]:
 
 def test_fifty_tasks_in_one_worker_leak_no_thread_or_fd() -> None:
     for number in range(5):
-        one_of_many_tasks(number)  # what a process makes once
+        one_of_many_tasks(number)  # warm-up: objects that a process creates once
     threads, files, before = threading.enumerate(), open_files(), objects()
     for number in range(50):
         one_of_many_tasks(number)
-    # A thread of another test may have ended meanwhile.
+    # A thread of another test may have ended in the meantime.
     assert [thread for thread in threading.enumerate() if thread not in threads] == []
     assert set(open_files()) <= set(files)
-    # Nor an event loop, a message, or anything else that tasks are made of.
+    # No event loop, message or other object of a task remains.
     assert objects() - before == Counter()
 
 
 def test_the_memory_of_a_worker_does_not_grow_with_its_hot_key() -> None:
-    # A process of its own: a peak is of all that a process has done.
+    # A separate process, because the peak includes all earlier work of a process.
     command = [sys.executable, "-m", "tests.spark.hot_key", "10000", "100000"]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
     small, large = map(int, made.stdout.split())
-    # What differs in size is 45 MB of values alone.
+    # The values alone differ by 45 MB.
     assert large - small < MARGIN, (small, large)

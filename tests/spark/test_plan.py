@@ -1,4 +1,4 @@
-"""The plan of a replay, what it selects and how it is cut into batches: pure, so without Spark."""
+"""The plan of a replay: the selected positions, and their division into batches. The plan is pure, so no Spark runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_settings_of_spark_that_break_promises_are_refused() -> None:
 
 
 def era_of(eras: Eras, partition: int, position: int) -> int:
-    """Naive: how many changes the row lies behind."""
+    """The era of a row, counted naively: the number of changes at or below its position."""
     return sum(partition not in era or position >= era[partition] for era in eras)
 
 
@@ -118,7 +118,7 @@ def test_the_era_of_a_row_in_sql_is_that_of_the_eras(eras: Eras, partition: int,
     if column is None:
         assert list(eras) == []
         return
-    # A dialect is as good as another for this: offset is a word of SQL there.
+    # Any dialect in which offset is a keyword of SQL serves this test.
     column = column.replace("offset", "position")
     database = sqlite3.connect(":memory:")
     try:

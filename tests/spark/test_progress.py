@@ -103,7 +103,7 @@ def test_a_socket_that_is_gone_fails_nothing() -> None:
         gone.close()
         reports._socket = gone
         reports.close()
-        # The thread ends all the same.
+        # The thread ends in spite of the error.
         heard.sendto(b"", heard.getsockname())
         reports._thread.join(10)
         assert not reports._thread.is_alive()

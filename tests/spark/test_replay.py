@@ -35,7 +35,7 @@ def history() -> list[dict[str, Any]]:
 
 
 def scattered(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Files that hold them neither in order nor by partition."""
+    """Return the rows divided into files, neither in order nor by partition."""
     return [messages[start::4][::-1] for start in (2, 0, 3, 1)]
 
 
@@ -120,15 +120,15 @@ def test_a_replay_that_was_stopped_goes_on_where_it_was(spark: Any, tmp_path: Pa
     with pytest.raises(stopped[0], match=stopped[1]):
         replay(spark, table, noting(journal, fail), **more)
     mended.touch()
-    # In a file of its own: what Spark has given up may go on for a while.
+    # In a separate file, because a task that Spark gave up may continue for a while.
     told: list[Progress] = []
     report = replay(spark, table, noting(tmp_path / "again", fail), **more, progress=told.append)
-    # After each batch, and now and then meanwhile.
+    # After each batch, and sometimes during a batch.
     done = {one.batches: (one.delivered, one.left) for one in reversed(told) if one.batches}
     assert done == {1: (300, 597), 2: (600, 0)}
     everything = positions([(one["partition"], one["offset"], None) for one in history()])
     again = noted(tmp_path / "again")
-    # The first batch is not repeated; the one that failed is, from its beginning, and in order.
+    # The first batch is not repeated. The failed batch is repeated from its beginning, in order.
     assert positions([one for one in noted(journal) if one[1] < 200]) == [one for one in everything if one[1] < 200]
     assert positions(again) == [one for one in everything if one[1] >= 200]
     assert in_order(again)
@@ -164,7 +164,7 @@ def test_every_attempt_of_a_task_writes_a_journal_and_together_they_pass(spark: 
     stored = pq.read_table(journal).to_pylist()
     members = {row["member"] for row in stored}
     assert all(re.fullmatch(r"[\w.-]+-p[0-3]-a0-t\d+", member) for member in members)
-    # 1 batch, then 1 that failed in one task at least and began again, and 1 more.
+    # One batch, then a batch that failed in at least one task and started again, and one more batch.
     assert 12 <= len(members) <= 16
     assert {row["reason"] for row in stored if row["event"] == "end"} == {"drained", "failed"}
     acked = {(row["partition"], row["position"]) for row in stored if row["event"] == "ack"}
@@ -192,7 +192,7 @@ def test_a_key_that_moved_between_partitions_keeps_its_order(spark: Any, tmp_pat
     def one(partition: int, offset: int, key: bytes) -> dict[str, Any]:
         return rows(1)[0] | {"partition": partition, "offset": offset, "key": key}
 
-    # With one partition to begin with, and a second one when that had 200: half of the keys moved there.
+    # One partition at first, and a second partition after 200 messages, to which half of the keys moved.
     first = [one(0, offset, b"key-%d" % (offset % 4)) for offset in range(200)]
     second = [
         one(offset % 2, offset // 2 + (200 if offset % 2 == 0 else 0), b"key-%d" % (offset % 4))

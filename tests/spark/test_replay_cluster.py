@@ -1,4 +1,4 @@
-"""Order on several executors: one process hides what a shuffle does to it."""
+"""A replay on several executors keeps the order of each key, in spite of the shuffle between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lanes spark replay``: what it makes of its options, and what it refuses; once with a real Spark."""
+"""``lanes spark-replay``: its options and its refusals; one test runs a real Spark."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_shuffle_puts_right_what_splits_partitions() -> None:
 
 
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Any, str]:
-    """`lanes …` in this process: its status, and what it says on stderr."""
+    """Run `lanes …` in this process; return its exit status and its stderr."""
     monkeypatch.setattr(sys, "argv", ["lanes", *arguments])
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(SystemExit) as ended:
@@ -185,7 +185,7 @@ def test_a_session_that_cannot_be_stopped_hides_no_error(monkeypatch: pytest.Mon
             return Session()
 
     monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=Builder()))
-    # It sets what workers need.
+    # The command sets the environment of the workers.
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(lanes.SourceError, match="the JVM is gone"), spark_session("local[1]", {}):
         raise lanes.SourceError("the JVM is gone")

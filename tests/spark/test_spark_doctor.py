@@ -35,13 +35,13 @@ def program(path: Path, text: str) -> Path:
 
 
 def java(folder: Path, says: str = 'openjdk version "17.0.9" 2023-10-17', more: str = "") -> dict[str, str]:
-    """An environment whose Java is a script."""
+    """An environment with a script as its Java."""
     program(folder / "jdk" / "bin" / "java", f"{more}\necho '{says}' >&2")
     return {"JAVA_HOME": str(folder / "jdk"), "PATH": os.defpath}
 
 
 def spark(folder: Path, *jars: str, version: str = VERSION) -> dict[str, str]:
-    """An environment whose Spark has no more than the names of its jars."""
+    """An environment whose Spark consists of empty jar files."""
     (folder / "spark" / "jars").mkdir(parents=True)
     for jar in (f"spark-core_2.13-{version}.jar", *jars):
         (folder / "spark" / "jars" / jar).touch()
@@ -50,7 +50,7 @@ def spark(folder: Path, *jars: str, version: str = VERSION) -> dict[str, str]:
 
 @pytest.fixture
 def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """One where everything is there."""
+    """An environment in which nothing is missing."""
     monkeypatch.setattr(importlib.metadata, "version", versions({"pyspark": VERSION}))
     return {**java(tmp_path), **spark(tmp_path, *CONNECTOR), "PYTHONPATH": os.pathsep.join(sys.path)}
 

@@ -1,4 +1,4 @@
-"""The examples of a replay run and end well, each in a Spark of its own."""
+"""The examples of a replay run and end without an error, each in a separate Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(example: str, folder: Path, **environment: str) -> str:
-    """What it prints."""
+    """Run an example, and return its output."""
     need_java()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", PANDAS, str(EXAMPLES / example)],

@@ -1,4 +1,4 @@
-"""Tasks that Spark runs twice at once, on two hosts."""
+"""Tasks that Spark runs twice concurrently, on two hosts, have each effect once and in order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_task_that_runs_twice_at_once_has_its_effects_once_and_in_order(
 ) -> None:
     messages = rows(COUNT)
     table = write_table(tmp_path / "table", [messages[start::4][::-1] for start in range(4)])
-    # Whoever is called with a message of the hot key waits for the other: the two race for each of them.
+    # A call with a message of the hot key waits for the other call, so both compete for each of these messages.
     fenced = Fenced(postgres.url, f"twice{os.getpid()}", twins=HOT)
     fenced.make()
     report = replay(
@@ -72,7 +72,7 @@ def test_a_task_that_runs_twice_at_once_has_its_effects_once_and_in_order(
         effects="fenced",
     )
     assert (report.batches, report.delivered, report.finished) == (2, COUNT, COUNT)
-    # The one that has lost goes on for a while.
+    # The losing attempt continues for a while.
     wait_until(lambda: fenced.connections() == 0, "the last worker to end", seconds=60.0)
     hot = {(one["partition"], one["offset"]) for one in messages if one["key"] == HOT}
     assert hot <= fenced.check(messages)

@@ -17,7 +17,7 @@ from lanes_spark.plan import Plan
 
 
 class Running:
-    """As a stream: ends ``polls`` looks after it was stopped, never if that is None."""
+    """A fake stream, which ends ``polls`` calls of `join` after its stop; None: it never ends."""
 
     def __init__(self, polls: int | None) -> None:
         self.polls = polls

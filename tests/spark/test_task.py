@@ -1,4 +1,4 @@
-"""The inside of a task of Spark, as a plain generator: no Spark, no JVM."""
+"""A task of Spark as a plain generator: its order, its rows, its errors and its end; no Spark and no JVM run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def handlers(seen: Seen) -> dict[str, tuple[Any, lanes.Settings]]:
 
 
 def summary(out: list[Any]) -> dict[str, int]:
-    """The counts of the last row; there is nothing of them before."""
+    """Return the counts of the last row; earlier rows have no counts."""
     counted = [one for batch in out for one in batch.to_pylist() if one["delivered"] is not None]
     assert counted == out[-1].to_pylist()
     return {name: count for name, count in counted[0].items() if name != "result"}
@@ -114,7 +114,7 @@ def test_a_key_that_moved_to_another_partition_is_handled_in_order() -> None:
     seen = Seen()
 
     async def handler(message: lanes.Message) -> None:
-        # The later, the quicker: what began side by side would end in the wrong order.
+        # Later messages take less time, so concurrent handlers would end in the wrong order.
         for _ in range(40 - message.position):
             await anyio.lowlevel.checkpoint()
         seen.note(message)
@@ -144,7 +144,7 @@ def test_what_handlers_return_comes_back_as_rows() -> None:
 
 
 def test_what_handlers_return_is_not_kept_in_their_messages() -> None:
-    """A token is the source's own."""
+    """Only the source sets the token of a message."""
     handled: list[lanes.Message] = []
 
     def handler(message: lanes.Message) -> dict[str, object]:
@@ -164,10 +164,10 @@ def test_only_what_counted_comes_back_of_a_batch() -> None:
         calls += 1
         returned: list[object] = [{"position": message.position, "text": f"call {calls}"} for message in messages]
         if calls == 1:
-            # All of one lane: what follows the failure runs again, and returns another row.
+            # All messages have one lane: those after the failure run again, and return another row.
             returned[2] = lanes.Nak(delay=0)
         elif messages[-1].position == 8:
-            # It had a row in the first call, which did not count.
+            # The message returned a row in its first call, which did not count.
             raise lanes.Term("no")
         return returned
 
@@ -328,7 +328,7 @@ def test_a_setup_that_failed_is_tried_again_by_the_next_task() -> None:
     def load() -> Any:
         return job(lambda message: None, name="tried", setup=setup)
 
-    # Where this test ran in this process before, its job is still the one that was begun last.
+    # If this test ran in this process before, its job is still the newest one.
     begin("another", lambda: job(lambda message: None, name="another"))
     with pytest.raises(ValueError, match="no database"):
         begin("tried", load)

@@ -1,4 +1,4 @@
-"""How often garbage is collected while a task runs."""
+"""The frequency of garbage collections during a task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.spark.rows import ONCE, batches, job, rows
 
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
-    """Python's default, and whatever this process had before at the end."""
+    """Python's default thresholds during the test; the former thresholds return after the test."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield

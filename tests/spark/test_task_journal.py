@@ -1,4 +1,4 @@
-"""The journals of tasks: what attempts side by side, failed and killed ones leave for ``lanes check``."""
+"""The journals of tasks: ``lanes check`` accepts those of concurrent, failed and killed attempts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = 300
 
 
 def share(number: int) -> list[dict[str, Any]]:
-    """What one of two tasks has of every partition: keys of its own."""
+    """Return the rows of one of two tasks: every partition, but different keys for each task."""
     return [one for one in rows(COUNT) if one["key"][-1] % 2 == number]
 
 
@@ -48,7 +48,7 @@ def test_tasks_side_by_side_share_partitions_and_keep_every_promise(tmp_path: Pa
         def handler(message: lanes.Message) -> None:
             nonlocal begun
             if not begun:
-                # Each has its partitions before either of them goes on.
+                # Both tasks have their partitions before either task continues.
                 begun = True
                 both.wait(20)
 
@@ -98,7 +98,7 @@ def test_an_attempt_that_was_killed_leaves_no_row_and_convicts_nobody(tmp_path: 
 
 
 def test_a_task_waits_for_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Twice what is in flight, in rows; forty times as many come.
+    # Twice the number of messages in flight; forty times as many rows arrive.
     monkeypatch.setattr(lanes.history.journal, "BUFFER_LIMIT", 800)
     settings = lanes.Settings(sync_handlers="inline", max_in_flight=80, concurrency=10)
     list(run_task(batches(rows(8_000), size=1_000), job(lambda message: None, settings=settings, journal=tmp_path)))

@@ -1,4 +1,4 @@
-"""One Python worker that Spark uses for task after task: what it keeps, and what memory it needs."""
+"""A Python worker that Spark uses for many tasks: its remaining objects, and its memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_a_thread(message: lanes.Message) -> dict[str, object]:
 
 
 def test_fifty_tasks_in_one_worker_of_spark_leak_no_thread_or_fd(one_core: Any, tmp_path: Path) -> None:
-    # As many keys as that every task has some.
+    # Enough keys for every task.
     table = write_table(tmp_path / "table", [rows(1_000, keys=300)])
     seen: dict[str, list[dict[str, int]]] = {}
     for name, handler, tasks in (
@@ -69,7 +69,7 @@ def test_fifty_tasks_in_one_worker_of_spark_leak_no_thread_or_fd(one_core: Any, 
 
 
 def hot_table(spark: Any, path: Path, count: int) -> ParquetTable:
-    """So many rows of 500 bytes in one partition, of which one key has 95 %."""
+    """Write a table with ``count`` rows of 500 bytes in one partition; one key has 95 % of the rows."""
     spark.range(count).selectExpr(
         "CAST(IF(id % 20 = 0, concat('key-', id % 7), 'hot') AS BINARY) AS key",
         "0 AS partition",
@@ -95,5 +95,5 @@ def test_the_memory_of_a_worker_of_spark_does_not_grow_with_a_hot_key(one_core: 
         # Spark ends a worker that was idle for a minute, so two replays may have two workers.
         assert len({one["pid"] for one in found}) == 1
         peaks.append(max(one["peak"] for one in found))
-    # What differs in size is 120 MB of values alone.
+    # The values alone differ by 120 MB.
     assert peaks[1] - peaks[0] < MARGIN, peaks
