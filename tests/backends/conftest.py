@@ -1,4 +1,4 @@
-"""Fixtures of tests on several backends: a place for dead letters, and the commands that read it."""
+"""Fixtures of tests on several backends: a topic or subject of dead letters, and the commands that read it."""
 
 from __future__ import annotations
 

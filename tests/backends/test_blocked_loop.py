@@ -1,4 +1,4 @@
-"""A handler that blocks the event loop delays no answer to a signal, on real brokers"""
+"""A handler that blocks the event loop does not delay the answer to a signal, on real brokers."""
 
 from __future__ import annotations
 

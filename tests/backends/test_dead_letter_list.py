@@ -1,4 +1,4 @@
-"""`lanes dead-letters list` and `show` print no payload unasked, on both brokers."""
+"""``lanes dead-letters list`` and ``show`` print no payload unless it is requested, on both brokers."""
 
 from __future__ import annotations
 

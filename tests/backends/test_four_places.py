@@ -1,4 +1,4 @@
-"""The handler of an example, the same object, in memory, on JetStream, on Kafka and on Spark: the same final state."""
+"""One handler object has the same final state in memory, on JetStream, on Kafka and on Spark."""
 
 from __future__ import annotations
 

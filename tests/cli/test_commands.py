@@ -34,7 +34,7 @@ SERVER = ("--server", "nats://127.0.0.1:1")
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    # Tables are as wide as the terminal, and the tests have none.
+    # Tables have the width of the terminal, and the tests have no terminal.
     monkeypatch.setenv("COLUMNS", "100")
 
     def command(*arguments: str) -> Said:
@@ -98,7 +98,7 @@ def test_check_prints_every_verdict(lanes: Command, tmp_path: Path) -> None:
     history.produced(PartitionId("S", 0), 1, b"a", 1.0)
     history.close("stopped", 2.0)
     said = lanes("check", str(tmp_path))
-    # Produced, and nothing shows that it was ever handled.
+    # The history has a row `produced`, but no row of a handler.
     assert said.status in (1, 2)
     assert said.err == ""
     for name in ("PerKeyOrder", "NoOverlap", "AtLeastOnce", "BoundedInFlight", "NoSettleBeforeEnd"):

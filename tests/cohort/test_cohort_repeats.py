@@ -1,4 +1,4 @@
-"""After the death or freeze of an owner, the next one repeats only messages that were not written down."""
+"""After the death or freeze of an owner, the next owner repeats only messages that were not written as finished."""
 
 from __future__ import annotations
 

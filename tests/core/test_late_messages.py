@@ -1,4 +1,4 @@
-"""Late messages: the place of a redelivered unknown position in its lane."""
+"""Late messages: the order of a redelivered unknown position within its lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order: the messages of a key, of a partition or of a shared lane run one at a time, in order."""
+"""Order: the messages of a key, of a partition or of a shared lane run sequentially, in order."""
 
 from __future__ import annotations
 

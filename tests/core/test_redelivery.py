@@ -1,4 +1,4 @@
-"""Redelivery: a known position gets the new token or is settled again, an unknown one takes its place."""
+"""Redelivery: a known position gets the new token or is settled again, and an unknown position is queued in order."""
 
 from __future__ import annotations
 

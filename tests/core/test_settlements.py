@@ -1,4 +1,4 @@
-"""Settlements: each partition with finished messages has one, and an unsent one is sent again."""
+"""Settlements: each partition with finished messages has a settlement, and an unsent settlement is sent again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values: the bytes of a key, and the text of a message, which hides user data."""
+"""Keys have defined bytes, and the text of a message hides user data."""
 
 from __future__ import annotations
 

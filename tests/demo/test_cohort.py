@@ -1,4 +1,4 @@
-"""The whole demo with a cohort on a real NATS server: members that come, leave, die and stand still."""
+"""The whole demo with a cohort on a real NATS server: members join, leave, die and freeze."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ async def test_members_come_and_go_and_nothing_runs_again(nats_server: NatsServe
     assert group is not None and group.moves is not None
     assert set(group.recovery) == {"join", "stop"}
     assert sum(group.duplicates.values()) == group.overlaps == group.overlaps_at_loss == 0
-    # Four to the newcomer, and the six or four of the one that leaves.
+    # Four partitions move to the new member, and four or six from the leaving member.
     assert group.moves.made == group.moves.least >= 8
     assert group.handover is not None
     figures = json.loads(report.json())
     assert (figures["moved"], figures["handover_ms"] > 0.0) == (group.moves.made, True)
-    # The bucket too.
+    # The bucket is deleted too.
     assert await streams(nats_server) <= before
 
 

@@ -1,4 +1,4 @@
-"""The report of a cohort can fail: a planted fault turns it red, and by the right line."""
+"""The report of a cohort fails for each planted fault, on the line that names the fault."""
 
 from __future__ import annotations
 

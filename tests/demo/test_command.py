@@ -1,4 +1,4 @@
-"""``python -m demo``: help, and one line for each mistake."""
+"""``python -m demo`` prints its help, and one line for each mistake in its options."""
 
 from __future__ import annotations
 

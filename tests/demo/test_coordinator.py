@@ -18,7 +18,7 @@ from tests.components import KafkaServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
-# Answers one question by its own number, after ORDERS: what it does with the others.
+# Answers the first question with its own process id; `others` is the code for each further question.
 _ONCE = """
 import json, os, sys, threading
 json.loads(sys.stdin.readline())
@@ -91,5 +91,5 @@ async def test_a_broker_is_asked_and_the_process_may_be_killed(real: Coordinator
     with pytest.raises(NoAnswer):
         await real.group()
     assert (await real.group()).members == {}
-    # There is none.
+    # The group does not exist.
     await real.delete()

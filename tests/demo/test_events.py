@@ -1,4 +1,4 @@
-"""The log: read with every mistake named by file and line, or generated in the shape of the real one."""
+"""The demo reads a log, names each mistake by file and line, and generates a log in the shape of the real one."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_generated_log_has_the_shape_of_the_real_one() -> None:
     steps = Counter(event.case for event in events)
     assert len(steps) == 10_357
     assert Counter(steps.values()) == LENGTHS
-    # Interleaved: among 2,000 messages in flight there are hundreds of keys.
+    # The keys are interleaved: 2,000 messages in flight have hundreds of keys.
     assert 300 < len({event.case for event in events[20_000:22_000]}) < 1_000
 
 

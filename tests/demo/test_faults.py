@@ -1,4 +1,4 @@
-"""Which events fail: about as many as asked for, and the same ones for everybody."""
+"""The planned failures of events: about as many as requested, and the same for every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a group: what two processes may both do of one message, and what they may not."""
+"""The figures of a group: the overlaps of two processes, the repeats, and the cause of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.memsource.checkers.rows import (
     started,
 )
 
-# m-1 runs position 0 of key k from 101 to 104; m-2 owns the partition from 102 on and starts the next one of the key.
+# m-1 runs position 0 of key k from 101 s to 104 s; m-2 owns the partition from 102 s on and starts position 1 of k.
 RUNS = at(101.0, assigned(), delivered(0), started(0)) + at(104.0, ended(0))
 STARTS = at(102.0, assigned(), delivered(1), started(1)) + at(105.0, ended(1))
 # The broker removed m-1 before, or after, m-2 started.
@@ -47,7 +47,7 @@ def known(
     *,
     crashed: bool = False,
 ) -> Knowledge:
-    """What is known when m-1 wrote the first rows, and m-2 the second."""
+    """The knowledge of a run in which m-1 wrote the first rows, and m-2 the second rows."""
     segments = [segment(first, end=None if crashed else "drained")]
     if second:
         segments.append(segment(second, member="m-2", pid=2, start=100.5))
@@ -69,7 +69,7 @@ OVERLAPS = {
     "gave it up by itself": Overlap(RUNS[:-1] + LOST, STARTS, NEVER_REMOVED, 0, 1),
     "another key": Overlap(RUNS, at(102.0, assigned(), delivered(1, "j"), started(1, "j")), NEVER_REMOVED, 0, 0),
     "ended before": Overlap(RUNS + REVOKED, at(104.5, assigned(), delivered(1), started(1)), NEVER_REMOVED, 0, 0),
-    # The one that was removed starts another one of the key: it has not heard of its loss.
+    # The removed member starts another message of the key, because it does not know of its loss.
     "the later one was removed": Overlap(
         at(101.0, assigned(), delivered(0), delivered(2)) + at(103.0, started(2)), STARTS, BEFORE, 0, 1
     ),
@@ -142,7 +142,7 @@ REPEATS = {
         [],
         None,
     ),
-    # Held for a retry: its first attempt had failed.
+    # The message is held for a retry, because its first attempt failed.
     "handed over unfinished": Repeat(
         at(101.0, assigned(), delivered(0), started(0), ended(0, result="error")) + at(103.0, owned("revoked")),
         NEVER_REMOVED,

@@ -1,4 +1,4 @@
-"""The whole demo on a real Kafka: a group whose members come, leave, die and stand still."""
+"""The whole demo on a real Kafka: members join, leave, die and freeze."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_broker_that_dies_is_waited_for(fresh_kafka: KafkaFactory) -> No
 
     report = await run(config(server, script=outage))
     assert report.broken == []
-    # The one that found no broker ended, and another one joined instead.
+    # The member that did not find a broker ended, and a replacement joined.
     assert (report.done, report.kills, report.workers) == (3_000, 0, 5)
     assert report.group is not None and set(report.group.recovery) == {"join"}
 
@@ -148,5 +148,5 @@ async def test_a_signal_stops_a_group(kafka: KafkaServer, tmp_path: Path) -> Non
         _, said = await asyncio.to_thread(process.communicate)
     assert (process.returncode, said) == (130, "lanes: SIGINT: stopped; nothing is left running\n")
     assert list(tmp_path.iterdir()) == []
-    # The group ends by itself: its members have had no time to leave it.
+    # The group ends by its timeout, because its members had no time to leave.
     assert topics(kafka) <= before

@@ -1,4 +1,4 @@
-"""The report of a group can fail: a planted fault turns it red, and by the right line."""
+"""The report of a group fails for each planted fault, on the line that names the fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORKER = (sys.executable, "-m", "demo.workers.worker")
 
 
 async def fed(group: Members, until: float) -> None:
-    """Give the group something to do again and again while it has not settled, up to so large a share of all."""
+    """Publish repeatedly while the group has unsettled messages, up to this share of all messages."""
     share = group.progress.published / _EVENTS
     while not group.settled():
         share = min(share + 0.005, until)
@@ -33,14 +33,15 @@ async def fed(group: Members, until: float) -> None:
 
 
 async def busy(group: Members, share: float) -> None:
-    """Give the group so much to do, and wait until it has done half of that: some of it may be lost."""
+    """Publish up to this share of all messages, and wait for half of the new results, since a fault may lose
+    messages."""
     done, published = group.progress.stored, group.progress.published
     count = await group.feed(share)
     await group.handled(done + (count - published) // 2)
 
 
 async def disturbed(group: Members) -> None:
-    """One joins, one is killed and one is stopped, each in the middle of something."""
+    """Let a member join, kill a member and stop a member, each while the group has messages."""
     await group.until(group.settled)
     await busy(group, 0.5)
     await group.join()

@@ -1,4 +1,5 @@
-"""The figures of a cohort, whose assignments have leases: what moved, what overlapped, and who was the cause."""
+"""The figures of a cohort, whose assignments have leases: the moves, the overlaps, the repeats, and the cause of
+each."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def leased(deadline: float) -> Fields:
 
 
 def known(first: Rows, second: Rows | None = None, faults: Sequence[Fault] = (), *, crashed: bool = False) -> Knowledge:
-    """What is known when m-1 wrote the first rows, and m-2 the second."""
+    """The knowledge of a run in which m-1 wrote the first rows, and m-2 the second rows."""
     segments = [segment(first, end=None if crashed else "drained")]
     if second:
         segments.append(segment(second, member="m-2", pid=2, start=100.5))
@@ -121,7 +122,8 @@ def test_who_made_a_message_run_again(first: Rows, crashed: bool, faults: list[F
 def test_a_broker_that_was_away_may_have_forgotten_what_it_was_told(
     tmp_path: Path, outage: tuple[float, float], forgotten: bool
 ) -> None:
-    """Of who died at 103 s, or shortly after; otherwise it is held to what a crash may repeat: 200 of 100 in flight."""
+    """After the death of m-1 at 103 s, an outage at about that time excuses lost acknowledgements. Otherwise the bound
+    of a crash holds: 200 repeats with 100 messages in flight."""
     before = flat(RUNS, *(at(102.0, *ran(position)) for position in range(1, 300)), at(103.0, delivered(999)))
     again = flat(at(110.0, assigned(None), leased(120.0)), *(at(111.0, *ran(position)) for position in range(1, 300)))
     knowledge = known(before, again, [Fault("broker", "", *outage)], crashed=True)
@@ -149,13 +151,13 @@ def test_moves() -> None:
     looks = [
         planned(0),
         planned(1, "a", "a", "a", None),
-        # The same one, read again.
+        # The same plan, read again.
         planned(1, "a", "a", "a", None),
-        # One moves and has to; one is given.
+        # One partition moves, which is necessary; another partition gets its first owner.
         planned(2, "a", "a", "b", "b"),
-        # c takes two, although one would be enough.
+        # c gets two partitions, although one move would be sufficient.
         planned(3, "a", "c", "c", "b"),
-        # c has gone.
+        # c has left.
         planned(4, "a", "a", "b", "b"),
     ]
     assert moves(looks) == Moves(1 + 2 + 2, 1 + 1 + 2)
@@ -187,7 +189,7 @@ def test_handovers() -> None:
     given_to = at(103.5, assigned(None))
     segments = [segment(back, end=None), segment(given_to, member="m-2", pid=2, start=100.5, end=None)]
     assert handovers(parsed(*segments)) == [pytest.approx(0.5)]
-    # To nobody, to itself, and lost instead.
+    # No successor, the same member again, and a loss instead of a release.
     assert handovers(parsed(segments[0])) == []
     again = flat(back, at(103.4, assigned(None, assignment=2)))
     assert handovers(parsed(segment(again, end=None), segments[1])) == []

@@ -1,4 +1,4 @@
-"""The ledger: each verdict, and each line of the audit, can be produced."""
+"""The ledger: each answer to a step, and each line of the audit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_steps_in_order_are_applied(ledger: Ledger) -> None:
 
 def test_a_step_that_is_stored_is_a_repeat(ledger: Ledger) -> None:
     ledger.apply([Apply("a", 0, 1), Apply("a", 1, 1)])
-    # As after a crash: both come again, in order, to a new assignment.
+    # As after a crash: both steps are delivered again, in order, under a new assignment.
     assert ledger.apply([Apply("a", 0, 2), Apply("a", 1, 2), Apply("a", 2, 2)]) == ["repeat", "repeat", "applied"]
     assert ledger.audit([("a", 0), ("a", 1), ("a", 2)], []).repeats == ledger.repeats == 2
 
@@ -42,7 +42,7 @@ def test_a_step_that_was_overtaken_is_a_violation_and_lost(ledger: Ledger) -> No
 
 
 def test_a_gap_is_no_violation(ledger: Ledger) -> None:
-    # The step between them went to the dead letters.
+    # The step between them became a dead letter.
     assert ledger.apply([Apply("a", 0, 1), Apply("a", 2, 1)]) == ["applied", "applied"]
     assert not ledger.audit([("a", 0), ("a", 1), ("a", 2)], [("a", 1)]).lost
 
@@ -54,7 +54,7 @@ def test_neither_stored_nor_dead_lettered_is_lost(ledger: Ledger) -> None:
 
 def test_stored_twice_is_doubled(ledger: Ledger) -> None:
     ledger.apply([Apply("a", 0, 1)])
-    # A ledger that forgets how far a case has come lets a step through again, and the table keeps both.
+    # A ledger that forgets the last step of a case accepts a step again, and its table has both rows.
     with sqlite3.connect(ledger.path) as other:
         other.execute("DELETE FROM position")
     other.close()

@@ -13,7 +13,7 @@ ONE = ("m-1", "S/0", 1)
 
 
 def look(asked: float, state: str = "STABLE", **members: str) -> Snapshot:
-    """The group as it was told from ``asked`` until a tenth of a second later: ``m_1="id-a:0,1"``."""
+    """Return the group as described from ``asked`` to 0.1 s later; a member has the form ``m_1="id-a:0,1"``."""
     found = {}
     for name, text in members.items():
         number, _, partitions = text.partition(":")
@@ -40,17 +40,17 @@ def test_spans(rows: list[list[dict[str, object]]], end: str | None, span: Span)
     ("span", "looks", "removal"),
     [
         (Span(1.0, inf, "crashed"), [look(2.0, m_1="a:0"), look(3.0)], Removal(2.0, 3.1)),
-        # A classic member that joined again has another number.
+        # A classic member that joined again has another id.
         (Span(1.0, inf, ""), [look(2.0, m_1="a:0"), look(3.0, m_1="b:0")], Removal(2.0, 3.1)),
         (Span(1.0, inf, ""), [look(2.0, m_1="a:0"), look(3.0, m_1="a:0")], None),
-        # It had given the partition back, or known of its loss, before.
+        # The member released the partition, or knew of its loss, before the removal.
         (Span(1.0, 2.5, "revoked"), [look(2.0, m_1="a:0"), look(3.0)], None),
         (Span(1.0, 3.2, "lost"), [look(2.0, m_1="a:0"), look(3.0)], Removal(2.0, 3.1)),
-        # It was assigned the partition after that.
+        # The member was assigned the partition after the first description.
         (Span(2.05, inf, ""), [look(2.0, m_1="a:"), look(3.0)], None),
-        # So a broker calls a group that it has not loaded yet.
+        # A broker reports DEAD for a group that it has not loaded yet.
         (Span(1.0, inf, ""), [look(2.0, m_1="a:0"), look(3.0, "DEAD"), look(4.0, m_1="a:0")], None),
-        # Another one's.
+        # The partition of another member.
         (Span(1.0, inf, ""), [look(2.0, m_1="a:0", m_2="b:1"), look(3.0, m_1="a:0")], None),
     ],
     ids=["gone", "again", "there", "gave back", "heard later", "came later", "not loaded", "another"],

@@ -1,4 +1,4 @@
-"""Processes of the demo: what they say is kept, and they end with their parent."""
+"""Processes of the demo: their output is kept, and they end with their parent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def main(child):
 asyncio.run(main(Child([sys.executable, "-c", sys.argv[1]], Path("/dev/null"))))
 """
 
-# Of a session of its own nobody is hung up.
+# The processes of a new session get no SIGHUP.
 _ALONE = """
 import asyncio
 start = asyncio.create_subprocess_exec

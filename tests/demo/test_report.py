@@ -1,4 +1,4 @@
-"""The report turns red for each promise, and shows what it is told."""
+"""The report fails for each broken promise, and shows its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The whole demo on a real server: what ends it early, what it leaves behind, and what it survives."""
+"""The whole demo on a real server: errors that end it early, the files that it leaves, and the outages that it
+survives."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ async def test_a_stream_that_is_in_the_way_is_named(nats_server: NatsServer, cli
     await stream.add_stream(name="DECLARATIONS_taken", subjects=["taken.by.others"])
     with pytest.raises(DemoError, match=r"stream DECLARATIONS_taken .* exists already.*another --name"):
         await run(config(nats_server, name="taken"))
-    # It was not the demo's to delete.
+    # The stream did not belong to the demo, so the demo must not delete it.
     assert "DECLARATIONS_taken" in await streams(client)
     await stream.delete_stream("DECLARATIONS_taken")
     await stream.add_stream(name="TAKEN", subjects=["declarations.taken.>"])
@@ -111,7 +112,7 @@ async def test_a_bad_log_is_known_before_a_server_is_looked_for(tmp_path: Path) 
 
 
 class Outage:
-    """A hook that does something once a run is so far, and undoes it so many seconds later."""
+    """A hook that begins an outage once a condition holds, and ends the outage some seconds later."""
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ async def test_a_frozen_worker_goes_on_where_it_was(nats_server: NatsServer) -> 
         frozen.append(progress.worker_pid)
         os.kill(progress.worker_pid, signal.SIGSTOP)
 
-    # Longer than ack_wait: the server hands out again what the worker still holds.
+    # The freeze exceeds ack_wait, so the server redelivers messages that the worker still has.
     outage = Outage(lambda p: p.stored > 700, freeze, lambda: os.kill(frozen[0], signal.SIGCONT), 3.0)
     report = await run(config(nats_server, ack_wait=1.0, kill_at=(), on_progress=outage))
     assert report.broken == []

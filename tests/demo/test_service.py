@@ -23,7 +23,7 @@ TOKEN = "token"
 
 
 class World:
-    """A service over a ledger, and what it told."""
+    """A service with a ledger, and its recorded statuses and commits."""
 
     def __init__(self, folder: Path, latency: float) -> None:
         self.ledger = Ledger(folder / "ledger.sqlite")
@@ -82,7 +82,7 @@ async def test_an_approval_takes_half_to_one_and_a_half_of_the_latency(tmp_path:
 
         times = await asyncio.gather(*(timed(step) for step in range(100)))
         assert min(times) >= 0.045
-        # Only the lower end is the service's own: a busy machine adds to the upper one.
+        # Only the lower bound depends on the service alone; a busy machine exceeds an upper bound.
         assert max(times) - min(times) > 0.05
 
 
@@ -112,7 +112,7 @@ async def test_a_status_arrives(tmp_path: Path) -> None:
 async def test_a_broken_connection_fails_what_is_open_and_is_made_again(tmp_path: Path) -> None:
     async with world(tmp_path, latency=60.0) as (made, client):
         waiting = asyncio.create_task(client.approve("a", 0))
-        # The answer to a later request shows that the first one has arrived.
+        # The answer to a later request shows that the first request has arrived.
         assert await client.apply("b", 0, 1) == "applied"
         made.service.break_connections()
         with pytest.raises(ServiceGone, match="closed the connection"):
@@ -184,7 +184,7 @@ async def test_a_ledger_that_cannot_be_written_is_known_and_not_answered(tmp_pat
     async with world(tmp_path) as (made, client):
         made.ledger.close()
         waiting = asyncio.create_task(client.apply("a", 0, 1))
-        # Said behind the request: once it is heard, that has been tried.
+        # This status follows the request, so its arrival shows that the request was tried.
         asyncio.get_running_loop().call_soon(client.say, {})
         async with asyncio.timeout(10):
             await made.statuses.get()

@@ -1,4 +1,4 @@
-"""The whole demo on a real Spark, Kafka and PostgreSQL, and the command for it."""
+"""The whole demo on a real Spark, Kafka and PostgreSQL, by its command."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_a_worker_and_the_driver_die_and_nothing_is_lost_or_doubled(
         "resumed_batches": 1,
         "audit": "pass",
     }
-    # The worker that was killed leaves one at the most; how many there are is said.
+    # A killed worker leaves at most one incomplete file; the report has the number of incomplete files.
     assert re.search(r"unfinished files\W+\d", done.stdout)
-    # Another reader of the same journal says the same.
+    # `lanes check` on the same journal has the same verdicts.
     assert check_files([kept / "journal"]).status == 0
-    # Nothing stays but what was to be kept.
+    # Only the files of `--keep` remain.
     assert topics(kafka) - {"__consumer_offsets"} == before - {"__consumer_offsets"}
     assert schemas(postgres) == []
     assert list(temporary.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The judge of the demo on Spark: what is wrong with its tables is found, all of it, and nothing else."""
+"""The judge of the demo on Spark finds every fault in its tables, and reports no other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tables(postgres: PostgresServer) -> Iterator[Tables]:
 
 
 def store(tables: Tables, steps: Sequence[Step]) -> None:
-    """As a handler without a fence would: effects in this order, with the state beside each."""
+    """Store effects like a handler without a fence: in this order, each with the state."""
     with tables.connected() as connection:
         for at, step in enumerate(steps):
             connection.execute(tables.put_query, (*step, 0, at))
@@ -117,7 +117,7 @@ async def test_the_fence_keeps_a_repeat_out_and_shows_disorder(tables: Tables) -
             message = Message(partition, position, step[0].encode(), 1, None, None)
             return await tables.put(connection, message, step)
 
-        # Position 2 comes before 1, which then has no effect; and 0 comes again.
+        # Position 2 has its effect before 1, which then has none; and 0 is repeated.
         order = [(0, ("a", 0)), (2, ("a", 2)), (1, ("a", 1)), (0, ("a", 0)), (3, ("b", 0))]
         assert [await handled(*each) for each in order] == [True, True, False, False, True]
         assert await tables.stored(connection) == 3

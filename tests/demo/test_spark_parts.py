@@ -1,4 +1,4 @@
-"""The demo on Spark without Spark: its settings, its report, its command, and how it kills."""
+"""Parts of the demo on Spark, without Spark: its settings, its report, its command, and its kills of workers."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def note(name, batch):
     (checkpoint / name / str(batch)).touch()
 
 async def task(batch, attempt, ends):
-    # A worker: a process of its own.
+    # The worker is a separate process.
     code = "import sys; from tests.demo.test_spark_parts import work; work(*sys.argv[1:])"
     worker = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(attempt), str(int(ends)))
     return await worker.wait()
@@ -257,7 +257,7 @@ async def main():
     first = not (checkpoint / "offsets" / "0").exists()
     note("offsets", 0)
     if first:
-        # Killed by the parent in its first task; Spark tries it again.
+        # The parent kills the worker in its first task, and Spark runs the task again.
         assert await task(0, 0, False) == -9
         await task(0, 1, True)
         note("commits", 0)
@@ -275,7 +275,7 @@ asyncio.run(main())
 
 
 def work(attempt: str, ends: str) -> None:
-    """A worker of the drivers above: a task that stores one effect, and ends or not."""
+    """Run a worker of the drivers above: a task that stores one effect, and ends or waits."""
     asyncio.run(_work(int(attempt), bool(int(ends))))
 
 

@@ -1,4 +1,4 @@
-"""A worker of the demo on Spark, without Spark: the handler runs in a task, the effects are in PostgreSQL."""
+"""A worker of the demo on Spark, without Spark: a task runs the handler, whose effects are in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = pa.schema([("key", pa.binary()), ("partition", pa.int32()), ("offset", 
 
 
 class Letters:
-    """The place of dead letters: in this process."""
+    """Dead letters in the memory of this process."""
 
     def __init__(self) -> None:
         self.steps: list[bytes] = []
@@ -43,7 +43,7 @@ class Letters:
 
 
 class Approvals:
-    """The service in a thread of its own, and what tasks have said of themselves."""
+    """The service in a separate thread, and the statuses that tasks reported."""
 
     def __init__(self, folder: Path) -> None:
         self.statuses: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ def config(
 
 
 def handle(events: list[Event], letters: Letters) -> dict[str, int]:
-    """One task with all of it; what it counts."""
+    """Handle all events in one task, and return its counts."""
     rows = [
         {"key": event.case.encode(), "partition": 0, "offset": at, "value": event.payload}
         for at, event in enumerate(events)
@@ -118,7 +118,7 @@ def test_a_task_that_is_run_again_has_each_effect_once(config: ReplayConfig, app
             found = judge(tables)
             assert (set(found.lost), found.repeats) == (poison, repeats)
             assert (found.doubled, found.violations, found.foreign, found.states) == ([], [], [], [])
-        # Each task has said when it began, and that it has ended.
+        # Each task has reported its start and its end.
         names = [status["task"] for status in approvals.statuses]
         assert names[0] == names[1] != names[2] == names[3]
         assert [status["ended"] for status in approvals.statuses] == [False, True, False, True]

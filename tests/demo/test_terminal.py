@@ -1,4 +1,4 @@
-"""Where the report of the demo ends: in its table for a person, in its JSON line for a program."""
+"""The end of the demo's report: a table for a person, and a JSON line for a program."""
 
 from __future__ import annotations
 

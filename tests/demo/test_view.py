@@ -1,4 +1,4 @@
-"""The view of a run: the plain lines, the panel, the table."""
+"""The view of a run: plain lines, a panel, or a table."""
 
 from __future__ import annotations
 

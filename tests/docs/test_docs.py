@@ -1,23 +1,23 @@
 """The code blocks of README.md, memsource/README.md and docs/**/*.md run without an error.
 
-| fence | what happens |
+| fence | test |
 |---|---|
-| `python` | runs in a process of its own; it must end with status 0 and without a warning |
-| `python nats` | the same, with the URL of a real server in `NATS_URL` |
-| `python kafka` | the same, with the address of a real broker in `KAFKA_URL` |
-| `python postgres` | the same, with the address of a real server in `POSTGRES_URL` |
-| `python nats forever` | the same; once it has printed something it gets a SIGTERM |
-| `python nats orders` | the same, after three orders are published to the stream `ORDERS` |
-| `python kafka orders` | the same with the topic `orders`; there is a topic `orders-dead`, too |
-| `python no-run` | is compiled |
-| `sh`, `console` | `make` lines: target and variables exist in the Makefile. `pip install` lines: the extras of this |
-| | project exist. All others run, one shell a block |
-| `sh nats`, `sh kafka`, `sh postgres` | the same, with `NATS_URL`, `KAFKA_URL` or `POSTGRES_URL` |
-| `sh cluster` | only its `make` and `pip` lines are looked at |
+| `python` | runs in a separate process; it must end with status 0 and without a warning |
+| `python nats` | runs like `python`, with the URL of a real server in `NATS_URL` |
+| `python kafka` | runs like `python`, with the address of a real broker in `KAFKA_URL` |
+| `python postgres` | runs like `python`, with the address of a real server in `POSTGRES_URL` |
+| `python nats forever` | runs like `python nats`; after its first output it gets a SIGTERM |
+| `python nats orders` | runs like `python nats`; the stream `ORDERS` has three messages |
+| `python kafka orders` | runs like `python kafka`; the topic `orders` has three messages, and `orders-dead` exists |
+| `python no-run` | is only compiled |
+| `sh`, `console` | each `make` target and variable, and each extra of `pip install`, must exist; the rest runs |
+| `sh nats`, `sh kafka`, `sh postgres` | runs like `sh`, with `NATS_URL`, `KAFKA_URL` or `POSTGRES_URL` |
+| `sh cluster` | only its `make` and `pip` lines are checked |
 
-The blocks of a page run in its order. They share one NATS and one PostgreSQL server of the page's own, and the Python
-ones a working folder; the shells work in the project folder. Kafka is the broker of the test session: the topics of a
-page are deleted after it. In a `console` block commands start with `$ `, the rest is output.
+The blocks of a page run in order. They share a private NATS server and a private PostgreSQL server. Python blocks share
+a working folder; shell blocks run in the project folder, each in a separate shell. The Kafka broker is that of the test
+session, and the topics of a page are deleted after the page. In a `console` block, commands start with `$ `, and other
+lines are output.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ PAGES = [README, ROOT / "memsource" / "README.md", *sorted((ROOT / "docs").rglob
 SHELLS = ("sh", "bash", "console")
 VARIABLES = {"nats": "NATS_URL", "kafka": "KAFKA_URL", "postgres": "POSTGRES_URL"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SECONDS = 40.0  # below the limit of a test, so that the block is named, with its output
+SECONDS = 40.0  # below the timeout of a test, so that the failure names the block and shows its output
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: where it stands, what its fence says, what is in it."""
+    """A fenced block: its page, its first line, the words of its fence, and its text."""
 
     page: str
-    line: int  # of its first line of text
+    line: int  # number of its first line of text
     language: str
     words: tuple[str, ...]
     text: str
@@ -65,7 +65,7 @@ class Block:
         return f"{self.page}:{self.line}"
 
     def commands(self) -> list[str]:
-        """The commands of a shell block, continued lines joined."""
+        """The commands of a shell block, with continued lines joined."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
@@ -73,7 +73,7 @@ class Block:
 
 
 def blocks_of(page: str, text: str) -> list[Block]:
-    """The fenced blocks of a page. One that is never closed, or has no language, is an error."""
+    """Return the fenced blocks of a page. A block without an end or a language fails the test."""
     found: list[Block] = []
     fence, start, info = "", 0, [""]
     lines = text.splitlines()
@@ -83,19 +83,19 @@ def blocks_of(page: str, text: str) -> list[Block]:
             continue
         if not fence:
             fence, start, info = match[1], number, match[2].split()
-            assert info, f"{page}:{number}: the block names no language (`text` is one)"
+            assert info, f"{page}:{number}: the block names no language; add one, such as `text`"
         elif match[1] == fence and not match[2]:
             inside = lines[start : number - 1]
             indent = min((len(one) - len(one.lstrip()) for one in inside if one.strip()), default=0)
             body = "".join(f"{one[indent:]}\n" for one in inside)
             found.append(Block(page, start + 1, info[0], tuple(info[1:]), body))
             fence = ""
-    assert not fence, f"{page}:{start}: the block is never closed"
+    assert not fence, f"{page}:{start}: the block has no closing fence; add one"
     return found
 
 
 def make_faults(command: str, makefile: str) -> list[str]:
-    """What is wrong with a `make` command, given the Makefile."""
+    """Return the faults of a `make` command, judged by the Makefile."""
     faults = []
     for word in shlex.split(command, comments=True):
         name, assigned, _ = word.partition("=")
@@ -114,7 +114,7 @@ def is_make(command: str) -> bool:
 
 
 def pip_faults(command: str, project: dict[str, Any]) -> list[str]:
-    """What is wrong with a `pip install` command, given the project it is to install."""
+    """Return the faults of a `pip install` command, judged by the project's metadata."""
     faults = []
     for word in shlex.split(command, comments=True)[2:]:
         if word.startswith("-"):
@@ -156,15 +156,15 @@ ORDERS = {
         assert producer.flush(10) == 0
     """,
 }
-"""Programs that publish what a block with the word `orders` reads."""
+"""Programs that publish the messages for a block with the word `orders`."""
 
 
 Urls = Mapping[str, Callable[[], str]]
-"""Where each server of a page is; it is started for the first block that asks for it."""
+"""Functions that return the address of a server; the first call on a page starts the server."""
 
 
 def run(command: list[str], block: Block, urls: Urls, cwd: Path, tmp_path: Path) -> None:
-    """Run a block and expect success; what it printed is in the failure."""
+    """Run a block, and assert its success; a failure shows its output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     for server, variable in VARIABLES.items():
@@ -182,7 +182,11 @@ def run(command: list[str], block: Block, urls: Urls, cwd: Path, tmp_path: Path)
         except TimeoutError as error:
             pytest.fail(f"{block}: {error}\n{block.text}\n{output.read_text()}")
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{block}: has not ended after {SECONDS:g} s\n{block.text}\n{output.read_text()}")
+            pytest.fail(
+                f"{block}: no end after {SECONDS:g} s\
+{block.text}\
+{output.read_text()}"
+            )
         finally:
             process.kill()
             process.wait()
@@ -190,9 +194,9 @@ def run(command: list[str], block: Block, urls: Urls, cwd: Path, tmp_path: Path)
 
 
 def check(block: Block, urls: Urls, tmp_path: Path) -> None:
-    """Do with a block what its fence says."""
+    """Test a block as the words of its fence require."""
     if block.language == "python":
-        # So many empty lines before it that a traceback shows the line of the page.
+        # Empty lines before the text, so that a traceback has the line numbers of the page.
         source = "\n" * (block.line - 1) + block.text
         if "no-run" in block.words:
             compile(source, block.page, "exec", dont_inherit=True)
@@ -228,7 +232,7 @@ def urls(fresh_nats: NatsFactory, fresh_postgres: PostgresFactory, request: pyte
 
 @pytest.fixture
 def clean_kafka(kafka: KafkaServer) -> Iterator[str]:
-    """Where the broker of the session is; the topics that come up meanwhile are deleted after the test."""
+    """The address of the session's broker; topics that the test creates are deleted after the test."""
     admin = AdminClient({"bootstrap.servers": kafka.url})
     before = admin.list_topics(timeout=SECONDS).topics.keys()
     yield kafka.url
@@ -238,7 +242,7 @@ def clean_kafka(kafka: KafkaServer) -> Iterator[str]:
 
 
 def test_there_is_a_readme() -> None:
-    assert README.exists(), "README.md is missing: it is the first thing a user sees"
+    assert README.exists(), "README.md is missing"
 
 
 def name_of(page: Path) -> str:
@@ -249,7 +253,7 @@ def asks_for_kafka(page: Path) -> bool:
     return re.search(r"^\s*`{3,}.* kafka\b", page.read_text(), re.MULTILINE) is not None
 
 
-@pytest.mark.timeout(300)  # of a whole page: each block has its own limit
+@pytest.mark.timeout(300)  # for a whole page; each block has a separate limit
 @pytest.mark.parametrize("page", [page for page in PAGES if not asks_for_kafka(page)], ids=name_of)
 def test_page(page: Path, urls: Urls, tmp_path: Path) -> None:
     check_page(page, urls, tmp_path)

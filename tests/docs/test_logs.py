@@ -1,4 +1,4 @@
-"""``docs/guides/logs.md`` shows what its program prints, and names every logger."""
+"""``docs/guides/logs.md`` shows the output of its program, and names every logger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A committed picture is what its script draws."""
+"""A committed picture equals the output of its script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``docs/promises.md`` names tests, checkers and planted faults that are there, and commands that run the tests."""
+"""``docs/promises.md`` names existing tests, checkers and planted faults, and commands that run the tests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PAGE: Final = ROOT / "docs" / "promises.md"
 NAMES: Final = [f"P{number}" for number in range(1, 8)]
 
 IN_THE_SIMULATOR: Final = {"jetstream", "kafka"}
-"""The campaigns of ``tests.sim``; a cohort has its own."""
+"""The campaigns of ``tests.memsource.sim``; a cohort has a separate campaign."""
 
 
 class Promise(NamedTuple):
-    """One section. ``place`` is the file, or ``file::test``, that proves it."""
+    """One section of the page. ``place`` is the file, or ``file::test``, of the proof."""
 
     words: str
     place: str
@@ -33,7 +33,7 @@ class Promise(NamedTuple):
 
 
 def listed(text: str, label: str) -> list[str]:
-    """The code words of the item of a list that begins so."""
+    """Return the words in backticks of the list item that begins with this label."""
     item = re.search(rf"^- \*\*{label}[^*]*\*\*:?\s(.*?)(?=^- |^$|\Z)", text, re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`]+)`", item[1]) if item is not None else []
 
@@ -69,7 +69,7 @@ def found_in(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def target_of(place: str) -> str:
-    """The target of the Makefile that runs it: that of its mark, when all of it has one."""
+    """Return the Makefile target that runs the test or file: that of its mark, or else ``test``."""
     file, _, name = place.partition("::")
     marked = found_in(ROOT / file)
     wanted = [marked[name]] if name else list(marked.values())
@@ -81,7 +81,7 @@ def target_of(place: str) -> str:
 
 
 def faults_of(place: str) -> list[str]:
-    """What is wrong with ``file`` or ``file::test``."""
+    """Return the faults of a reference of the form ``file`` or ``file::test``."""
     file, _, name = place.partition("::")
     if not (ROOT / file).is_file():
         return [f"there is no file {file}"]

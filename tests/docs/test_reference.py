@@ -1,4 +1,4 @@
-"""The tables of docs/reference say what the code has: settings and their defaults, errors, log lines, exit statuses."""
+"""The tables of docs/reference agree with the code: settings, defaults, errors, log lines and exit statuses."""
 
 from __future__ import annotations
 

@@ -38,16 +38,16 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_no_summary_of_a_command_is_cut() -> None:
-    """A list of commands has room for their first sentences, also in a terminal of 80 columns."""
+    """A list of commands shows their whole first sentences, even on a terminal of 80 columns."""
     text = "\n".join(text for _, text in helps(columns=80))
     assert re.findall(r"^  [a-z-]+  .*\.\.\.$", text, re.MULTILINE) == []
     assert text.count("\nCommands:\n") > 5
 
 
-@pytest.mark.slow  # it reads and renders all of the project: a quarter of a minute
+@pytest.mark.slow  # a build reads and renders the whole project, in 15 s
 @pytest.mark.timeout(240)
 def test_the_site(tmp_path: Path) -> None:
-    """One build for all that is to be seen in it."""
+    """One build serves all assertions about the site."""
     built = build(ROOT, tmp_path)
     assert built.returncode == 0, built.stderr
     texts = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.html")}

@@ -1,4 +1,4 @@
-"""Every file, room and name that docs/journey.md and the pages of the design point at is there."""
+"""Every file, room and name in docs/journey.md and the pages of the design exists in the code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FOREIGN: Final = {
     "started",
     "grace",
 }
-"""Words of users and of the history, not names of code: ``lost`` is a row."""
+"""Values of settings and rows of a history, which are no names of code."""
 
 
 @functools.cache
 def names_of(path: Path) -> frozenset[str]:
-    """What a module defines, and what it calls or sets; of a class also ``Class.name``, as far as it has it itself."""
+    """Return the names that a module defines, sets or uses as attributes, and ``Class.name`` for each method."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -51,7 +51,7 @@ def names_of(path: Path) -> frozenset[str]:
 
 
 def unknown(text: str, files: list[Path]) -> list[str]:
-    """The names in ``text`` that none of these files has; what else is in backticks is no name."""
+    """Return the names in ``text`` that none of these files contains. Other texts in backticks are no names."""
     known = frozenset().union(*map(names_of, files)) | FOREIGN
     quoted = (each for each in QUOTED.findall(text) if NAME.fullmatch(each))
     return [each for each in quoted if each not in known]
@@ -62,7 +62,7 @@ def sections(page: str) -> Iterator[str]:
 
 
 def rooms() -> dict[str, list[str]]:
-    """The rooms in the table of docs/design.md, each with the modules that are to be read first."""
+    """Return the rooms in the table of docs/design.md, each with its first modules."""
     page = (ROOT / "docs" / "design.md").read_text()
     rows = re.findall(rf"^\| `((?:{'|'.join(SHIPPED)})[\w/]*)` \| [^|]+ \| ([^|]+) \|$", page, re.MULTILINE)
     assert len(dict(rows)) == len(rows), "a room has two rows"

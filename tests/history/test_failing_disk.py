@@ -1,4 +1,4 @@
-"""A history on a full disk raises nothing, counts the missing rows, and keeps its lines whole."""
+"""On a full disk, a history raises no error, counts the missing rows, and keeps its lines whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serial order: refused for several partitions, kept for one."""
+"""Serial order is refused for several partitions, and kept for one partition."""
 
 from __future__ import annotations
 

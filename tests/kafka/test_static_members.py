@@ -1,4 +1,4 @@
-"""Static members: restarts, two members with one instance id, and rebuilt clients."""
+"""Static members: restarts, two members with the same instance id, and rebuilt clients."""
 
 from __future__ import annotations
 

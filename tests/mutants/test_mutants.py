@@ -1,4 +1,4 @@
-"""Every mutant can be planted: its old text is in the code, and the new one compiles."""
+"""Every mutant can be planted: its old text is in the code, and the changed code compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts in a store: the next owner continues them, and a hold lasts until its failure is stored."""
+"""Attempts in a store: the next owner continues to count, and a hold lasts until its failure is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer as an async context manager: it runs beside the block and raises errors unwrapped."""
+"""A consumer as an async context manager runs concurrently with the block, and raises errors without a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-over of partitions: what the next owner repeats, and how a drain ends."""
+"""The handover of partitions: the repeats of the next owner, and the end of a drain."""
 
 from __future__ import annotations
 

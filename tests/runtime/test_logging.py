@@ -1,4 +1,4 @@
-"""The log of a run: failed attempts, and the partitions that the run owned."""
+"""The log of a run shows failed attempts, and the partitions that the run owned."""
 
 from __future__ import annotations
 

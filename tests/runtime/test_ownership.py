@@ -1,4 +1,5 @@
-"""Partitions come and go one by one: the others continue, and lost ones have no further effect."""
+"""Partitions are assigned and revoked one by one: other partitions continue, and a lost partition has no further
+effect."""
 
 from __future__ import annotations
 

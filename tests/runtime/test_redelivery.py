@@ -1,4 +1,4 @@
-"""A position that comes again is never run twice at once, and never run again once it is settled."""
+"""A redelivered position never runs twice concurrently, and never runs again after its settlement."""
 
 from __future__ import annotations
 

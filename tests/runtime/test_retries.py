@@ -1,4 +1,4 @@
-"""A failed attempt holds its lane and nothing else; attempts are counted; ``Nak`` and ``Term`` are obeyed."""
+"""A failed attempt holds only its lane; attempts are counted, and ``Nak`` and ``Term`` are obeyed."""
 
 from __future__ import annotations
 

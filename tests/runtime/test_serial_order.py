@@ -1,4 +1,4 @@
-"""``order="serial"``: one partition, one message at a time."""
+"""``order="serial"``: one partition, whose messages run sequentially."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A handler that holds the event loop is named in the log and counted, and the workers then leave the loop some time"""
+"""A handler that blocks the event loop is logged and counted, and the workers then yield to the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every supported nats-server version runs a cohort, and an older one is refused."""
+"""Every supported nats-server version runs a cohort, and older servers are refused."""
 
 from __future__ import annotations
 

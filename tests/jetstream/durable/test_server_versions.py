@@ -1,4 +1,4 @@
-"""Every supported nats-server version runs the source, and an older one is refused."""
+"""Every supported nats-server version runs the source, and older servers are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failures that the pages on the simulator show are those that their tests print today."""
+"""The failures that the pages on the simulator show are the present output of their tests."""
 
 from __future__ import annotations
 
