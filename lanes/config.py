@@ -153,10 +153,10 @@ class Settings:
             self._check_max_in_flight(self.max_in_flight)
         self._check_lanes()
         self._check_batch()
-        if self.order == "serial" and self.poison in ("skip", "block_and_dlq"):
+        if self.order == "serial" and self.poison == "skip":
             raise ConfigError(
-                f'order="serial" with poison="{self.poison}": serial order must not replace a message '
-                'by a dead letter; use poison="exit" or "block", or order="partition"'
+                'order="serial" with poison="skip": serial order must not replace a message by a dead letter; use '
+                'poison="block_and_dlq", "block" or "exit", or order="partition"'
             )
 
     def _check_max_in_flight(self, max_in_flight: int) -> None:

@@ -66,12 +66,18 @@ class Tap:
         if self.history is not None:
             self.history.dlq_sent(message, self._clock())
 
-    def parked(self, message: Message, *, archived: bool) -> None:
-        """Record a confirmed dead letter; ``archived`` = the message stays unfinished, and its lane is blocked."""
+    def parked(self, message: Message, *, archived: bool, again: bool) -> None:
+        """Record that a message has a confirmed dead letter.
+
+        Args:
+            message: The message.
+            archived: Whether the message stays unfinished, and its lane is blocked.
+            again: Whether the dead letter was recorded before.
+        """
         if self.history is not None:
             note = self.history.archived if archived else self.history.dlq_confirmed
             note(message, self._clock())
-        if self.telemetry is not None:
+        if self.telemetry is not None and not again:
             self.telemetry.dead_lettered(message)
 
     def blocked(self, message: Message) -> None:

@@ -9,8 +9,8 @@ from typing import Final
 import anyio
 
 from lanes.core.effects import DeadLetterDue
-from lanes.core.lane import ABANDONED
-from lanes.core.types import NEVER
+from lanes.core.lane import ABANDONED, FINISHED, SETTLED
+from lanes.core.types import NEVER, Message
 from lanes.dead_letter import dead_letter, error_text
 from lanes.errors import is_retryable
 from lanes.source import DeadLetters
@@ -23,7 +23,7 @@ DEAD_LETTER_RETRY: Final = (0.2, 30.0)
 
 
 class DeadLetterWriter:
-    """The writer of the dead letters of one consumer.
+    """The writer of the dead letters of one consumer. It writes one dead letter of a message in an assignment.
 
     ``confirmed`` is the number of confirmed dead letters.
     """
@@ -34,6 +34,7 @@ class DeadLetterWriter:
         self._context = context
         self._tap = context.tap
         self._name = context.name
+        self._written: set[Message] = set()  # unfinished messages with a confirmed dead letter
         self.confirmed = 0
 
     async def write(self, due: DeadLetterDue) -> None:
@@ -43,6 +44,10 @@ class DeadLetterWriter:
         """
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
         message = due.message
+        self._written = {each for each in self._written if each.state not in (ABANDONED, FINISHED, SETTLED)}
+        if message in self._written:
+            self._confirm(due, again=True)
+            return
         record = dead_letter(message, due.failure, time.time())
         log.error(
             "%s: giving up %s position %d after %d attempt(s) with %s; it goes to the dead letters",
@@ -79,8 +84,15 @@ class DeadLetterWriter:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, DEAD_LETTER_RETRY[1])
                 continue
-            self._tap.parked(message, archived=due.follows == "dead_letter_and_block")
-            self.confirmed += 1
-            self._engine.dead_lettered(message)
-            self._context.after()
+            self._confirm(due, again=False)
             return
+
+    def _confirm(self, due: DeadLetterDue, *, again: bool) -> None:
+        """Continue or block the lane of a message. ``again``: this assignment wrote the dead letter before."""
+        blocks = due.follows == "dead_letter_and_block"
+        if blocks:
+            self._written.add(due.message)
+        self.confirmed += not again
+        self._tap.parked(due.message, archived=blocks, again=again)
+        self._engine.dead_lettered(due.message)
+        self._context.after()

@@ -178,7 +178,7 @@ class RetryHoldsLane(PromiseChecker):
                 for lane in [lane for lane, head in heads.items() if head.due is None and head.key == row.key]:
                     del heads[lane]
 
-    @on("dlq_sent", "abandoned")
+    @on("dlq_sent", "dlq_confirmed", "abandoned")
     def _left(self, segment: Segment, row: Row) -> None:
         """Forget a head that has a dead letter or runs again in another assignment."""
         heads = self._heads.get((segment, row.partition, row.assignment))

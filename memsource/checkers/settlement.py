@@ -125,6 +125,8 @@ def _delivery(row: Row) -> _Delivery:
 class DeadLetterBeforeSettle(PromiseChecker):
     """A message that is given up is settled only after the confirmation of its dead letter (48).
 
+    An assignment writes no second dead letter of a blocked message.
+
     Args:
         timeline: History to judge.
     """
@@ -132,15 +134,26 @@ class DeadLetterBeforeSettle(PromiseChecker):
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
         self._unconfirmed: dict[Segment, set[_Delivery]] = defaultdict(set)
+        self._archived: dict[Segment, set[_Delivery]] = defaultdict(set)
 
     @on("dlq_sent")
     def _sent(self, segment: Segment, row: Row) -> None:
+        if _delivery(row) in self._archived[segment]:
+            self._findings.violation(segment, row, "has a second dead letter in the same assignment")
         self._unconfirmed[segment].add(_delivery(row))
 
     @on("dlq_confirmed", "archived")
     def _confirmed(self, segment: Segment, row: Row) -> None:
         self._findings.checked += 1
         self._unconfirmed[segment].discard(_delivery(row))
+        if row.event == "archived":
+            self._archived[segment].add(_delivery(row))
+        else:
+            self._archived[segment].discard(_delivery(row))
+
+    @on("ended ok", "abandoned")
+    def _left(self, segment: Segment, row: Row) -> None:
+        self._archived[segment].discard(_delivery(row))
 
     @on("ack", "passed")
     def _ack(self, segment: Segment, row: Row) -> None:
@@ -149,8 +162,13 @@ class DeadLetterBeforeSettle(PromiseChecker):
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
-        # The dead letters may have been confirmed in the gap.
+        # The dead letters may have been confirmed in the gap, and the messages may have been abandoned.
         self._unconfirmed[segment].clear()
+        self._archived.pop(segment, None)
+
+    @on("over")
+    def _over(self, segment: Segment, row: Row) -> None:
+        self._archived.pop(segment, None)
 
 
 class NoSettleBeforeEnd(PromiseChecker):

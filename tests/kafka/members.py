@@ -262,6 +262,7 @@ class Member:
         config: dict[str, Any],
         settings: lanes.Settings,
         dead_letters: DeadLetters | None = None,
+        attempts: lanes.Attempts | None = None,
         **source: Any,
     ) -> None:
         self.name = name
@@ -270,7 +271,9 @@ class Member:
         self.ended = anyio.Event()
         self._work = work
         told = RecordingSource(KafkaSource(config, client=self._make, **source), name, work.story)
-        self.consumer = lanes.Consumer(told, self._handle, settings=settings, dead_letters=dead_letters)
+        self.consumer = lanes.Consumer(
+            told, self._handle, settings=settings, dead_letters=dead_letters, attempts=attempts
+        )
 
     @property
     def client(self) -> Client:
@@ -322,7 +325,7 @@ class Group:
     def start(
         self, name: str, *, config: dict[str, Any] | None = None, settings: lanes.Settings | None = None, **more: Any
     ) -> Member:
-        """Let a member join, without waiting. ``more``: its dead letters, and arguments of its source."""
+        """Let a member join, without waiting. ``more``: its dead letters and attempts, and arguments of its source."""
         member = Member(
             name,
             self._work,

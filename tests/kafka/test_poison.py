@@ -6,10 +6,11 @@ import pytest
 
 import lanes
 from lanes_kafka import KafkaDeadLetters
+from memsource import MemoryAttempts
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.dead_letters import config_of, stored
 from tests.kafka.failing_handlers import FailingWork
-from tests.kafka.members import Story, group
+from tests.kafka.members import Member, Story, group
 from tests.kafka.workload import Topic, produce, until
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +23,9 @@ TWICE = lanes.Retry(attempts=2, backoff=0.0)
 
 def settings(poison: lanes.config.Poison) -> lanes.Settings:
     return lanes.Settings(poison=poison, retry=TWICE, commit_interval=0.0)
+
+
+SERIAL = lanes.Settings(order="serial", poison="block_and_dlq", retry=TWICE, commit_interval=0.0)
 
 
 def sent(topic: Topic) -> Topic:
@@ -88,6 +92,60 @@ async def test_poison_block_and_dlq(topic: MakeTopic) -> None:
     assert set(work.ended.values()) == {1} and len(work.ended) == 20 and work.violations == []
     assert [one.position for one in await stored(dead)] == [2]
     assert members.committed() == [20]
+
+
+async def test_serial_order_stops_at_a_dead_letter_until_it_is_unblocked_or_parked(topic: MakeTopic) -> None:
+    events, dead = topic(), topic()
+    produce(events, 8, keys=3)
+    story = Story()
+    work = FailingWork(story, BAD)
+    async with group(events, "848", work) as members:
+        one = members.start("one", settings=SERIAL, dead_letters=KafkaDeadLetters(config_of(dead), dead.name))
+        await until(lambda: committed(story) == 2 and one.consumer.status().blocked == 1)
+        (letter,) = await stored(dead)
+        assert (letter.position, work.refused, sorted(work.ended)) == (2, {2: 2}, [(0, 0), (0, 1)])
+        # One more attempt fails, and writes no second dead letter.
+        assert one.consumer.unblock(BAD) == 1
+        await until(lambda: work.refused == {2: 3} and one.consumer.status().blocked == 1)
+        assert sorted(work.ended) == [(0, 0), (0, 1)]
+        assert one.consumer.park(BAD) == 1
+        await until(lambda: committed(story) == 5 and one.consumer.status().blocked == 1)
+        assert work.refused == {2: 3, 5: 2}
+        work.bad.clear()
+        assert one.consumer.unblock(BAD) == 1
+        await until(lambda: committed(story) == 8)
+    assert [one.position for one in story.of("end")] == [0, 1, 3, 4, 5, 6, 7]
+    assert len({letter.id for letter in await stored(dead)}) == 2
+    assert [letter.position for letter in await stored(dead)] == [2, 5]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["with a store of attempts", "without a store"])
+async def test_the_next_owner_of_a_serial_partition_keeps_the_block(topic: MakeTopic, kept: bool) -> None:
+    """Without a store the next owner repeats the attempts and the dead letter, which has the same id."""
+    events, dead = topic(), topic()
+    produce(events, 8, keys=3)
+    story, store = Story(), MemoryAttempts() if kept else None
+    work = FailingWork(story, BAD)
+    async with group(events, "848", work) as members:
+
+        def start(name: str) -> Member:
+            target = KafkaDeadLetters(config_of(dead), dead.name)
+            return members.start(name, settings=SERIAL, dead_letters=target, attempts=store)
+
+        one = start("one")
+        await until(lambda: committed(story) == 2 and one.consumer.status().blocked == 1)
+        one.consumer.stop()
+        await one.ended.wait()
+        two = start("two")
+        await until(lambda: two.consumer.ready and two.consumer.status().blocked == 1)
+        assert work.refused == {2: 2 if kept else 4}
+        letters = await stored(dead)
+        assert (len(letters), len({letter.id for letter in letters})) == (1 if kept else 2, 1)
+        assert sorted(work.ended) == [(0, 0), (0, 1)]
+        work.bad.clear()
+        assert two.consumer.unblock(BAD) == 1
+        await until(lambda: committed(story) == 8)
+    assert [one.position for one in story.of("end")] == list(range(8))
 
 
 async def test_poison_exit(topic: MakeTopic) -> None:

@@ -37,6 +37,15 @@ _ORDER: Final = (
         ("PerKeyOrder",),
     ),
     Mutant(
+        "serial_runs_keys_concurrently",
+        "lanes.core.chains",
+        'self._key = policy.order == "key"',
+        'self._key = policy.order in ("key", "serial")',
+        "serial order runs a message of each key at once",
+        "kafka",
+        ("DeliveredThenStarted",),
+    ),
+    Mutant(
         "batch_does_not_give_back",
         "lanes.core.engine",
         "            while outcome is not ACK and partition.live",

@@ -8,6 +8,15 @@ from tests.mutants import Mutant
 
 RUNTIME: Final = (
     Mutant(
+        "second_dead_letter",
+        "lanes.runtime.dead_lettering",
+        "        if message in self._written:",
+        "        if False:",
+        "a blocked message that fails again has a second dead letter",
+        "jetstream",
+        ("DeadLetterBeforeSettle",),
+    ),
+    Mutant(
         "settle_not_cancelled",
         "lanes.runtime.settle",
         "                scope.cancel()",

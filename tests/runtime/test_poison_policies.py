@@ -215,8 +215,37 @@ async def test_block_and_dlq_continues_after_park(tmp_path: Path) -> None:
         await until(lambda: blocked(consumer) == 1)
         assert consumer.park("a") == 1
         await until(lambda: broker.unfinished == 0)
-        # The same dead letter: its id is a function of the message.
-        assert len(broker.dead_letters) == 1
+        assert [call.name for call in dead_letters.calls].count("put") == 1
+        assert await run.stop() is None
+    assert_kept(tmp_path)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("order", ["key", "serial"])
+async def test_block_and_dlq_writes_one_dead_letter_however_often_the_message_fails(tmp_path: Path, order: str) -> None:
+    broker = published("a", "b", "a", "b")
+    handler = Poisoned(0)
+    dead_letters = MemoryDeadLetters(broker)
+    consumer = consumer_of(
+        MemorySource(broker),
+        handler,
+        poison="block_and_dlq",
+        order=order,
+        dead_letters=dead_letters,
+        history=History(tmp_path),
+    )
+    async with started(consumer) as run:
+        for attempt in (1, 2, 3):
+            await until(lambda: blocked(consumer) == 1)
+            assert handler.attempts[0] == attempt
+            assert handler.done == ([1, 3] if order == "key" else [])
+            assert consumer.unblock("a") == 1
+        await until(lambda: blocked(consumer) == 1)
+        handler.poison.clear()
+        assert consumer.unblock("a") == 1
+        await until(lambda: broker.unfinished == 0)
+        assert [call.name for call in dead_letters.calls].count("put") == 1
+        assert consumer.status().dead_lettered == 1
         assert await run.stop() is None
     assert_kept(tmp_path)
 

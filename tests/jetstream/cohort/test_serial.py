@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 import lanes
+from memsource import MemoryAttempts
 from tests.jetstream.cohort_workload import CohortStream, Log, members, owned
 from tests.jetstream.conftest import MakeCohortStream
 from tests.jetstream.workload import never_called, until
@@ -21,6 +22,23 @@ class NoDeadLetters:
 
     async def put(self, dead_letter: lanes.DeadLetter) -> None:
         raise AssertionError(f"{dead_letter!r} was to be skipped")
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+class Letters:
+    """The dead letters of a test, in memory. ``repaired``: whether the cause of the failure is gone."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.repaired = False
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def put(self, dead_letter: lanes.DeadLetter) -> None:
+        self.positions.append(dead_letter.position)
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -53,9 +71,8 @@ async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortS
 async def test_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeCohortStream) -> None:
     """With the default policy, a message that exhausts its retries is not skipped: the next owner begins there."""
     stream, log = await make_cohort_stream(partitions=1), Log()
-    for poison in ("skip", "block_and_dlq"):
-        with pytest.raises(lanes.ConfigError, match=f'order="serial" with poison="{poison}"'):
-            lanes.Settings(order="serial", poison=poison)
+    with pytest.raises(lanes.ConfigError, match='order="serial" with poison="skip"'):
+        lanes.Settings(order="serial", poison="skip")
     keys = [stream.key(0, number) for number in range(3)]
     await stream.publish(*keys)
 
@@ -73,6 +90,39 @@ async def test_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeC
         running.join(b)
         await log.handled(3)
     assert [(run.member, run.position) for run in log.runs] == [("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    assert log.violations == []
+
+
+async def test_a_dead_letter_stops_the_line_over_a_handover(make_cohort_stream: MakeCohortStream) -> None:
+    """With a store of attempts the next owner neither runs the message again nor writes a second dead letter."""
+    stream, log, store = await make_cohort_stream(partitions=1), Log(), MemoryAttempts()
+    await stream.publish(*(stream.key(0, number) for number in range(4)))
+    dead_letters = Letters()
+
+    async def fail(message: lanes.Message) -> None:
+        if message.position == 2 and not dead_letters.repaired:
+            raise lanes.Term("never")
+
+    def member(name: str) -> lanes.Consumer:
+        settings = lanes.Settings(order="serial", poison="block_and_dlq")
+        handler = log.handler(name, fail)
+        source = stream.source(name)
+        return lanes.Consumer(source, handler, settings=settings, dead_letters=dead_letters, attempts=store)
+
+    a, b = member("a"), member("b")
+    async with members() as running:
+        running.join(a)
+        await until(lambda: a.ready and a.status().blocked == 1)
+        assert dead_letters.positions == [2]
+        await running.leave(a)
+        running.join(b)
+        await until(lambda: b.ready and b.status().blocked == 1)
+        assert [(run.member, run.position) for run in log.runs] == [("a", 1), ("a", 2)]
+        dead_letters.repaired = True
+        assert b.unblock(stream.key(0, 1).encode()) == 1
+        await log.handled(4)
+    assert [run.position for run in log.of("b")] == [2, 3, 4]
+    assert dead_letters.positions == [2]
     assert log.violations == []
 
 
