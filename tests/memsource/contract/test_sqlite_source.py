@@ -229,7 +229,7 @@ async def test_a_missing_table_is_refused(there: bool, tmp_path: Path) -> None:
     if there:
         path.touch()
     source = SqliteSource(path)
-    with pytest.raises(lanes.ConfigError, match=r"other\.db: .*call create\(\) on it first"):
+    with pytest.raises(lanes.ConfigError, match=r"other\.db: .*call create\(\) with this path first"):
         await source.open()
     await source.aclose()
     assert path.exists() == there, "opening makes no file"
