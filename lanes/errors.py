@@ -1,4 +1,4 @@
-"""The errors of ``lanes``. Each text names subject, fault, value and remedy.
+"""The errors of ``lanes``. Each text names the subject and the fault, and in most cases the value and the remedy.
 
 ``Nak`` and ``Term`` are not errors of ``lanes``: a handler raises them to choose its outcome.
 """
