@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
+from typing import Final
 
 import griffe
 import pytest
@@ -37,6 +41,16 @@ def test_every_page_is_in_the_navigation() -> None:
     assert {page for page in NAV if not page.startswith("reference/") and not (ROOT / page).is_file()} == set()
 
 
+def test_the_sidebar_lists_about_twenty_pages() -> None:
+    """The others are in closed groups: examples, contracts of sources, the API, internals."""
+    _, _, nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    shown = set(re.findall(r"^ {6}- [^:]+: (\S+)$", nav, re.MULTILINE))
+    assert 15 <= len(shown) <= 25
+    assert len(NAV - shown) > 50
+    inner = ("reference/", "docs/design", "docs/model", "examples/")
+    assert [page for page in shown if page.startswith(inner)] == []
+
+
 def test_no_summary_of_a_command_is_cut() -> None:
     """A list of commands shows their whole first sentences, even on a terminal of 80 columns."""
     text = "\n".join(text for _, text in helps(columns=80))
@@ -44,13 +58,93 @@ def test_no_summary_of_a_command_is_cut() -> None:
     assert text.count("\nCommands:\n") > 5
 
 
-@pytest.mark.slow  # a build reads and renders the whole project, in 15 s
-@pytest.mark.timeout(240)
-def test_the_site(tmp_path: Path) -> None:
-    """One build serves all assertions about the site."""
-    built = build(ROOT, tmp_path)
+BROWSER: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def dom(page: Path, profile: Path, *, query: str = "", width: int = 1280) -> str:
+    """A page of the disk as a browser shows it, after its scripts have run."""
+    assert BROWSER is not None
+    shown = subprocess.run(
+        [
+            *(BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--allow-file-access-from-files", f"--user-data-dir={profile}", f"--window-size={width},900"),
+            *("--virtual-time-budget=20000", "--dump-dom", f"{page.as_uri()}{query}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return shown.stdout
+
+
+MEASURE: Final = """
+<!doctype html><title>measure</title><pre id="result"></pre><script>
+const frame = document.createElement("iframe"), cut = [], pages = PAGES;
+frame.style = "border: 0; height: 900px; width: WIDTHpx";
+document.body.append(frame);
+const next = () => {
+  const page = pages.shift();
+  if (page === undefined) { document.getElementById("result").textContent = JSON.stringify(cut); return; }
+  frame.onload = () => setTimeout(() => {
+    for (const code of frame.contentDocument.querySelectorAll("pre > code")) {
+      const text = code.closest(".language-text") !== null, first = code.textContent.slice(0, 40);
+      const button = code.parentElement.querySelector(".md-code__button");
+      const top = code.getBoundingClientRect().top + parseFloat(getComputedStyle(code).paddingTop);
+      const wide = code.scrollWidth > code.clientWidth + 1, scrolled = getComputedStyle(code).overflowX === "auto";
+      if (wide && !(text && scrolled && WIDTH < 500)) cut.push([page, "cut off", first]);
+      if (WIDTH < 500 && button && button.getBoundingClientRect().bottom > top + 4) cut.push([page, "covered", first]);
+    }
+    next();
+  }, 50);
+  frame.src = page;
+};
+next();
+</script>
+"""
+"""A page that measures the code of others. Output, which is scrolled on a narrow screen, is no program."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. A build reads and renders the whole project, in 15 s."""
+    folder = tmp_path_factory.mktemp("site") / "site"
+    built = build(ROOT, folder)
     assert built.returncode == 0, built.stderr
-    texts = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.html")}
+    return folder
+
+
+with_a_browser = pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+
+
+@with_a_browser
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_code_is_cut_off_or_covered(site: Path, width: int) -> None:
+    # An example keeps its lines of 120 columns, and is wrapped as every program is.
+    pages = [str(path.relative_to(site)) for path in site.rglob("*.html") if path.name != "measure.html"]
+    (site / "measure.html").write_text(MEASURE.replace("PAGES", json.dumps(sorted(pages))).replace("WIDTH", str(width)))
+    shown = dom(site / "measure.html", site.with_name("profile"), width=max(width, 1300))
+    (result,) = re.findall(r'<pre id="result">(.+?)</pre>', shown)
+    assert json.loads(unescape(result)) == []
+
+
+@with_a_browser
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_search_works_without_a_server(site: Path) -> None:
+    shown = dom(site / "guides" / "retries.html", site.with_name("profile"), query="?q=dead+letters")
+    assert re.search(r'md-search-result__meta">\d+ matching documents', shown)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_site(site: Path) -> None:
+    """One build serves all assertions about the site."""
+    texts = {
+        str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html") if path.name != "measure.html"
+    }
 
     described = {module: set(re.findall(r'id="([\w.]+)"', texts[f"reference/{module}.html"])) for module in PUBLIC}
     names = [(module, f"{module}.{name}") for (_, name), module in owners().items()]

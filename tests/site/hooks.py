@@ -20,9 +20,10 @@ from tests.site.commands import with_commands
 from tests.site.reference import reference_pages
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-STYLE: Final = "site.css"
+OWN: Final = ("site.css", "iframe-worker.js")
+"""Files beside this one that every page loads."""
 IMAGES: Final = (".png", ".svg")
-LANGUAGES: Final = {".py": "python", ".sh": "sh", ".toml": "toml"}
+LANGUAGES: Final = {".pml": "c", ".py": "python", ".sh": "sh", ".toml": "toml"}
 
 LINK: Final = re.compile(r"\]\(([^)\s#]+)")
 TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
@@ -64,7 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             *(file for file in files if file.src_dir != config.docs_dir),
             *found.values(),
             *(File.generated(config, path, content=text) for path, text in reference_pages()),
-            File.generated(config, STYLE, content=(Path(__file__).parent / STYLE).read_text()),
+            *(File.generated(config, name, content=(Path(__file__).parent / name).read_text()) for name in OWN),
         ]
     )
 
