@@ -7,8 +7,8 @@
 | `python kafka` | runs like `python`, with the address of a real broker in `KAFKA_URL` |
 | `python postgres` | runs like `python`, with the address of a real server in `POSTGRES_URL` |
 | `python nats forever` | runs like `python nats`; after its first output it gets a SIGTERM |
-| `python nats orders` | runs like `python nats`; the stream `ORDERS` has three messages |
-| `python kafka orders` | runs like `python kafka`; the topic `orders` has three messages, and `orders-dead` exists |
+| `python nats orders=sales` | runs like `python nats`; the stream `SALES` has three messages |
+| `python kafka orders=sales` | runs like `python kafka`; the topic `sales` has three messages, `sales-dead` exists |
 | `python no-run` | is only compiled |
 | `sh`, `console` | each `make` target and variable, and each extra of `pip install`, must exist; the rest runs |
 | `sh nats`, `sh kafka`, `sh postgres` | runs like `sh`, with `NATS_URL`, `KAFKA_URL` or `POSTGRES_URL` |
@@ -119,7 +119,7 @@ def pip_faults(command: str, project: dict[str, Any]) -> list[str]:
     for word in shlex.split(command, comments=True)[2:]:
         if word.startswith("-"):
             continue
-        wanted = Requirement(word)
+        wanted = Requirement(re.sub(r"^\.(?=\[|$)", project["name"], word))  # `.` is the checkout
         if wanted.name != project["name"]:
             faults.append(f"{wanted.name} is not this project")
         unknown = wanted.extras - project["optional-dependencies"].keys()
@@ -133,9 +133,9 @@ ORDERS = {
 
         async def main():
             client = await nats.connect(os.environ["NATS_URL"])
-            await client.jetstream().add_stream(name="ORDERS", subjects=["orders.*"])
+            await client.jetstream().add_stream(name="NAME", subjects=["name.*"])
             for customer in ("ann", "bob", "ann"):
-                await client.jetstream().publish(f"orders.{customer}", b"book")
+                await client.jetstream().publish(f"name.{customer}", b"book")
             await client.close()
 
         asyncio.run(main())
@@ -147,16 +147,16 @@ ORDERS = {
 
         brokers = {"bootstrap.servers": os.environ["KAFKA_URL"]}
         admin = AdminClient(brokers)
-        missing = {"orders", "orders-dead"} - admin.list_topics(timeout=10).topics.keys()
-        for created in admin.create_topics([NewTopic(name, 4, 1) for name in missing]).values() if missing else ():
+        missing = {"name", "name-dead"} - admin.list_topics(timeout=10).topics.keys()
+        for created in admin.create_topics([NewTopic(topic, 4, 1) for topic in missing]).values() if missing else ():
             created.result()
         producer = Producer(brokers)
         for customer in ("ann", "bob", "ann"):
-            producer.produce("orders", b"book", key=customer)
+            producer.produce("name", b"book", key=customer)
         assert producer.flush(10) == 0
     """,
 }
-"""Programs that publish the messages for a block with the word `orders`."""
+"""Programs that publish the messages for a block with a word such as `orders=sales`."""
 
 
 Urls = Mapping[str, Callable[[], str]]
@@ -201,9 +201,10 @@ def check(block: Block, urls: Urls, tmp_path: Path) -> None:
         if "no-run" in block.words:
             compile(source, block.page, "exec", dont_inherit=True)
             return
-        if "orders" in block.words:
+        for name in [word.removeprefix("orders=") for word in block.words if word.startswith("orders=")]:
             (server,) = ORDERS.keys() & set(block.words)
-            check(Block(block.page, block.line, "python", (server,), textwrap.dedent(ORDERS[server])), urls, tmp_path)
+            before = textwrap.dedent(ORDERS[server]).replace('"name', f'"{name}').replace("NAME", name.upper())
+            check(Block(block.page, block.line, "python", (server,), before), urls, tmp_path)
         script = tmp_path / Path(block.page).with_suffix(".py").name
         script.write_text(source)
         run([sys.executable, "-W", "error", str(script)], block, urls, tmp_path, tmp_path)
@@ -266,6 +267,21 @@ def test_page_with_kafka(page: Path, urls: Urls, tmp_path: Path) -> None:
     check_page(page, urls, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("kafka_prepared")
+def test_readme_start_pages_and_guides_run_on_one_broker(urls: Urls, tmp_path: Path) -> None:
+    """As a newcomer does who follows one page after the other: `test_one_broker` names what two pages share."""
+    for page in [
+        README,
+        *sorted((ROOT / "docs" / "start").glob("*.md")),
+        *sorted((ROOT / "docs" / "guides").glob("*.md")),
+    ]:
+        folder = tmp_path / page.stem
+        folder.mkdir()
+        check_page(page, urls, folder)
+
+
 def check_page(page: Path, urls: Urls, tmp_path: Path) -> None:
     for block in blocks_of(name_of(page), page.read_text()):
         check(block, urls, tmp_path)
@@ -306,6 +322,8 @@ def test_make_lines_are_compared_with_the_makefile() -> None:
 def test_pip_lines_are_compared_with_the_project() -> None:
     project = {"name": "lanes-runtime", "optional-dependencies": {"cli": []}}
     assert pip_faults("pip install -U 'lanes-runtime[cli]'  # both", project) == []
+    assert pip_faults("pip install '.[cli]'", project) == pip_faults("pip install .", project) == []
+    assert pip_faults("pip install '.[clo]'", project) == ["the project has no extra clo"]
     assert pip_faults("pip install lane 'lanes-runtime[clo]'", project) == [
         "lane is not this project",
         "the project has no extra clo",
@@ -354,7 +372,7 @@ def test_a_block_has_the_orders_it_asks_for(server: str, urls: Urls, tmp_path: P
             import asyncio, os, nats
             async def main():
                 client = await nats.connect(os.environ["NATS_URL"])
-                assert (await client.jetstream().stream_info("ORDERS")).state.messages == 3
+                assert (await client.jetstream().stream_info("SALES")).state.messages == 3
                 await client.close()
             asyncio.run(main())
         """,
@@ -362,12 +380,12 @@ def test_a_block_has_the_orders_it_asks_for(server: str, urls: Urls, tmp_path: P
             import os
             from confluent_kafka import Consumer, TopicPartition
             consumer = Consumer({"bootstrap.servers": os.environ["KAFKA_URL"], "group.id": "count"})
-            ends = [consumer.get_watermark_offsets(TopicPartition("orders", number))[1] for number in range(4)]
+            ends = [consumer.get_watermark_offsets(TopicPartition("sales", number))[1] for number in range(4)]
             consumer.close()
             assert sum(ends) == 3, ends
         """,
     }
-    check(block("python", textwrap.dedent(count[server]), server, "orders"), urls, tmp_path)
+    check(block("python", textwrap.dedent(count[server]), server, "orders=sales"), urls, tmp_path)
 
 
 def test_a_block_has_the_broker_it_asks_for(clean_kafka: str, urls: Urls, tmp_path: Path) -> None:
@@ -397,3 +415,41 @@ def test_a_block_has_the_server_it_asks_for(urls: Urls, tmp_path: Path) -> None:
     check(block("sh", 'test -n "$NATS_URL"\n', "nats"), urls, tmp_path)
     check(block("sh", 'test -n "$POSTGRES_URL"\n', "postgres"), urls, tmp_path)
     check(block("sh", 'test -z "${NATS_URL:-}${KAFKA_URL:-}${POSTGRES_URL:-}"\n'), urls, tmp_path)
+
+
+WIDTH = 88
+"""The columns of code that the site shows on a screen of 1280 pixels."""
+
+
+OTHERS = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "examples").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name_of)
+def test_the_lines_of_a_block_fit_the_site(page: Path) -> None:
+    assert wide_lines(name_of(page), page.read_text()) == []
+
+
+def wide_lines(page: str, text: str) -> list[str]:
+    """The lines of code that are cut off or scrolled."""
+    numbered = [
+        (f"{block.page}:{block.line + number}", line)
+        for block in blocks_of(page, text)
+        for number, line in enumerate(block.text.splitlines())
+    ]
+    return [f"{place}: {len(line)} columns" for place, line in numbered if len(line) > WIDTH]
+
+
+def test_a_wide_line_is_found() -> None:
+    text = f"{'x' * 90}\n\n```text\n{'x' * 88}\n{'x' * 89}\n```\n"
+    assert wide_lines("page.md", text) == ["page.md:5: 89 columns"]
+
+
+def installs(page: str, text: str) -> list[str]:
+    return [line for block in blocks_of(page, text) for line in block.commands() if line.startswith("pip install ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_installs_from_the_checkout(page: Path) -> None:
+    """No registry has the package yet, so its name alone installs nothing."""
+    assert [line for line in installs(name_of(page), page.read_text()) if PROJECT["name"] in line] == []
+    assert installs(name_of(README), README.read_text())[0] == "pip install '.[kafka]'"
