@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import re
@@ -62,6 +63,26 @@ def test_every_log_line_is_one_that_is_written() -> None:
     assert len(shown) > 5
     missing = [line for line in shown if not re.search(re.escape(line).replace("…", ".{1,120}"), said)]
     assert missing == []
+
+
+def test_the_fields_of_a_message_are_listed_with_their_types() -> None:
+    sources = ast.parse((ROOT / "lanes" / "core" / "types.py").read_text())
+    (made,) = [each for each in ast.walk(sources) if isinstance(each, ast.ClassDef) and each.name == "Message"]
+    types: dict[str, str] = {}
+    for each in ast.walk(made):
+        match each:
+            case ast.FunctionDef(name="__init__"):
+                types |= {one.arg: ast.unparse(one.annotation) for one in each.args.args if one.annotation is not None}
+            case ast.FunctionDef(name=name, returns=ast.expr() as returned) if not name.startswith("_"):
+                types[name] = ast.unparse(returned)
+            case ast.AnnAssign(target=ast.Attribute(attr=name), annotation=annotation):
+                types[name] = ast.unparse(annotation)
+    page = (REFERENCE / "message.md").read_text()
+    listed, sources_of, *_ = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    cell = r"^\| `(\w+)` \| `([^`]+)` \|"
+    assert {name: kind.replace("\\|", "|") for name, kind in re.findall(cell, listed, re.MULTILINE)} == types
+    assert set(re.findall(r"^\| `(\w+)` \|", sources_of.partition("PostgreSQL")[0], re.MULTILINE)) == set(types)
+    assert {*lanes.Message.__slots__} <= set(types)
 
 
 def test_every_exit_status_is_listed() -> None:
