@@ -16,6 +16,8 @@ import pytest
 import lanes
 from lanes import process
 from tests.docs.test_docs import PAGES, name_of
+from tests.project.messages import FILE
+from tests.site import messages
 from tests.site.commands import PLACE, with_commands
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -83,6 +85,55 @@ def test_the_fields_of_a_message_are_listed_with_their_types() -> None:
     assert {name: kind.replace("\\|", "|") for name, kind in re.findall(cell, listed, re.MULTILINE)} == types
     assert set(re.findall(r"^\| `(\w+)` \|", sources_of.partition("PostgreSQL")[0], re.MULTILINE)) == set(types)
     assert {*lanes.Message.__slots__} <= set(types)
+
+
+def test_the_faq_quotes_texts_that_exist() -> None:
+    files = [FILE, *(ROOT / "lanes").rglob("*.py"), *(ROOT / "adapters").rglob("*.py")]
+    # A literal that goes on in the next line is one text.
+    said = " ".join(" ".join(re.sub(r"([\"'])\n\s*f?\1", "", path.read_text()).split()) for path in files)
+    said = re.sub(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\d+", "…", said)
+    quoted = [row[0].strip("`") for row in rows("faq.md") if len(row) == 3 and row[0].startswith("`")]
+    quoted = [text for text in quoted if not text.startswith("No module named")]  # of Python
+    assert len(quoted) > 25
+    missing = [text for text in quoted if not re.search(re.escape(text).replace("…", ".{1,120}?"), said)]
+    assert missing == []
+
+
+def test_the_site_lists_every_error_and_warning() -> None:
+    page = (REFERENCE / "faq.md").read_text()
+    assert messages.PLACE in page
+    shown = messages.with_messages(page).partition("### Settings and consumer")[2]
+    listed = list(messages.rows(FILE.read_text()))
+    assert len(listed) > 400
+    assert [
+        row.text for module, row in listed if messages.area_of(module) and messages.code(row.text) not in shown
+    ] == []
+    assert "there is no topic …, or this client may not see it` | create it, or correct topics=… |" in shown
+
+
+LISTED: Final = """
+[lanes_kafka.broker]
+  Broker.open
+    ConfigError: topic {name!r}: {found} partitions, and this is a text that goes on in
+        the next line; use another topic
+          found = «no» if not partitions else «{partitions}»
+    for stop(text): {option} is «wrong» if bad else «odd»: pass a number or a name
+    returns: not an error alone
+"""
+
+
+def test_a_listed_message_is_divided_into_text_and_remedy() -> None:
+    assert list(messages.rows(LISTED)) == [
+        (
+            "lanes_kafka.broker",
+            messages.Row(
+                "`ConfigError`",
+                "topic …: … partitions, and this is a text that goes on in the next line",
+                "use another topic",
+            ),
+        ),
+        ("lanes_kafka.broker", messages.Row("command line", "… is wrong", "pass a number or a name")),
+    ]
 
 
 def test_every_exit_status_is_listed() -> None:

@@ -17,6 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 from tests.site.commands import with_commands
+from tests.site.messages import with_messages
 from tests.site.reference import reference_pages
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -71,9 +72,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Insert the reference of the commands, and remove the words after the language of a fence, which only tests
-    use."""
-    return FENCE.sub(r"\1", with_commands(markdown))
+    """Insert the commands and the messages. Remove the words after the language of a fence, which only tests use."""
+    return FENCE.sub(r"\1", with_messages(with_commands(markdown)))
 
 
 def on_page_content(html: str, **_: object) -> str:
