@@ -57,6 +57,24 @@ async def test_completed_messages_are_committed_after_another_partition_failed(c
         assert await reader.committed() == [3, 0]
 
 
+async def test_a_start_out_of_range_after_a_presumed_loss_leaves_the_client_for_the_last_commits(
+    cluster: MockCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(topic_of(cluster, name, 1), 3)
+    async with reading(cluster, "848", name, out_of_range="fail") as reader:
+        (partition,) = await reader.assigned()
+        await reader.take(3)
+
+        def refuse(*arguments: Any, **named: Any) -> None:
+            raise lanes.SourceError(f"{name}/0: offset 99 is out of range")
+
+        monkeypatch.setattr(group.Group, "reclaim", refuse)
+        with pytest.raises(lanes.SourceError, match=f"^{name}/0: offset 99 is out of range"):
+            await reader.receive()
+        await reader.settle(partition, 3)
+        assert await reader.committed() == [3]
+
+
 async def test_a_position_out_of_range_ends_the_source(cluster: MockCluster, name: str) -> None:
     produce(topic_of(cluster, name, 1), 5)
     async with reading(cluster, "848", name) as reader:

@@ -441,6 +441,8 @@ class ClientThread:
                 self._group.reclaim(self._client)
             except KafkaException as failure:
                 self._fail(fatal_error(f"{self.name}: cannot assign partitions again", failure, self.config.client))
+            except SourceError as failure:
+                self._fail(failure)
 
     def _deliver(self, events: Sequence[SourceEvent]) -> None:
         """Send the gathered messages to the loop, followed by ``events``."""
