@@ -36,7 +36,7 @@ def test_a_list_shows_the_reasons_of_the_handlers(command: Command, place: Place
     said = command("list", *place.options)
     heading, *rows = said.out.splitlines()
     assert "reason" in heading.split()
-    # One line for each: a program that reads the table gets no folded reason.
+    # Each dead letter has one line, because a program that reads the table needs the reason unfolded.
     assert len(rows) == 3
     assert r"KeyError: 'tariff'\nof 2026 " in rows[0]
     assert " busy " in rows[1] and "Nak" not in rows[1]

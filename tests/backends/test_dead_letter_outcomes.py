@@ -46,7 +46,7 @@ def test_outcomes_are_printed_as_json(command: Command, place: Place) -> None:
     assert replayed == {"id": good.id, "state": "replayed", "done": True, "said": "replayed"}
     assert (stays["id"], stays["state"], stays["done"]) == (bad.id, "stays", False)
     assert str(stays["said"]).startswith("stays: MessageError: decode failed")
-    # A stream keeps no trace of a dead letter that is gone.
+    # A stream keeps no trace of a deleted dead letter.
     states = ("dropped", "unknown") if place.remembers else ("gone", "gone")
     assert [(one["id"], one["state"]) for one in (dropped, unknown)] == [(gone.id, states[0]), ("f" * 32, states[1])]
     assert [one["done"] for one in (dropped, unknown)] == [True, not place.remembers]

@@ -176,7 +176,7 @@ def in_a_task_of_spark(where: Books) -> None:
 
 def on_spark(folder: Path, where: Books) -> None:
     everything = rows()
-    # Files that keep no order: it is Spark's to make.
+    # The files have no order, so Spark must sort the rows.
     table = write_table(folder / "declarations", [everything[number::4][::-1] for number in range(4)])
     with session("local[2]") as spark:
         report = replay(

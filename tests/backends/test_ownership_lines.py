@@ -68,7 +68,7 @@ async def test_a_run_logs_its_partitions(
     backend: str, partitions: int, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "lanes")
-    # The one message of each source is in work when the consumer stops.
+    # The only message of each source runs when the consumer stops.
     running = asyncio.Event()
 
     async def charge(message: lanes.Message) -> None:

@@ -26,14 +26,14 @@ SEEDS_A_SLICE: Final = 20
 PROCESSES: Final = 2
 
 BUDGET: Final = faults(
-    crash=2,  # a member is gone, and another comes
-    freeze=1,  # up to far past its lease
-    rebalance=1,  # an operator has a member drained
+    crash=2,  # a member crashes, and another member starts
+    freeze=1,  # a member freezes, often for longer than its lease
+    rebalance=1,  # an operator drains a member
     lost=1,  # the bucket is lost
     redeliver=2,  # a delivery or an acknowledgement is lost
-    slow=1,  # writes land after the client gave up
+    slow=1,  # writes take effect after the client gave up
     commit_fails=2,  # a request or its reply is lost
-    io_fails=2,  # a write lands late
+    io_fails=2,  # a write takes effect late
     clock_jump=1,
     restart=1,
 )

@@ -23,7 +23,7 @@ def test_a_forced_partition_repeats_only_running_messages(retention: Retention) 
         await stage.owns(first, 0)
         stuck = stage.publish(0)
         stage.closed.update(stuck)
-        # Its key and the floor wait for it; the other messages are finished.
+        # The stuck message blocks its key and the floor; the other messages are finished.
         queued = stage.publish(0, 0, key=f"key {len(stage.broker.records) - 1}")
         finished = stage.publish(*[0] * 20)
         await stage.wait(lambda: sorted(stage.ends()) == finished, "all but one key is finished")
@@ -58,7 +58,7 @@ def test_an_uncancellable_handler_keeps_its_partition_until_the_lease_ends() -> 
         while not second.owned:
             assert stage.world.now < partition.deadline or not first.owned
             await stage.pass_time(0.1)
-        # It runs on there, and no other member got the lease before its end.
+        # The message still runs at the first member, and no other member got the lease before the deadline.
         assert stage.starts("w-1") == [*stuck, *finished]
         assert stage.world.now >= partition.deadline
         await stage.wait(lambda: stage.starts("w-2") == stuck, "it runs again")

@@ -53,7 +53,7 @@ def test_after_a_lost_bucket_a_shorter_lease_waits_for_longer_ones(
             first = servers.member("a", config, lease=LONG)
             tasks.start_soon(first.run)
             assert await until(lambda: min(first.deadline(0), first.deadline(1)) > 0, 5.0)
-            # It trusts its leases until their end, and the bucket has lost them.
+            # The first member relies on its leases until their deadlines, although the bucket has lost them.
             servers.links["a"].cut = True
             servers.bucket.lose(servers.clock())
             second = servers.member("b", config, lease=SHORT)
@@ -66,7 +66,7 @@ def test_after_a_lost_bucket_a_shorter_lease_waits_for_longer_ones(
             tasks.cancel_scope.cancel()
 
     virtual(test)
-    # Once for each partition, because such a long wait needs a reason in the log.
+    # The log has one line for each partition, because such a long wait needs a reason.
     said = [line for line in caplog.messages if "waits for 30 s, because its bucket was lost" in line]
     assert len(said) == 2
     assert any("partition 0 waits" in line for line in said)
@@ -89,7 +89,7 @@ def test_a_member_frozen_in_its_set_up_waits_for_owners_of_the_lost_bucket(reten
         async with anyio.create_task_group() as tasks:
             second = servers.member("b", config, consumers=Frozen)
             tasks.start_soon(second.run)
-            # It has seen no durables, so it believes to be the first member.
+            # The second member found no durables, so it takes itself for the first member.
             await looked.wait()
             first = servers.member("a", config)
             tasks.start_soon(first.run)

@@ -100,7 +100,7 @@ def test_same_member_id_in_two_groups_is_two_identities() -> None:
             members[0].stop()
             assert await until(lambda: members[0].deadline(0) < 0, 5.0)
             await anyio.sleep(20.0)
-            # The other process of this name does not know it.
+            # The other process with this name does not know of the drain.
             assert [member.deadline(0) > orders.clock() for member in members] == [False, True]
             tasks.cancel_scope.cancel()
 
@@ -148,7 +148,7 @@ def test_the_member_id_of_a_live_member_is_refused() -> None:
             began = servers.clock()
             with pytest.raises(ConfigError, match="member id 'a' is used by another live process of cohort 'orders'"):
                 await servers.member("a").run()
-            # It sees the next heartbeat.
+            # The refused process sees the next heartbeat of the live process.
             assert servers.clock() - began <= 4.0 / 3 + 0.5
             tasks.cancel_scope.cancel()
 
@@ -179,7 +179,7 @@ def test_a_member_whose_id_was_taken_stops() -> None:
         servers = Servers()
         first, second = servers.member("a"), servers.member("a")
         async with anyio.create_task_group() as tasks:
-            # Its heartbeat is lost meanwhile, and another process is faster.
+            # The heartbeat of the first process is lost, and another process writes one earlier.
             tasks.start_soon(_refused, first)
             await first.joined.wait()
             servers.bucket.drop(member_key("a"), servers.clock())
@@ -307,7 +307,7 @@ def test_the_generation_rises_with_changes_alone() -> None:
             await second.joined.wait()
             assert servers.plan().generation == 2
             assert sorted(map(str, servers.plan().owners)) == ["a", "b"]
-            # The bucket is lost, and members go on with the plan they know.
+            # The bucket is lost, and the members continue with the last known plan.
             servers.bucket.lose(servers.clock())
             await anyio.sleep(30.0)
             assert (servers.plan().generation, set(servers.plan().members)) == (2, {"a", "b"})
@@ -352,7 +352,7 @@ def test_old_heartbeats_do_not_replace_a_newer_plan() -> None:
             tasks.start_soon(first.run)
             await first.joined.wait()
             slow.append(None)
-            # Another member joins and plans in the middle of the first one's look.
+            # Another member joins and writes a plan while the first member reads the bucket.
             await until(lambda: first.deadline(0) > 0, 5.0)
             first.hint(PLAN_KEY)
             await anyio.sleep(0.5)

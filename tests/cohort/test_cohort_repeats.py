@@ -75,7 +75,7 @@ def judged(run: Run) -> Verdict:
 @pytest.mark.parametrize("ending", [crashes, freezes])
 def test_a_loss_with_a_stuck_key_repeats_only_unwritten_messages(ending: Ending) -> None:
     again, run = played(ending, "limits")
-    # Only messages after the last write.
+    # Only messages that finished after the last write are repeated.
     assert 0 < len(again) <= EVERY + 1
     assert again == list(range(again[-1] + 1 - len(again), again[-1] + 1))
     verdict = judged(run)
@@ -97,7 +97,7 @@ def test_a_ledger_that_is_never_written_down_is_found(monkeypatch: pytest.Monkey
     assert verdict.status == "violated"
     bound = EVERY + IN_FLIGHT
     assert verdict.witnesses[0].endswith(f"in assignment 1, which may leave {bound} of its messages to be repeated")
-    # The campaign finds it too, unless the bucket was lost.
+    # The campaign finds this fault too, unless the bucket was lost.
     case = next(seed for seed in range(100) if case_of(seed).in_flight == EVERY)
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, seed=case))
     assert repeated_too_often(run) == {"BoundedRepeats": verdict.witnesses[0]}

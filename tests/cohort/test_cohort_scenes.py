@@ -137,7 +137,7 @@ def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
         _, first = stage.join()
         await stage.owns(first, 0, 1)
         await stage.hold(1)
-        # After it with its key, so that they wait; the last message is finished.
+        # Further messages of the held key wait; the last message has another key, and is finished.
         stage.publish(1, 1, key=f"key {len(stage.broker.records) - 1}")
         done = stage.publish(1, key="another")
         await stage.wait(lambda: stage.ends() == done, "the later messages are done")
@@ -223,7 +223,7 @@ def test_bucket_lost_epochs_still_rise(retention: Retention) -> None:
         await stage.world.settled()
         ((_, old),) = first.announced
         partition = first.announced[0, old]
-        # It learns nothing of it, and trusts its lease until its end.
+        # The cut-off member does not learn of the loss, and relies on its lease until the deadline.
         first.link.cut = True
         lost = stage.world.now
         stage.broker.lose(0, lost)

@@ -149,7 +149,7 @@ def test_interest_keeps_messages_for_its_durables() -> None:
     made.delete(old, 0.0)
     assert pulled(made, new) == [2, 3]
     made.delete(new, 0.0)
-    # Everything is gone with the last durable, and later messages are kept for none.
+    # The last durable takes all messages with it, and later messages are not kept.
     made.publish("x", key="k", partition=0)
     made.create(Durable(0, 2, 0), 0.0, nonce="c", start=None)
     assert pulled(made, Durable(0, 2, 0)) == []
@@ -190,7 +190,7 @@ async def test_a_late_write_lands_after_its_call() -> None:
     assert at == 5.0
     act(5.0)
     assert (await made.read("plan")).value == b"1"
-    # Refused, and no call gets the answer.
+    # The second write is refused, and no call gets the answer.
     act(6.0)
 
 

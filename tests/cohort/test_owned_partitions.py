@@ -78,7 +78,7 @@ async def test_a_partition_from_assignment_to_release() -> None:
         await anyio.wait_all_tasks_blocked()
         assert (of.told(), of.stub.dones) == ([("drained", 3)], [Done(5, (5,))])
         of.tell((3, LeaseReleased()), (3, taken_over(8)))
-        # The caller of the release does not know yet.
+        # The caller of the release has not received the events yet.
         assert of.names() == []
         wakes = of.wakes
     assert of.wakes > wakes, "now there is something to tell"
@@ -296,7 +296,7 @@ async def test_a_loss_during_a_release_raises_and_is_reported_after_it() -> None
             await release(of, owned.partition)
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(2):  # Called twice at once it is one release.
+        for _ in range(2):  # Two concurrent calls are one release.
             tasks.start_soon(expect_loss)
         await anyio.wait_all_tasks_blocked()
         of.tell((3, LeaseLost("why")))

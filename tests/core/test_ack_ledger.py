@@ -128,7 +128,7 @@ def test_beyond_the_limit_the_lowest_runs_are_forgotten() -> None:
         ledger.settle([message])
     assert settled(ledger, 40) == list(range(0, 32, 2))
     ledger.settle(admit(ledger, 32))
-    # It forgets an eighth at once.
+    # Above its limit, the ledger forgets an eighth of its runs.
     assert settled(ledger, 40) == list(range(4, 34, 2))
     assert " 15 settled runs" in repr(ledger)
 

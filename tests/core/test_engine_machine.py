@@ -80,8 +80,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine: Engine
         self.naive: NaiveEngine
         self.now = 0.0
-        self.partitions: list[Partition] = []  # every assignment there ever was
-        self.keys: dict[tuple[PartitionId, int], bytes | None] = {}  # of a position, whenever it comes
+        self.partitions: list[Partition] = []  # all assignments so far
+        self.keys: dict[
+            tuple[PartitionId, int], bytes | None
+        ] = {}  # the key of each position, the same at every delivery
         self.admitted: list[Message] = []
         self.late: set[Message] = set()
         self.settled: set[Message] = set()
@@ -253,7 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.now += seconds
         due_at = self.engine.next_due()
         held = [self.naive.until[m] for m in self.naive.waiting()]
-        # Never later than the end of the first hold; earlier only for an abandoned head.
+        # The due time is never after the end of the first hold, and before that end only for an abandoned head.
         assert due_at <= min(held, default=due_at)
         self.engine.due(self.now)
         self.naive.due(self.now)
@@ -403,7 +405,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.settled_count == len(self.settled)
 
     def one_message_of_a_key_is_on_its_way(self) -> None:
-        # Fenced handlers count too: no message starts beside the zombie of its key.
+        # Fenced handlers count too: no message starts while a zombie of its key runs.
         heads = [m for m in self.admitted if m.state in (RUNNING, HELD, DEAD_LETTERING, BLOCKED) and m.key is not None]
         assert len({(m.partition.id, m.key) for m in heads}) == len(heads)
         assert self.engine.running_handlers == len(self.running()) <= CONCURRENCY
@@ -421,6 +423,6 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds
+@pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 def test_the_engine_does_what_the_model_does() -> None:
     run_state_machine_as_test(EngineMachine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None))

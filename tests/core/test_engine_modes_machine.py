@@ -43,7 +43,7 @@ WAYS = ["ack"] * 30 + ["fail"] * 6 + ["terminal", "abandon"]
 WHAT = ["receive"] * 5 + ["take"] * 6 + ["finish"] * 7 + ["settle"] * 5
 WHAT += ["time_passes", "time_passes", "parked", "parked", "progressed", "unblock", "park"]
 WHAT += ["hand_over", "hand_over", "give_up", "pause_or_resume"]
-# Much happens in one example: what each step does in detail is drawn from a seed, which costs Hypothesis one number.
+# An example has many steps. Hypothesis draws one seed for each step, which decides all details of the step.
 STEPS = st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 9_999)), min_size=10, max_size=60)
 
 
@@ -56,7 +56,7 @@ class ModesMachine(RuleBasedStateMachine):
         self.naive: NaiveModes
         self.brokers: dict[int, Broker] = {}
         self.now = 0.0
-        self.partitions: list[Partition] = []  # every assignment there ever was
+        self.partitions: list[Partition] = []  # all assignments so far
         self.unread: dict[Partition, list[Entry]] = {}
         self.confirmed: dict[Partition, int] = {}
         self.finished: dict[Partition, set[int]] = {}  # entered into the ledger of a partition that commits
@@ -414,6 +414,6 @@ class ModesMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds
+@pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 def test_the_engine_does_what_the_model_does_in_every_mode() -> None:
     run_state_machine_as_test(ModesMachine, settings=settings(max_examples=120, stateful_step_count=30, deadline=None))

@@ -58,7 +58,7 @@ def test_an_empty_set_is_an_empty_text() -> None:
         (5, [(6, 9), (10, 11)], BITMAP, b"\x2e"),
         (0, [(1, 2), (300, 428)], LIST, b"\x01\x00\xa9\x02\x7f"),
         (0, [(1, 2), (300, 429)], LIST, b"\x01\x00\xa9\x02\x80\x01"),
-        # The smaller form, and the list if both have four bytes.
+        # The smaller form is chosen, and the list if both forms have four bytes.
         (0, [(1, 2), (3, 24)], BITMAP, b"\xfa\xff\xff"),
         (0, [(1, 2), (3, 25)], LIST, b"\x01\x00\x00\x15"),
         (0, [(1, 2), (3, 33)], LIST, b"\x01\x00\x00\x1d"),
@@ -74,7 +74,7 @@ def test_known_vectors_stay_the_same(floor: int, runs: Runs, form: int, body: by
 
 
 def test_the_text_of_a_known_set_stays_the_same() -> None:
-    # An older version of this package must be able to read it.
+    # An older version of this package must be able to read the text.
     assert encode(5, [(6, 9), (10, 11)]) == "\u5a36\u7440\u5660\u3450\u3400\u3400\u3400\u342e\u8a28\u9b21\u3400"
 
 
@@ -163,7 +163,7 @@ def test_a_set_loses_no_more_than_necessary(case: tuple[int, Runs], limit: int) 
 @pytest.mark.parametrize(
     ("limit", "start", "kept"),
     [
-        # 18 bytes surround the set: 10 characters have no room for it, 11 have two bytes, 12 have four.
+        # The fixed part has 18 bytes: 10 characters leave no byte for the set, 11 leave two, and 12 leave four.
         (0, 100, []),
         (9, 100, []),
         (10, 100, []),
@@ -179,7 +179,7 @@ def test_the_last_run_may_be_cut(limit: int, start: int, kept: Runs) -> None:
 
 
 def test_the_form_that_reaches_further_is_kept() -> None:
-    # Two bytes are 16 bits, or one run.
+    # Two bytes hold 16 bits of a bitmap, or one run of a list.
     assert decode(encode(0, [(1, 2), (4, 5), (9, 30)], 11), 0, FAR) == [(1, 2), (4, 5), (9, 16)]
     assert decode(encode(0, [(1, 20), (40, 50)], 11), 0, FAR) == [(1, 20)]
 
@@ -247,7 +247,7 @@ def test_the_second_encoder_agrees_with_the_first() -> None:
         forged(b"\x2e", form=BITMAP, floor=5, longer=-1),
         forged(b"\x2e", form=BITMAP, floor=5, longer=-19),
         forged(b"\x2e", form=BITMAP, floor=5, longer=2**16 - 20),
-        # Another form, or a set with a shorter text.
+        # An unknown form, or a set that has a shorter text.
         forged(b"\x2e", form=2, floor=5),
         forged(b"\x01\x02", form=2, floor=5),
         forged(b"\x2e\x00", form=BITMAP, floor=5),

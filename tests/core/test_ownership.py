@@ -81,7 +81,7 @@ def test_a_drain_abandons_waiting_messages_and_waits_for_running_ones() -> None:
     assert abandoned == [successor, held, after_held, dead_letter, after_dead_letter, queued]
     assert states(abandoned) == {ABANDONED}
     assert (kinds(engine), engine.take(), engine.stopped_lanes(), engine.flow.in_flight) == ([], None, [], 2)
-    # Holds and dead letters under way at the begin of the drain end without effect.
+    # Holds and unconfirmed dead letters at the start of the drain end without effect.
     engine.due(1e9)
     engine.dead_lettered(dead_letter)
     assert engine.take() is None
@@ -330,7 +330,7 @@ def test_a_message_that_waits_for_a_zombie_is_abandoned_with_its_partition(how: 
     getattr(engine, how)(partition)
     assert states(waiting) == {ABANDONED}
     engine.release(partition)
-    # The key is still taken in the next assignment.
+    # The zombie still blocks the key in the next assignment.
     latest = assigned(engine)
     deliver(engine, latest, 0)
     assert engine.take() is None

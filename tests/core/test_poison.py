@@ -184,7 +184,7 @@ def test_park_dead_letters_blocked_and_held_messages() -> None:
     assert told(engine) == [(fx.DeadLetterDue, blocked[0], failures[0]), (fx.DeadLetterDue, held[0], failures[1])]
     assert [m.state for m in (blocked[0], held[0], other[0])] == [DEAD_LETTERING, DEAD_LETTERING, HELD]
     assert engine.park(A) == 0
-    # The end of the hold has no effect.
+    # The end of the former hold has no effect on a parked message.
     engine.due(1e9)
     assert (held[0].state, held[0].attempt, take(engine)) == (DEAD_LETTERING, 1, other[0])
     engine.dead_lettered(blocked[0])
@@ -200,7 +200,7 @@ def test_a_blocked_message_is_abandoned_with_its_partition(poison: Poison, way: 
     told(engine)
     getattr(engine, way)(run[0].partition)
     assert ({m.state for m in run}, engine.stopped_lanes(), engine.flow.in_flight) == ({ABANDONED}, [], 0)
-    # A dead letter under way ends without effect.
+    # The confirmation of a dead letter has no effect after the loss of its partition.
     engine.dead_lettered(run[0])
     assert (engine.unblock(A), engine.park(A), take_all(engine), told(engine)) == (0, 0, [], [])
     assert engine.collect(0.0) == []

@@ -81,7 +81,7 @@ def test_a_finished_message_counts_as_started(entered: bool) -> None:
         engine.collect(0.0)
     engine.finish(run[4], failed(terminal=True), 0.0)
     effects(engine)
-    # 2 is the highest started message that will not be repeated; 4 was given up, so it will.
+    # 2 is the highest started message that is not repeated; 4 was given up, so 4 is repeated.
     assert positions(engine.drain(partition, close_prefix=True)) == [3, 4]
     engine.finish(run[0], ACK, 0.0)
     assert take_all(engine) == [1]

@@ -28,7 +28,7 @@ ALLOWED_TO_ONE = {
     "cohort.records": {"json", "re"},
 }
 
-# It imports no module itself.
+# This package imports no module itself.
 ERRORS = "lanes.errors"
 
 

@@ -26,7 +26,7 @@ MACHINES = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)  # making a failing example small may take minutes; finding none takes seconds
+@pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_restored_engine_behaves_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     module, machine = MACHINES[name]

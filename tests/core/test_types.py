@@ -34,7 +34,7 @@ def test_a_key_is_its_bytes(key: bytes | str | int, expected: bytes) -> None:
         (-(2**200), "is below 0"),
         (HIGHEST + 1, "has 129 bits"),
         (2**200, "has 201 bits"),
-        # It has more digits than Python converts to text.
+        # The number has more digits than Python converts to text.
         pytest.param(2**20_000, "has 20001 bits", id="long"),
     ],
 )

@@ -48,7 +48,7 @@ def letter(error: BaseException) -> DeadLetter:
 
 
 def test_an_id_never_changes() -> None:
-    # A literal, because another release must recognise the dead letters of this one.
+    # A literal, because other releases must recognise the dead letters of this release.
     assert dead_letter_id("ORDERS", "", 0, 1) == "b4d39d6f3843cb1024b1cc025403a643"
     assert dead_letter_id("ORDERS", "2026-01-01T00:00:00Z", 3, 2**63) == "9d434b3e3e56a0a59581b5c7354b0b3c"
 

@@ -112,7 +112,7 @@ def test_a_history_converted_twice_is_read_once(tmp_path: Path) -> None:
     (made,) = files(tmp_path / "journal")
     assert convert([tmp_path / "h.jsonl"], tmp_path / "journal") == [made]
     assert first is not None
-    # Also with the history itself beside it.
+    # Also if the history is in the same folder.
     assert told(read([tmp_path / "journal", tmp_path / "h.jsonl"])) == told(first)
     assert len(set(table(made).column("run").to_pylist())) == 2
 
@@ -179,7 +179,7 @@ def test_of_two_records_of_one_run_the_more_complete_one_counts(tmp_path: Path) 
     handled_now(recording, 1)
     recording.flush()
     reach(lambda: journal.files and any(row["event"] == "ack" for row in rows(tmp_path / "journal")))
-    # The run goes on, and the journal may never get the remaining rows.
+    # The run continues, and the journal may never get the remaining rows.
     (late,) = read([tmp_path / "journal"])
     assert (late.crashed, len(late.gaps)) == (True, 1)
     (one,) = read([tmp_path / "journal", tmp_path / "history"])

@@ -186,7 +186,7 @@ def test_a_missing_directory_does_not_stop_the_run(tmp_path: Path, caplog: pytes
     directory.mkdir()
     recording.started(message(2), 2.0)
     ended(journal, recording)
-    # The first file is gone with the directory, and so is the begin row.
+    # The first file was deleted with the directory, and with it the row `begin`.
     assert [row["event"] for row in rows(directory)] == ["dropped", "started", "end"]
     assert len([record for record in caplog.records if record.name == "lanes.journal"]) == 2
 

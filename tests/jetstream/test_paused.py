@@ -35,9 +35,9 @@ async def test_messages_for_a_paused_durable_wait_and_stay_alive(stream: Stream)
             await source.receive(Room(10, LARGE))
         await stream.publish(5)
         with anyio.move_on_after(1.5):
-            # Longer than ack_wait.
+            # The pause is longer than ack_wait.
             assert await source.receive(paused) == []
-        # There is room for more, and the server redelivered none of them.
+        # The source has room for more messages, and the server redelivered no message.
         assert len(inner(source)._pulls.arrived) == 5
         assert [message.position for message in messages_of(await source.receive(Room(10, LARGE)))] == [3, 4, 5, 6, 7]
     finally:

@@ -103,8 +103,8 @@ class RealCluster:
 
     async def _answer(self, sequence: int, body: bytes, *, old: bool = False) -> None:
         # The server handles acknowledgements and pulls in separate tasks, so a later pull may overtake a plain publish.
-        # A request is answered after it took effect. An ignored one has no answer, but the answer to a later
-        # "in progress" shows that it was read, and that changes nothing for a message that is not pending.
+        # The server answers a request after its effect. An ignored request has no answer, but the answer to a later "in
+        # progress" shows that the server has read it. "In progress" has no effect on a settled message.
         reply = self._replies[sequence][0 if old else -1]
         if old:
             await self._client.publish(reply, body)

@@ -241,7 +241,7 @@ class RecordingSource:
         await self._source.extend(messages)
 
     async def release(self, partition: Partition) -> None:
-        # Recorded first, because no other member may own it sooner.
+        # Recorded before the call, because no other member may own the partition earlier.
         self._note("released", partition)
         await self._source.release(partition)
 
@@ -380,7 +380,7 @@ async def group(topic: Topic, protocol: str, work: Work, **config: Any) -> Async
         try:
             yield group
         except BaseException:
-            # A stubborn handler would wait for ever, and the task group for it.
+            # A handler that ignores its cancellation would never end, and neither would the task group.
             work.let_all_go()
             raise
         for member in group.members:

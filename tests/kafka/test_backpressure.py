@@ -49,7 +49,7 @@ async def test_stuck_key_does_not_stop_others(topic: MakeTopic) -> None:
         )
         # The engine counts a completion one turn of the loop after the handler.
         await until(lambda: one.consumer.status().in_flight == len(behind))
-        # No later message of its key has started, and nothing above it is committed.
+        # No later message of the stuck key has started, and no position above the stuck message is committed.
         assert len(work.running) == one.consumer.status().running == 1
         assert max(each.position for each in work.story.of("commit", None, stuck_in)) == behind[0].offset
         work.let_go(STUCK)
@@ -74,13 +74,13 @@ async def test_max_ahead_names_the_blocker(
         await one.polled(10)
         owned = one.consumer.status().partitions
         assert (owned[f"{events.name}/0"].ahead, owned[f"{events.name}/0"].ahead_reached) == (100, True)
-        # Every fourth message waits behind the first one.
+        # Every fourth message waits for the first message.
         assert sum(position < 100 for number, position in work.ended if number == 0) == 75
         assert max(position for number, position in work.ended if number == 0) < 100
         assert any(f"{events.name}/0 has reached max_ahead=100" in reason for reason in one.consumer.health().reasons)
         work.let_go(STUCK)
         await until(lambda: len(work.ended) == 800)
-    # A slow broker may be named as well.
+    # A second warning may name a slow broker.
     (warning,) = [said for said in stalled(caplog) if "until position 0 is finished" in said]
     assert f"{events.name}/0 has reached max_ahead=100" in warning
     assert set(work.ended.values()) == {1} and work.violations == []
@@ -92,12 +92,12 @@ async def test_late_commits_are_requested_without_a_warning(
 ) -> None:
     monkeypatch.setattr(prefetch, "REWIND_AFTER", 3_600.0)
     monkeypatch.setattr(thread, "PAUSE_AFTER", 3_600.0)
-    # A commit may take more than a second; one that is not requested never comes.
+    # A commit may take more than a second; without a request, no commit is sent.
     monkeypatch.setattr(health, "STALLED_AFTER", 30.0)
     events = topic(3)
     work = Work(Story())
     async with group(events, "848", work) as members:
-        # This many are possible only if no commit waits for the interval.
+        # All messages can finish only if no commit waits for the interval.
         one = members.start("one", settings=lanes.Settings(max_ahead=max_ahead, commit_interval=3_600.0))
         # The last partition always has room, so not all partitions are at max_ahead.
         await until(lambda: len(one.consumer.status().partitions) == 3)
@@ -166,7 +166,7 @@ async def test_pause_command_is_served_between_consumes(
             command()
             await until(lambda: len(client.told) > before)  # noqa: B023
             what, after = client.told[before]
-            # One open call with the second half of its batch, and one that has just begun.
+            # An open call may still return half of its batch, and another call has just begun.
             assert what == call and after - polls[call == "pause"] <= 4
         produce(events, 1)
         await until(lambda: len(work.ended) == 2 + backlog)
@@ -190,7 +190,7 @@ async def test_a_full_process_is_paused_once(topic: MakeTopic, asked: None) -> N
         work.hold(*[b"%d" % number for number in range(50)])
         produce(events, 50, keys=50)
         await until(lambda: len(client.told) > 1)
-        # The client is still polled, and hands out nothing.
+        # The source still polls the client, which returns no message.
         await one.polled(20)
         assert [what for what, _ in client.told] == ["resume", "pause"]
         work.let_go(*[b"%d" % number for number in range(50)])
@@ -214,7 +214,7 @@ async def test_polling_continues_while_saturated(protocol: str, topic: MakeTopic
     async with group(events, protocol, work, max_poll_interval_ms=int(interval * 1000)) as members:
         settings = lanes.Settings(concurrency=10, max_in_flight=20, drain_timeout=1.0)
         one = members.start("one", settings=settings)
-        # All handlers that can start: ten, or all there are.
+        # All handlers that can start: ten, or one for each message.
         await until(lambda: len(work.running) == 10 or (bool(work.running) and one.consumer.status().ready == 0))
         await until(lambda: not one.consumer.status().taking)
         running = len(work.running)

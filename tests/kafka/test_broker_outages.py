@@ -43,7 +43,7 @@ async def test_broker_restart_keeps_order(protocol: str, fresh_kafka: KafkaFacto
         await until(lambda: len(work.ended) == 2_500)
         await until(lambda: sum(max(c.position for c in story.of("commit", None, n)) for n in range(4)) == 2_500)
     assert work.violations == []
-    # Only an ended session repeats messages, and only those that were not committed.
+    # Messages are repeated only after the end of a session, and only uncommitted messages.
     assert sum(work.ended.values()) - 2_500 <= 100 * len(story.of("lost"))
     assert events.committed(members.id) == events.ends()
 
@@ -84,7 +84,7 @@ async def test_broker_outage_never_blocks_the_loop(
         one.consumer.resume()
         server.resume()
         await until(lambda: sum(max(c.position for c in story.of("commit", None, n)) for n in range(2)) == 200)
-    # The loop has never called the client itself.
+    # Only the client's thread has called the client.
     assert one.client.strangers == set() and one.client.thread != threading.get_ident()
     assert work.violations == []
     assert members.committed() == events.ends()

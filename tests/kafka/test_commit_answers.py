@@ -101,8 +101,8 @@ def test_commit_errors_are_classified(kind: str, code: int, synchronous: bool, c
     lost: list[str] = []
     commits = Commits(lambda partition: True, lost.append, lambda: 0.0, "kafka g/T", {})
     before = commits.limit
-    # FENCED_INSTANCE_ID needs a static member; closing another client would never end.
-    # An instance id stays taken until its session ends, so each client has its own group.
+    # FENCED_INSTANCE_ID needs a static member; closing another client would never end. An instance id stays reserved
+    # until the end of its session, so each client has a separate group.
     group_id = f"g{time.monotonic_ns()}"
     config = {**QUIET, "bootstrap.servers": cluster.url, "group.id": group_id, "group.instance.id": "i"}
     client = Consumer({**config, "enable.auto.commit": False, "on_commit": commits.on_commit})
@@ -143,7 +143,7 @@ async def test_only_callbacks_commit_synchronously(cluster: MockCluster, name: s
             event = await reader.next_event()
             assert isinstance(event, Revoking)
             await reader.settle(event.partition, 5)
-            # It does not block for the answer, which may never come; committed() has a deadline.
+            # The call does not block for the answer, which may never arrive; committed() has a timeout.
             assert reader.client.calls[-2:] == [
                 Called("commit", inside=True, asynchronous=True),
                 Called("committed", inside=True),

@@ -122,7 +122,7 @@ async def test_gap_never_blocks_floor(topic: MakeTopic) -> None:
     async with group(events, "cooperative", work) as members:
         members.start("one", settings=NOW)
         await until(lambda: len(work.ended) == 9 and bool(story.of("commit")))
-        # Past two markers and the aborted messages, and never past an unfinished message.
+        # The commit passes two markers and the aborted messages, but never an unfinished message.
         await until(lambda: max(each.position for each in story.of("commit")) >= 14)
         work.let_go(b"14")
         await until(lambda: 18 in [each.position for each in story.of("commit")])
@@ -170,7 +170,7 @@ async def test_a_stop_reads_on_to_a_marker_but_past_no_message(
 ) -> None:
     for seconds in ("_HOUSEKEEPING_EVERY", "PAUSE_AFTER"):
         monkeypatch.setattr(thread, seconds, LONG)
-    # A marker may come late on a busy machine. The source does not wait if it knows that none comes.
+    # A marker may arrive late on a busy machine. The source does not wait if it knows that no marker follows.
     monkeypatch.setattr(thread, "_READ_PAST_FOR", 20.0)
     events = topic()
     transactions(events, 3)
@@ -179,13 +179,13 @@ async def test_a_stop_reads_on_to_a_marker_but_past_no_message(
     work = Work(Story())
     work.hold(b"2")
     async with group(events, "cooperative", work) as members:
-        # With one message in flight, nothing after it is read while it runs.
+        # With max_in_flight=1, the source reads no message while a handler runs.
         one = members.start("one", settings=lanes.Settings(concurrency=1, max_in_flight=1))
         await until(lambda: len(work.ended) == 2 and len(work.running) == 1)
         one.consumer.stop()
         work.let_go(b"2")
         await one.ended.wait()
-        # Past the marker if it is the last record, and never past an unhandled message.
+        # The commit passes the marker if the marker is the last record, but never an unhandled message.
         assert members.committed() == [3 if behind else 4] and events.ends() == [4 + behind]
         assert len(work.ended) == 3 and one.failure is None
 

@@ -222,7 +222,7 @@ async def test_a_dead_letter_is_republished_at_the_end_of_its_partition(
     await park(dead, sent)
     async with opened(dead) as box:
         place = await box.publish(await parked(box, sent))
-        # The caller disposes of it.
+        # The dead letter stays until the caller disposes of it.
         assert await box.ids() == [sent.id]
     assert place == f"{orders.name}/3 offset 0"
     (raw,) = await run_sync(records, orders)
@@ -257,7 +257,7 @@ async def test_a_header_that_cannot_be_sent_is_refused_by_name(topic: MakeTopic,
     sent = dead_letter(source=orders.name, subject=orders.name, partition=0, headers=(("fine", b"1"), (name, b"2")))
     await park(dead, sent)
     async with opened(dead) as box:
-        # Sent unchanged, the first name would crash the process.
+        # The first name would crash the process if it were sent unchanged.
         with pytest.raises(lanes.SourceError, match=f"letter {sent.id} has a header '.*', a name that this client"):
             await box.publish(await parked(box, sent))
         assert await box.ids() == [sent.id]

@@ -65,7 +65,7 @@ async def test_a_broker_that_hangs_fails_the_write_and_the_next_try_is_confirmed
             private.resume()
         assert failed.value.retryable
         await confirmed(target, sent)
-    # It may be stored twice: the broker stored it and could not confirm it.
+    # The broker may have stored the first copy without a confirmation, so two copies are possible.
     assert {one.id for one in await stored(dead)} >= {sent.id}
 
 

@@ -52,7 +52,7 @@ async def test_a_dead_letter_holds_the_original_with_origin_and_reason(topic: Ma
     sent = dead_letter()
     async with opened(config_of(dead), dead.name) as target:
         await target.put(sent)
-        # It is confirmed, and readable while the target is still open.
+        # The dead letter is confirmed, and readable while the target is still open.
         (raw,) = await run_sync(records, dead)
     assert (raw.key(), raw.value()) == (b"customer-42", b"payload")
     headers: Any = raw.headers()
@@ -121,7 +121,7 @@ async def test_a_dead_letter_too_large_for_the_topic_is_cut(topic: MakeTopic, li
     small = dead_letter()
     async with opened(config_of(dead), dead.name) as target, anyio.create_task_group() as tasks:
         tasks.start_soon(target.put, dead_letter(value=value))
-        # Dead letters beside it stay whole.
+        # Other dead letters stay whole.
         tasks.start_soon(target.put, small)
     (cut,) = [raw for raw in await run_sync(records, dead) if len(raw.value() or b"") > 100]
     headers: Any = cut.headers()

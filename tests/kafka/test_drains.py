@@ -55,7 +55,7 @@ async def test_pause_never_outlives_ownership(protocol: str, topic: MakeTopic) -
         await members.owning(old=2)
         old.consumer.pause()
         await until(lambda: old.client.paused == {0, 1})
-        # It loses at least one partition, and gets it back.
+        # The old member loses at least one partition, and gets the partition back.
         other = members.start("other")
         await members.owning(old=1, other=1)
         old.consumer.resume()
@@ -75,7 +75,7 @@ async def test_a_full_source_is_not_paused_again_and_again(topic: MakeTopic) -> 
     story = Story()
     work = Work(story, lambda message: 0.002)
     async with group(events, "848", work) as members:
-        # It becomes full and gets room again about once a message.
+        # The source becomes full and gets room again about once for each message.
         one = members.start("one", settings=lanes.Settings(concurrency=5, max_in_flight=10))
         await until(lambda: len(work.ended) == 800)
         assert one.client.pauses <= 8
@@ -124,7 +124,7 @@ async def test_stop_drains_before_close(protocol: str, topic: MakeTopic) -> None
         one = members.start("one")
         await until(lambda: bool(story.of("start", "one")))
         one.consumer.stop()
-        # It stays a member of its group for as long, and polls.
+        # During the drain, the member stays in its group and polls.
         await one.polled(50)
         assert story.of("close") == [] and not one.ended.is_set()
         work.let_go(b"key")
@@ -198,6 +198,6 @@ async def test_a_revoke_ends_although_the_broker_hangs(
         await old.polled(20)
         assert len(story.of("released", "old")) == 1
         server.resume()
-        # By the member that owns them after the outage.
+        # The owner after the outage commits the positions.
         await until(lambda: members.committed() == [1, 1])
     assert work.violations == []

@@ -45,7 +45,7 @@ async def test_poison_skip(topic: MakeTopic) -> None:
     async with group(events, "848", work) as members:
         members.start("one", settings=settings("skip"), dead_letters=KafkaDeadLetters(config_of(dead), dead.name))
         await until(lambda: committed(story) == 20)
-    # Each message has its attempts and then its dead letter; the next one of its key follows.
+    # Each message has its attempts and then its dead letter, before the next message of its key starts.
     assert work.refused == dict.fromkeys(OF_BAD, 2) and len(work.ended) == 16 and work.violations == []
     letters = await stored(dead)
     assert [(one.position, one.attempts, one.error_type) for one in letters] == [
@@ -63,7 +63,7 @@ async def test_poison_block(topic: MakeTopic) -> None:
         one = members.start("one", settings=settings("block"))
         await until(lambda: len(work.ended) == 16 and one.consumer.status().blocked == 1 and committed(story) == 2)
         assert work.refused == {2: 2}
-        # Blocked again after its one attempt.
+        # After unblock, the message has one attempt, and is then blocked again.
         assert one.consumer.unblock(BAD) == 1
         await until(lambda: work.refused == {2: 3} and one.consumer.status().blocked == 1)
         work.bad.clear()
@@ -81,7 +81,7 @@ async def test_poison_block_and_dlq(topic: MakeTopic) -> None:
     async with group(events, "848", work) as members:
         one = members.start("one", settings=settings("block_and_dlq"), dead_letters=target)
         await until(lambda: len(work.ended) == 16 and one.consumer.status().blocked == 1)
-        # The dead letter is written, and its key stays blocked.
+        # The dead letter is written, and the key of the message stays blocked.
         (letter,) = await stored(dead)
         # A commit takes a moment, because it asks for topic ids first.
         await until(lambda: committed(story) == 2)
@@ -168,7 +168,7 @@ async def test_poison_exit(topic: MakeTopic) -> None:
         work.bad.clear()
         members.start("two", settings=settings("exit"))
         await until(lambda: committed(story) == 20)
-    # The new consumer starts at it, and repeats no other message.
+    # The new consumer repeats the failed message, and no finished message.
     assert sorted(each.position for each in story.of("start", "two")) == sorted(set(range(20)) - done)
     assert set(work.ended.values()) == {1} and work.violations == []
     assert members.committed() == [20]

@@ -106,7 +106,7 @@ def test_paused_partitions_leave_room_for_the_others(count: int, size: int) -> N
     assert held.due() == REWIND_AFTER and held.rewind(paused(0, 1), OWNED, 2, 0.0) == {}
     held.add([run(0, count, 1)], 1)
     assert held.due() < 0
-    # Without deliverable messages, no other partition needs their room.
+    # Without messages in other partitions, no partition needs the room of the paused ones.
     assert held.rewind(paused(0, 1, messages=0), OWNED, 3, 0.0) == {}
     assert held.rewind(paused(0, 1), OWNED, 4, 0.0) == {PARTITIONS[0]: (4, 0), PARTITIONS[1]: (4, 0)}
     assert held.client_paused == {PARTITIONS[0], PARTITIONS[1]} and held.messages == count

@@ -35,7 +35,7 @@ async def test_revoke_drains_before_release(protocol: str, topic: MakeTopic) -> 
         await until(lambda: len(story.of("start")) == 2)
         new = members.start("new")
         await until(lambda: bool(story.of("revoking", "old")))
-        # It asks the broker the whole time for the partitions of the other member.
+        # The new member polls during the drain of the other member, but gets no partition.
         await new.polled(50)
         assert story.of("assigned", "new") == [] and story.of("released", "old") == []
         work.let_go(b"first")
@@ -58,7 +58,7 @@ async def test_a_revoke_does_not_wait_for_answers_after_it(protocol: str, topic:
         settings = lanes.Settings(commit_interval=0.0, drain_timeout=2.0, grace=0.2)
         old = members.start("old", settings=settings)
         await members.owning(old=2)
-        # As for a commit that is unanswered when the callback begins, where no answer arrives.
+        # The client returns no more answers, so a commit is unanswered when the callback begins.
         old.client.withhold = True
         for number in range(2):
             produce(events, 1, partition=number)
@@ -174,7 +174,7 @@ async def test_added_partitions_lose_nothing(protocol: str, start: str, topic: M
 async def test_close_leaves_group_at_once(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     story = Story()
-    # Its session would not end in this time.
+    # The session would not end within the timeout of the test.
     session = {} if protocol == "848" else {"session_timeout_ms": 45_000}
     async with group(events, protocol, Work(story), **session) as members:
         leaving = members.start("leaving")
@@ -188,14 +188,14 @@ async def test_close_leaves_group_at_once(protocol: str, topic: MakeTopic) -> No
 async def test_no_partition_starves_on_a_backlog(topic: MakeTopic) -> None:
     events = topic(4)
     for number in range(4):
-        # Each message has its own key, so one partition could fill the room.
+        # Each partition has messages for more than the whole room, so one partition could fill it.
         produce(events, 1_000, keys=[b"%d" % number], partition=number)
     story = Story()
     work = Work(story, lambda message: 0.001)
     work.hold(b"0", b"1", b"2", b"3")
     async with group(events, "848", work) as members:
         one = members.start("one", settings=lanes.Settings(concurrency=10, max_in_flight=40))
-        # The broker may be slow with some of them.
+        # The broker may answer late for some partitions.
         await until(lambda: bool(one.clients) and one.client.fetched == {0, 1, 2, 3})
         work.let_go(b"0", b"1", b"2", b"3")
         await until(lambda: max(Counter(number for number, _ in work.ended).values(), default=0) >= 200)

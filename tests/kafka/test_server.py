@@ -36,7 +36,7 @@ from tests.components import KafkaServer, wait_until
 server = KafkaServer()
 server.start()
 print(json.dumps({"pid": server.pid, "url": server.url, "folder": str(server.folder)}), flush=True)
-# Not one blocking call: a signal just before it would be noticed only after it.
+# No single blocking call, because Python would handle a signal that arrives just before the call only after it.
 wait_until(lambda: False, "a signal", seconds=60)
 """
 
@@ -282,7 +282,7 @@ class TestInstallation:
     def test_missing_jars_are_named_and_fetched_again(
         self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # It fails after half of the jars.
+        # The fake Maven fails after it has written one jar.
         script = (
             'for last; do :; done; d="${last#*=}"; mkdir -p "$d"; echo x >"$d/a.jar"; echo "[ERROR] no route"; exit 1'
         )

@@ -259,7 +259,7 @@ def test_a_question_without_an_answer_is_given_up(by: str) -> None:
         assert bench.admin.asked == 2
     later = bench.commit(1, 6)
     assert bench.admin.asked == 2
-    # Its late answer is older than the current question.
+    # The late answer of the earlier question is older than the current question.
     stuck.set_result(SimpleNamespace(topic_id="id-A", partitions=[0]))
     bench.look()
     assert bench.broker.commits == [] and first.given and not later.given

@@ -94,7 +94,7 @@ async def test_the_users_logger_gets_the_log_of_the_client(topic: MakeTopic) -> 
     async with running(orders, {"logger": logger, "debug": "cgrp,protocol", "log_level": 7}) as handled:
         await until(lambda: handled == [0])
         await until(lambda: any(f'Group "g-{orders.name}"' in line for line in said))
-        # So does the client that asks about topics; without polls its log lines would pile up.
+        # The client for topic ids logs too; without polls, its log lines would accumulate.
         before = sum("rdkafka#producer" in line for line in said)
         await until(lambda: sum("rdkafka#producer" in line for line in said) > before)
 
@@ -163,7 +163,7 @@ async def test_tokens_are_requested_and_renewed(fresh_kafka: KafkaFactory, topic
 
     def oauth(text: str) -> tuple[str, float]:
         asked.append(text)
-        # A short lifetime makes each client renew it again and again.
+        # A short lifetime makes each client renew its token repeatedly.
         return token(3.0)
 
     config = {

@@ -1,4 +1,4 @@
-"""All mutants. Each is a few lines, and a mistake that somebody may make."""
+"""All mutants of the campaigns: plausible mistakes of a few lines."""
 
 from __future__ import annotations
 

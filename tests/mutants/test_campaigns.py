@@ -12,7 +12,7 @@ from tests.mutants.table import MUTANTS
 
 @pytest.fixture(scope="session")
 def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
-    """What was found of the mutants that this session asks for."""
+    """The results of the search for the mutants of this session."""
     calls = [
         item.callspec
         for item in request.session.items
@@ -22,14 +22,14 @@ def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
 
 
 def _cases() -> list[ParameterSet]:
-    """Those of the cohort take hundreds of runs each."""
+    """The test cases; those of the cohort are slow, because each takes hundreds of runs."""
     return [
         pytest.param(mutant, id=name, marks=[pytest.mark.slow] if mutant.campaign == "cohort" else [])
         for name, mutant in MUTANTS.items()
     ]
 
 
-@pytest.mark.timeout(1800)  # the first one waits for all
+@pytest.mark.timeout(1800)  # the first test waits for the search of all mutants
 @pytest.mark.parametrize("hidden", _cases())
 def test_a_mutant_is_found(hidden: Mutant, found: dict[str, Hunted]) -> None:
     this = found[hidden.name]

@@ -19,7 +19,7 @@ pytestmark = [
 
 
 async def demo(server: NatsServer, command: Sequence[str] | None = None) -> Report:
-    """The same run for all: short, with a kill in the middle, and with more failing events than usual."""
+    """Run the demo for a short time, with a kill in the middle and more failing events than usual."""
     config = DemoConfig(
         server=server.url,
         events=3_000,
@@ -45,11 +45,12 @@ async def test_without_a_fault_every_promise_is_kept(nats_server: NatsServer) ->
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        # Acknowledged before its handler ended, and then the worker was killed: nobody hands it out again.
+        # The message was acknowledged before the end of its handler. After the kill of the worker, it is not
+        # redelivered.
         ("settled_while_it_runs", "lost: "),
-        # A later step of a case overtook an earlier one, which the ledger then refused.
+        # A later step of a case overtook an earlier step, which the ledger then refused.
         ("two_of_a_lane", "order violations: "),
-        # Failed once, never tried again.
+        # The message failed once, and was never retried.
         ("failure_counts_as_done", "lost: "),
     ],
 )

@@ -32,7 +32,7 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("mutant", KAFKA.values(), ids=KAFKA)
 def test_a_mutant_is_found(mutant: Mutant) -> None:
     failed = _hunted(mutant.name)
-    # Each of them, not one of them: the table says what a test is there for.
+    # Every listed test must find the mutant, because the table names the purpose of each test.
     assert set(failed) == set(mutant.found_by), f"{mutant.breaks}: {failed}"
 
 

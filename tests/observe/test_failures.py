@@ -80,14 +80,14 @@ def test_further_failures_of_a_type_are_counted(log: pytest.LogCaptureFixture) -
     assert lines(log) == [
         f"orders: charge failed with ValueError at 240 more message(s) in 10.0 s, the last at {place}"
     ]
-    # The line begins the next 10 s.
+    # The summary line starts the next period of 10 s.
     failures.failed(held(run[3], ValueError()), 16.0)
     assert (lines(log), failures.next_at()) == ([], 25.0)
     failures.end(18.0)
     assert [line.split(" the last")[0] for line in lines(log)] == [
         "orders: charge failed with ValueError at 1 more message(s) in 3.0 s,"
     ]
-    # A quiet time ends the counting.
+    # A period without failures ends the counting.
     failures.failed(held(run[4], ValueError()), 30.0)
     assert len(lines(log)) == 1
     assert repr(failures) == "<FailedAttempts 2 types>"

@@ -126,7 +126,7 @@ def test_an_old_snapshot_is_not_shown_later(sdk: Sdk) -> None:
     now, taken = [0.0], [status(ready=1)]
     telemetry = Telemetry.create("billing", "kafka", lambda: taken[0], clock=lambda: now[0])
     assert telemetry is not None
-    # An exporter may ask for one gauge alone.
+    # An exporter may read a single gauge.
     (reading,) = [one for one in telemetry._instruments._open if one is telemetry._reading]
     gauges = {gauge.name: gauge for gauge in GAUGES}
     reading.observations(gauges["lanes.held"])

@@ -86,14 +86,14 @@ def test_a_drain_costs_the_handlers_that_did_not_succeed(log: pytest.LogCaptureF
     deliver(engine, partition, *range(1, 9), key=None)
     first: Message = take(engine)
     engine.finish(first, ACK, 0.0)  # done before the drain
-    engine.finish(take(engine), failed(), 0.0)  # held: it runs again
+    engine.finish(take(engine), failed(), 0.0)  # held for a retry
     running = [take(engine) for _ in range(4)]
     cost = drained(engine, partition)
     assert (cost.unstarted, cost.again) == (2, 5)
     engine.finish(running[0], ACK, 0.0)
     engine.finish(running[1], ABANDON, 0.0)
     engine.finish(running[2], failed(), 0.0)
-    engine.fence(partition)  # the last one is a zombie
+    engine.fence(partition)  # the last message becomes a zombie
     engine.settled(engine.collect(0.0))
     assert (cost.unstarted, cost.again) == (2, 4)
 
@@ -116,7 +116,7 @@ def test_drains_that_end_together_share_a_line(log: pytest.LogCaptureFixture) ->
     partitions = [assigned(engine, number) for number in (0, 1)]
     costs = []
     for number, partition in enumerate(partitions):
-        deliver(engine, partition, 1, 2)  # the second waits for the first of its key
+        deliver(engine, partition, 1, 2)  # the second message waits for the first, which has the same key
         take(engine)
         costs.append(drained(engine, partition))
         ownership.revoked(partition, 30.0, 5.0 + number, first=not number)

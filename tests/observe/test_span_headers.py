@@ -59,7 +59,7 @@ def test_ten_thousand_headers(sdk: Sdk, name: str) -> None:
     handle(sdk.telemetry(), message([*many, TRACEPARENT]))
     first, last = sdk.spans()
     assert first.parent is not None
-    # It is found after ten thousand headers of another name, but not after as many of its own name.
+    # The span context is found after ten thousand headers of other names, but not after as many of the same name.
     assert (last.parent is None) == (name == "traceparent")
 
 

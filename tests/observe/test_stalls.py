@@ -55,7 +55,7 @@ def test_a_new_blocker_is_reported_after_its_own_time() -> None:
     assert told(stalls, 11.0) == [(0, 0)]
     engine.finish(run[0], ACK, 12.0)
     confirm(engine)
-    # A waiting message has taken its place, so the partition is still stopped.
+    # A waiting message has been admitted instead, so the partition is still stopped.
     assert stalls.moved(12.0)
     assert (stalls.next_at(), told(stalls, 12.9), told(stalls, 13.0)) == (13.0, [], [(1, 1)])
     assert not stalls.moved(14.0)

@@ -41,14 +41,14 @@ def test_a_dead_letter_has_its_effect_once_after_later_messages(
     positions = Positions("books", schema=effects.schema, by=by)  # type: ignore[arg-type]
     live = [message(number, b"k", partition(epoch=9)) for number in (4, 6)]
     assert handle(positions, connection, effects, *live) == [True, True]
-    # 5 became a dead letter in the meantime, and 6 did not: its dead letter is false.
+    # Message 5 became a dead letter in the meantime; message 6 did not, so the dead letter of 6 is false.
     assert handle(positions, connection, effects, dead_letter(5), dead_letter(5), dead_letter(6)) == [
         True,
         False,
         False,
     ]
     assert effects.all() == [4, 6, 5]
-    # Its epoch is that of the assignment that gave it up.
+    # The epoch of a dead letter is that of the assignment that gave the message up.
     assert handle(positions, connection, effects, dead_letter(8), dead_letter(8)) == [True, False]
     with pytest.raises(ZeroDivisionError), positions.once(connection, dead_letter(3)):
         raise ZeroDivisionError

@@ -101,7 +101,7 @@ def test_a_message_without_a_key_has_its_own_row(connection: Connection, effects
     positions = Positions("books", schema=effects.schema)
     keyless = [message(9, None), message(3, None), message(3, b"k"), message(9, None), message(3, None)]
     assert handle(positions, connection, effects, *keyless) == [True, True, True, False, False]
-    # A key of eight bytes is not taken for the position of such a message.
+    # A key of eight bytes does not collide with the position of a message without a key.
     assert handle(positions, connection, effects, message(9, (9).to_bytes(8, "big"))) == [True]
 
 

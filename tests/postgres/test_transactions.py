@@ -188,7 +188,7 @@ def test_a_serialization_failure_is_retryable(
         with positions.once(connection, message(1)):
             pass
     other.isolation_level = level
-    other.execute(effects.query("SELECT count(*) FROM {}"))  # its snapshot is taken
+    other.execute(effects.query("SELECT count(*) FROM {}"))  # the query fixes the snapshot of this transaction
     with positions.once(connection, message(2)):
         pass
     with pytest.raises(SourceError, match="40001") as failed:
@@ -210,7 +210,7 @@ def test_batches_claim_their_keys_in_one_order(connection: Connection, other: Co
     assert positions.claim(connection, lowest)
     with beside(connection, positions.claim_all, other, batch) as waiting:
         wait_until(lambda: waits(effects, other), "the batch to wait for the lowest key")
-        # It has locked none of the other keys yet, despite its given order.
+        # The waiting call has locked no other key yet, in spite of the order of its list.
         free = "SELECT count(*) FROM (SELECT 1 FROM {} FOR UPDATE SKIP LOCKED) AS free"
         assert effects.fetch(free, "lanes_positions") == [(len(rest),)]
         connection.commit()
@@ -221,7 +221,7 @@ def test_a_deadlock_with_the_users_locks_is_retryable(
     connection: Connection, other: Connection, effects: Effects
 ) -> None:
     positions = Positions("books", schema=effects.schema)
-    # The second connection checks for deadlocks first, so it is the one that fails.
+    # The second connection checks for deadlocks first, so the second connection fails.
     connection.execute("SET deadlock_timeout = '10s'")
     other.execute("SET deadlock_timeout = '10ms'")
     connection.commit()

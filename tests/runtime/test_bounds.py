@@ -39,7 +39,7 @@ async def test_in_flight_is_bounded_in_messages(count: int, bound: int, batch: i
         nonlocal highest
         for _ in range(pauses[message.position % len(pauses)]):
             await anyio.lowlevel.checkpoint()
-            # By the broker's count, which includes messages between the source and the engine.
+            # The broker's count includes messages between the source and the engine.
             highest = max(highest, len(broker.unacked()))
 
     consumer = consumer_of(source, handler, concurrency=min(3, bound), max_in_flight=bound)
@@ -74,7 +74,7 @@ async def test_in_flight_is_bounded_in_bytes(sizes: list[int], bound: int, batch
     with anyio.fail_after(20):
         await consumer.run()
     assert broker.unfinished == 0
-    largest = max((size + 16 for size in sizes), default=0)  # including its key
+    largest = max((size + 16 for size in sizes), default=0)  # including the key of a message
     # The message that crosses the bound may be larger than the bound.
     assert consumer.status().peak_in_flight_bytes < bound + largest or not sizes
 
@@ -104,7 +104,7 @@ async def test_intake_stops_at_the_bound_and_resumes_at_the_low_water_mark() -> 
         assert await run.stop() is None
     with_room = [room.messages > 0 for room in rooms(source)]
     switches = sum(before != after for before, after in itertools.pairwise(with_room))
-    # 8, then 3 or more at a time: each time, the bound is reached and left once.
+    # The source delivers 8 messages at first, then 3 or more at a time. The bound is reached and left once each time.
     assert switches <= 2 * (1 + (30 - 8) // 3)
 
 

@@ -232,7 +232,7 @@ async def test_messages_finished_during_a_commit_are_committed_before_the_releas
         await until(lambda: commits(source) == [1])
         run.consumer.stop()
         await turns()
-        # Neither is due yet: the drains commit them, beside the hanging commit.
+        # No commit is due yet: the drains commit both partitions, while another commit hangs.
         gate.set()
         await turns()
         source.unblock("settle")

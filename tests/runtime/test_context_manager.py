@@ -84,7 +84,7 @@ async def test_an_error_of_the_block_is_raised_unwrapped() -> None:
         await block(beside(source, handler), body)
     assert caught.value is error
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
-    # The stop comes at once, and is orderly.
+    # The stop begins at once, and drains.
     assert handler.cancelled == [1]
     assert broker.acked() == [0]
     assert source.called("aclose")

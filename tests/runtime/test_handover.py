@@ -98,7 +98,7 @@ async def test_an_open_prefix_does_not_delay_the_drain() -> None:
     async with started(consumer_of(source, handler, concurrency=1, drain_timeout=0.02, grace=3600.0)) as run:
         await until(lambda: run.consumer.active and run.consumer.status().in_flight == 4)
         handler.let(0)
-        # The only worker handles the other partition, and position 1 of this one waits for it.
+        # The only worker handles the other partition, and position 1 of this partition waits for the worker.
         await until(lambda: handler.started == [0, 2, 7])
         group.revoke(0)
         await until(lambda: source.called("release"))
@@ -173,7 +173,7 @@ async def test_the_successor_of_a_crashed_member_repeats_uncommitted_messages(tm
         await until(lambda: group.committed(0).completed[-1:] == ((36, 38),))
         group.crash("m-1")
         group.publish(key="a")
-        # The member learns it from its next commit or receive, and joins again.
+        # The member learns of the loss from its next commit or receive, and joins again.
         await until(lambda: epochs(run) == [2])
         await until(lambda: sorted(handler.cancelled) == [2, 3])
         handler.let(*range(50))
@@ -238,7 +238,7 @@ async def test_a_partition_assigned_during_a_stop_is_given_back_once() -> None:
         await until(lambda: sorted(handler.started) == [0, 1, 2])
         run.consumer.stop()
         await turns()
-        # The only member of a group is assigned each partition again that it gives back.
+        # The only member of a group is assigned each released partition again.
         handler.let(0)
         await until(lambda: group.generation > 3)
         await turns(200)

@@ -236,7 +236,7 @@ async def test_a_second_process_after_a_fatal_error_keeps_the_promises(tmp_path:
         await until(lambda: gated.running == 3)
         gated.let(0)
         await until(lambda: 0 in gated.ended)
-        # Only after the drain has begun, or the successor of one of them may start.
+        # Only after the start of the drain; otherwise a later message of the key may start.
         gated.let(2, 4)
         assert await run.end() is error
     # Every message in flight gets a row with its outcome.

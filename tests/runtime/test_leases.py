@@ -94,14 +94,14 @@ async def test_no_handler_starts_after_the_deadline(jobs: Jobs, tmp_path: Path) 
         await until(lambda: "memory/0" not in run.consumer.status().floors)
         publish(source.broker, ["later"], partition=1)
         await until(lambda: source.broker.acked(1) == [0, 1])
-        # The source reports the loss later too: it counts once.
+        # The source also reports the loss, later; the loss counts once.
         source.lose(0)
         await turns()
         assert run.consumer.status().in_flight == 0
         assert run.consumer.status().zombies == 0
         assert await run.stop() is None
     assert jobs.started == [(1, 0), (1, 1)]
-    # The history has no start either.
+    # The history has no row `started` either.
     begun = [row.partition for row in read([tmp_path])[0].rows if row.event == "started"]
     assert begun == ["memory/1", "memory/1"]
     lost = [event for event in told if event.name == "lost"]
@@ -142,7 +142,7 @@ async def test_no_handler_starts_if_the_lease_ends_while_its_row_is_written(
         await until(lambda: run.consumer.ready)
         leased(source, "a")
         await until(lambda: run.consumer.status().in_flight == 2 and jobs.started)
-        # A settlement before it would write too.
+        # Settlements are blocked, because an earlier settlement would also flush the history.
         source.block("settle")
         jobs.let()
         await until(lambda: source.called("settle"))
@@ -159,7 +159,7 @@ async def test_no_handler_starts_if_the_lease_ends_while_its_row_is_written(
     assert [verdict.name for verdict in check([segment]) if verdict.status == "violated"] == []
     found = [row for row in segment.rows if (row.partition, row.position) == ("memory/0", 1)]
     rows = [(row.event, row.text) for row in found if row.event in ("started", "ended")]
-    # A message with a ``started`` row has its end.
+    # A message with a row ``started`` has a row ``ended``.
     assert rows in ([], [("started", ""), ("ended", "cancelled")])
     assert all(row.mono < UNTIL for row in found if row.event == "started")
 
@@ -190,7 +190,7 @@ async def test_a_thread_checks_the_deadline_before_the_call(*, renewed: bool) ->
         source.assign(0, deadline=UNTIL)
         publish(broker, ["a"])
         if renewed:
-            # For the loop the lease holds: the message that the thread returned is taken again.
+            # By the loop's clock the lease is valid, so the returned message starts again.
             await until(lambda: broker.acked(0) == [0])
         else:
             await until(lambda: times == 1 and not run.consumer.active)
@@ -306,7 +306,7 @@ async def test_a_drain_without_a_limit_lets_handlers_end(tmp_path: Path) -> None
     async with started(consumer) as run:
         await until(lambda: handler.started)
         source.revoke(0, timeout=math.inf)
-        # A limit of 0 s would have passed long ago.
+        # A timeout of 0 s would have passed long ago.
         with anyio.move_on_after(0.1):
             await until(lambda: handler.cancelled)
         assert handler.cancelled == [] and source.called("release") == []

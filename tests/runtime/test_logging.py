@@ -34,7 +34,7 @@ async def test_failing_messages_are_one_warning_and_one_count(
 
     with caplog.at_level(logging.INFO, "lanes"):
         async with started(consumer_of(source, charge, attempts=2)) as run:
-            # The count comes by itself, while nothing else happens.
+            # The count is logged without any other event.
             await until(lambda: len(said(caplog, logging.WARNING, "charge failed")) == 2)
             assert await run.stop() is None
     first, more = said(caplog, logging.WARNING, "charge failed")

@@ -189,7 +189,7 @@ async def test_block_and_dlq_writes_the_dead_letter_then_stops_the_key(tmp_path:
     async with started(consumer) as run:
         await until(lambda: dead_letters.called("put"))
         assert (consumer.status().parking, consumer.status().blocked) == (1, 0)
-        # Not blocked yet: its dead letter comes first.
+        # The message is not blocked before its dead letter is confirmed.
         assert consumer.unblock("a") == 0
         dead_letters.unblock("put")
         await until(lambda: blocked(consumer) == 1)
@@ -425,7 +425,7 @@ async def test_a_message_that_its_source_cannot_read_is_never_handled(
             assert consumer.unblock("a") == 1
             await until(lambda: blocked(consumer) == 1)
             await turns()
-            # Another attempt cannot read it either; only a park helps.
+            # Another attempt cannot read the message either, so only `park` helps.
             assert consumer.park("a") == 1
             await until(lambda: broker.unfinished == 0)
             assert sorted(poisoned.done) == [1, 2]

@@ -70,7 +70,7 @@ def test_a_first_signal_drains(job: Job, number: signal.Signals) -> None:
     process.send_signal(number)
     assert complains(process) == f"lanes: {number.name}: draining; a second signal stops at once"
     assert process.poll() is None
-    # The running handler may end; the next one does not start.
+    # The running handler may end, and no further handler starts.
     out, err = process.communicate("go on\n", timeout=TIMEOUT)
     assert (process.returncode, out, err) == (EXIT_DRAINED, "ended 0\nbye\n", "")
 
@@ -142,7 +142,7 @@ def test_a_doubled_signal_drains(job: Job) -> None:
 def test_signals_within_a_second_of_the_first_are_one_request() -> None:
     signals = SignalCounter()
     assert [signals.received(at) for at in (-5.0, -4.5, -4.01)] == [1, 0, 0]
-    # A person who repeats Ctrl+C all the time is heard a second after the first one.
+    # Repeated Ctrl+C takes effect a second after the first.
     assert [signals.received(at) for at in (-4.0, -3.9, 7.0)] == [2, 0, 3]
 
 
@@ -196,7 +196,7 @@ def test_a_halt_has_its_own_exit_status(job: Job) -> None:
     assert process.returncode == EXIT_HALTED
     *before, last = err.splitlines()
     assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0")
-    # The traceback of the handler alone.
+    # Only the traceback of the handler is printed.
     assert before[0].startswith("the run ends: memory: the handler failed 1 time(s) at memory/0 position 0")
     assert before[1] == "Traceback (most recent call last):"
     assert before[-1] == "lanes.errors.Term: never"

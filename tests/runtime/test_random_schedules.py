@@ -153,7 +153,7 @@ async def test_any_schedule_keeps_every_promise(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         world = World(directory, concurrency, spare, traffic)
-        # The last process ends when every message is handled, so at least one has no restart.
+        # The last process ends when every message is handled, so at least one process has no restart.
         for number in range(events.count(("restart",)) + 1):
             await world.run(number, events)
         verdicts = check(read([directory]))

@@ -95,7 +95,7 @@ async def test_a_loss_ends_a_drain_without_a_limit() -> None:
         source.lose(0)
         try:
             await until(lambda: "lost" in told)
-            # Its handler cannot be ended and still runs.
+            # The handler cannot be cancelled and still runs.
             await until(lambda: not drains_of(run.consumer))
         finally:
             let.set()

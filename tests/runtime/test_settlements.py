@@ -56,7 +56,7 @@ async def test_unsettled_messages_stay_in_flight() -> None:
     ) as run:
         await until(lambda: len(handler.ended) == 4 and len(source.called("settle")) > 3)
         await turns()
-        # The bound includes finished, unsettled messages: no fifth one comes.
+        # The bound includes finished, unsettled messages, so no fifth message arrives.
         assert run.consumer.status().in_flight == 4
         assert sorted(handler.started) == [0, 1, 2, 3]
         assert await run.stop() is None
@@ -219,7 +219,7 @@ async def test_a_settlement_that_can_never_be_sent_stops_with_its_error() -> Non
     async with started(consumer_of(source, handler, drain_timeout=30.0, grace=0.1)) as run:
         await until(lambda: source.called("settle"))
         handler.let(1)
-        # In order, but faster than a drain: a settlement that can never be sent is not waited for.
+        # The stop is orderly, but faster than a drain: it does not wait for a settlement that can never be sent.
         assert await run.end() is refused
     assert broker.acked() == []
     assert source.called("aclose")
@@ -271,7 +271,7 @@ async def test_a_handler_that_never_suspends_does_not_starve_other_tasks() -> No
         await consumer_of(source, handler, clock=lambda: now, concurrency=1).run()
         tasks.cancel_scope.cancel()
     assert broker.unfinished == 0
-    # A slice is 5 ms. Messages that finish in one are sent two slices later at the latest.
+    # A slice is 5 ms. Messages that finish in a slice are settled at most two slices later.
     assert max(waiting) <= 20
     assert ticks >= 400 / 10
 

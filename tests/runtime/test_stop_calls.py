@@ -63,7 +63,7 @@ async def test_stop_may_be_called_outside_of_tasks(where: Callable[[Stop], None]
         where(run.consumer.stop)
         where(run.consumer.stop)
         await turns()
-        # The running handler ends; no other starts.
+        # The running handler ends, and no other handler starts.
         assert not run.ended.is_set()
         handler.let(0, 1, 2)
         assert await run.end() is None

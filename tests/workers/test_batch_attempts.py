@@ -63,7 +63,7 @@ async def test_a_stop_gives_up_only_the_head_of_a_failed_call(
         await run.end()
     assert handler.calls[0] == [(0, 1), (1, 1), (2, 1), (3, 1)]
     assert [dead_letter.position for dead_letter in broker.dead_letters] == [0]
-    # They were never handled, so no attempt of them counts.
+    # These messages were never handled, so they have no attempt.
     assert handler.calls[-1] == [(1, 1), (2, 1), (3, 1)]
 
 

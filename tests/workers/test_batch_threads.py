@@ -191,7 +191,7 @@ async def test_a_call_that_outlives_its_partition_does_not_count(tmp_path: Path)
         source.assign(0)
         await until(lambda: consumer.active)
         await turns()
-        # Its keys wait for the call.
+        # The keys of the call's messages wait for its end.
         assert handler.started == [[0, 1]]
         handler.gate.set()
         await until(lambda: broker.unfinished == 0)

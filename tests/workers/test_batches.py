@@ -24,7 +24,8 @@ async def test_a_batch_is_bounded_and_has_runs_of_lanes() -> None:
     broker = published(*"aabbaacbbb")
     handler = Batches()
     await batching(finite(broker), handler, concurrency=1).run()
-    # Each lane's run, then the next lane; the next batch continues where a lane was left.
+    # A batch has the waiting messages of one lane, then those of the next lane; the next batch continues in the same
+    # lane.
     assert handler.calls == [[0, 1, 4, 5], [2, 3, 7, 8], [6, 9]]
     assert broker.unfinished == 0
 
@@ -82,7 +83,7 @@ async def test_a_lingering_batch_starts_after_linger() -> None:
     consumer = batching(MemorySource(broker), handler, linger=0.02, clock=clock)
     async with started(consumer) as run:
         await until(lambda: consumer.active and consumer.status().ready == 2)
-        # The consumer's clock decides.
+        # The consumer's clock decides when a batch is due.
         await clock.asked_again()
         assert handler.calls == []
         clock.now += 0.02

@@ -81,7 +81,7 @@ async def test_an_unblocked_message_runs_in_the_context_of_the_run() -> None:
         publish(broker, "b")
         await until(lambda: len(seen) == 2)
         VARIABLE.set("of the user's task")
-        # The only worker handles b, so a second one starts here.
+        # The only worker handles b, so a second worker starts.
         assert run.consumer.unblock("a") == 1
         await until(lambda: len(seen) == 3)
         gate.set()

@@ -92,7 +92,7 @@ async def test_queued_messages_are_taken_back_when_their_partition_is_lost(late:
         late.start_all()
         await until(lambda: broker.acked(1) == [0, 1, 2])
         assert await run.stop() is None
-    # The others in their order, as one thread runs them.
+    # The other messages ran in order, in a single thread.
     assert sorted(handler.seen) == [(1, 0), (1, 1), (1, 2)]
     assert broker.acked(0) == []
     assert_kept(tmp_path, left=True)
@@ -111,7 +111,7 @@ async def test_a_drain_takes_back_queued_messages(late: type[Late]) -> None:
         # Without a grace, because no handler of the partition runs.
         await until(lambda: source.called("release"))
         assert run.consumer.status().zombies == 0
-        # One thread alone runs the others in their order.
+        # A single thread runs the other messages in order.
         threading.Thread.start(late.waiting[0])
         await until(lambda: broker.acked(1) == [0, 1, 2])
         late.waiting = late.waiting[1:]
@@ -153,7 +153,7 @@ async def test_a_cancelled_run_lets_its_handlers_end_within_the_grace(tmp_path: 
         handler.let(0, 1)
         assert await run.end() is None
         assert threads() == []
-    # Finished messages count, and none was begun after the cancellation.
+    # Finished messages count, and no message started after the cancellation.
     assert broker.acked() == [0, 1]
     assert sorted(handler.started) == [0, 1]
     assert_kept(tmp_path, left=True)
@@ -276,7 +276,7 @@ def test_a_thread_that_outlives_the_loop_ends_silently(backend: str) -> None:
             assert await run.stop() is None
 
     anyio.run(run_until_started, backend=backend)
-    # An exception in a thread would be a warning, and that an error.
+    # An exception in a thread would be a warning, which fails the test.
     handler.let(0)
     handler.join()
     assert broker.acked() == []

@@ -43,7 +43,7 @@ async def test_a_handler_over_its_timeout_is_reported_once_and_keeps_its_lane(
         broker.publish(key="b")
         await until(lambda: handler.running == 2)
         clock.now += 30
-        # By now the watch has checked the first one again.
+        # By now, the watch has checked the first handler again.
         await until(lambda: len(reports()) == 2)
         assert [message.position for message in made[0].stuck(clock.now, 120.0)] == [0]
         assert handler.started == [0, 2]

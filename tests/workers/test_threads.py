@@ -325,7 +325,7 @@ async def test_a_base_exception_stops_in_order_and_is_raised(make: Callable[[], 
         gates.let(1, 2)
         error = await run.end()
     assert type(error) is type(make())
-    # It is no failed attempt.
+    # The exception is no failed attempt.
     assert run.consumer.status().retries == 0
     assert sorted(gates.started) == [0, 1, 2]
     assert broker.acked() == [1, 2]

@@ -40,7 +40,7 @@ async def test_a_handler_over_its_timeout_is_cancelled_and_fails(tmp_path: Path)
     async with started(consumer) as run:
         for times in (1, 2, 3):
             await over_its_time(handler, clock, times)
-        # Its lane continues after it has been given up.
+        # The lane continues after the message has been given up.
         await until(lambda: handler.started[-1] == 1)
         handler.let(1)
         await until(lambda: broker.unfinished == 0)
@@ -142,7 +142,7 @@ async def test_only_handlers_over_their_timeout_are_cancelled() -> None:
         await until(lambda: handler.started == [0, 1])
         clock.now += 0.006
         await until(lambda: handler.cancelled == [0])
-        # The consumer's clock decides.
+        # The consumer's clock decides about the timeout.
         await clock.asked_again()
         assert handler.cancelled == [0]
         handler.let(1)
@@ -179,7 +179,7 @@ async def test_a_drain_waits_for_a_handler_being_cancelled(tmp_path: Path) -> No
         assert not run.ended.is_set()
         gate.set()
         assert await run.end() is None
-    # It is neither retried nor given up, but redelivered.
+    # The message is neither retried nor given up, but redelivered.
     assert (cancelled, broker.unacked(), broker.dead_letters) == (1, [0, 1], [])
     assert_kept(tmp_path, left=True)
 
@@ -220,7 +220,7 @@ async def test_the_timer_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = limited(MemorySource(broker), handler, clock=clock)
     async with started(consumer) as run:
         await until(lambda: handler.running == 1)
-        # Floats may leave a tiny rest, which is slept for.
+        # Rounding may leave a tiny remainder, for which the task sleeps.
         clock.now += 0.01 - 1e-9
         await until(lambda: len(sleeps) > 3)
         assert handler.cancelled == []

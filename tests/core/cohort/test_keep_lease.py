@@ -59,7 +59,7 @@ def test_a_renewal_without_an_answer_is_read_back_and_is_no_loss() -> None:
     world.answer(member, unknown=True)
     assert world.ask(member) == Wait(sent + LOOK_SECONDS)
     world.elapse(LOOK_SECONDS)
-    world.act(member)  # it reads
+    world.act(member)  # the member reads the lease
     assert member.machine.deadline == sent + TTL - MARGIN
     actions(world, member)
     assert member.machine.deadline == world.server.now + TTL - MARGIN
@@ -202,7 +202,7 @@ def test_a_lost_partition_is_acquired_again_only_after_its_handlers_ended() -> N
     member.machine.gone("503", world.clock(member))
     world.react(member)
     assert (world.act(member), member.machine.phase) == (None, phases.FENCED)
-    member.machine.drained(NOTHING, world.clock(member))  # it was on its way when the loss came
+    member.machine.drained(NOTHING, world.clock(member))  # the report of the drain was under way at the loss
     world.finish(member)
     assert world.act(member) == Read("l.0")
 

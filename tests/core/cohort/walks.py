@@ -130,7 +130,7 @@ class Scenario:
         self.work(1, 3, finish=2)
         self.drive(1)
         self.work(1, 1, lose=True)
-        self.work(1, 1)  # it finds the gap
+        self.work(1, 1)  # the member finds the gap
         self.drive(1)
         world.elapse(TTL / 3)
         self.drive(1)

@@ -93,7 +93,7 @@ def test_a_new_partition_finds_room(owned: int, elsewhere: int, busy: int) -> No
     side = StubInbox([f"c{number}" for number in range(partitions)])
     room = Room(partitions * 4, LARGE)
     pulling = side.pulls[:owned]
-    # The other partition was busy a moment ago.
+    # The other partition was busy until a moment ago.
     pulling[-1].outstanding = partitions * 2
     for _ in range(3):
         at_once(Turns("test", partitions).pull(pulling, set(pulling[: busy + 1]), room, 0.0))

@@ -80,7 +80,7 @@ async def test_an_unknown_result_of_a_write_is_resolved(
             await log.handled(stream.published)
             kept = {name: partition.epoch for name, partition in a.status().partitions.items()}
             assert kept.items() <= tokens.items()
-            # The last write is its leave.
+            # The last write is the departure of the member.
             losses.lose(what, kv + "m.a")
             await running.leave(a)
             await settled(b, partitions=4)

@@ -41,7 +41,7 @@ async def test_a_stream_recreated_beside_a_full_consumer_stops_the_source(stream
     handle, _ = held_up(recorder, 0)
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     consumer = lanes.Consumer(stream.source(), handle, settings=settings)
-    # A check may find that it does not exist.
+    # A check may find that the stream does not exist.
     async with stops(consumer, "^stream .* was deleted (and created again|during the run)"):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)

@@ -96,7 +96,7 @@ def test_a_message_behind_waiting_ones_is_a_sign_of_life(monkeypatch: pytest.Mon
     now = 100.0
     monkeypatch.setattr("lanes_jetstream.wire.pull_requests.monotonic", lambda: now)
     asyncio.run(requests.request_exactly(100))
-    # As for a paused partition, nothing is taken. The server sends messages, so it needs no heartbeats.
+    # As for a paused partition, the source reads no message. The server sends messages, so no heartbeats are needed.
     while now < 100.0 + 6 * HEARTBEAT:
         requests.on_message(Msg(None, "S.1", "", b""))  # type: ignore[arg-type]
         assert kind(requests) is None

@@ -195,16 +195,16 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaHarne
 
 
 def cases(*, slow: bool) -> Iterator[Any]:
-    """Every check in every protocol, with one partition and with three, on either event loop; but for a few of them,
-    only in ``slow``."""
+    """Yield every check for every protocol, partition count and event loop, either the fast cases or the slow ones."""
     for protocol in PROTOCOLS:
         for partitions in (1, 3):
-            # Of one partition it is known what a peer that joins takes away by the eager protocol, and that by 848 a
-            # rival keeps what it has got; by the others the one that was thrown out may come back in time to get it.
+            # With one partition, only two effects are certain. In the eager protocol, a joining peer causes a revoke.
+            # In 848, a rival keeps the partition; in the other protocols, the removed member may rejoin and own it
+            # again.
             taken: dict[tuple[str, int], tuple[Ability, ...]] = {("eager", 1): ("revoke",), ("848", 1): ("lose",)}
             can: tuple[Ability, ...] = (*MOCK, *taken.get((protocol, partitions), ()))
             for check in checks(can):
-                often = name_of(check) == "start_is_cancel_safe"  # a group is joined thirty times
+                often = name_of(check) == "start_is_cancel_safe"  # the check joins a group thirty times
                 loss = protocol == "848" and name_of(check) in ("loss_is_told_without_room", "nothing_more_after_loss")
                 for backend in ("asyncio", "trio"):
                     eager = (protocol, partitions) == ("eager", 1)
@@ -237,7 +237,7 @@ async def test_the_kafka_source_keeps_the_contract_in_every_protocol(
 
 
 def mock_cases(*, slow: bool) -> Iterator[Any]:
-    """Every check in every protocol, on either event loop; but for a few of them, only in ``slow``."""
+    """Yield every check for every protocol and event loop, either the fast cases or the slow ones."""
     for protocol in PROTOCOLS:
         for check in checks(MOCK):
             often = name_of(check) == "start_is_cancel_safe"

@@ -97,7 +97,7 @@ async def opened(harness: SqliteHarness) -> AsyncIterator[SqliteSource]:
     source = harness.another()
     try:
         await source.open()
-        await source.receive(Room(0, 0))  # its Assigned
+        await source.receive(Room(0, 0))  # receives the event Assigned
         yield source
     finally:
         await source.aclose()
@@ -205,7 +205,7 @@ async def test_a_long_write_lock_is_waited_for_and_logged(harness: SqliteHarness
             with pytest.raises(lanes.SourceError, match="database is locked") as caught:
                 await settle(source, messages)
             assert caught.value.retryable
-            await source.extend(messages)  # as well as it can
+            await source.extend(messages)  # does not raise
             assert values(await take(source)) == []
         assert values(await take(source)) == [b"a2"]
         await settle(source, messages)

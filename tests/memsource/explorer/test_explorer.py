@@ -19,7 +19,7 @@ NO_DRAIN = Scope(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)  # it computes for up to ten seconds, or for as long as a busy machine takes for that
+@pytest.mark.timeout(300)  # ten seconds of computing, which take minutes on a busy machine
 @pytest.mark.parametrize("name", DAILY)
 def test_the_engine_keeps_its_promises_in_every_order_of_events(name: str) -> None:
     scope = DAILY[name]

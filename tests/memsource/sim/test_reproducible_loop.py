@@ -65,7 +65,7 @@ def interpreters() -> list[str]:
 
 SCRIPT = """
 import hashlib, sys, types
-# What was compiled for another Python, and is not of the simulator.
+# Packages that are compiled for another Python, and that the simulator does not need.
 stub = types.ModuleType("blake3")
 stub.blake3 = lambda *arguments, **options: hashlib.blake2b()
 sys.modules["blake3"] = stub
