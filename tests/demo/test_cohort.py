@@ -49,7 +49,7 @@ async def comes_and_goes(group: Members) -> None:
     await group.handled(count)
 
 
-async def test_members_come_and_go_and_nothing_runs_again(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_members_join_and_leave_without_repeats(nats_server: NatsServer, tmp_path: Path) -> None:
     before = await streams(nats_server)
     report = await run(config(nats_server, partitions=12, lease=10.0, script=comes_and_goes, keep=tmp_path / "kept"))
     assert report.broken == []

@@ -47,7 +47,7 @@ from demo.places import places
         ({"concurrency": 10, "max_in_flight": 5}, "max_in_flight=5 is below concurrency=10"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DemoError, match=message):
         DemoConfig(**{"server": "nats://127.0.0.1:4222", **changes})
 
@@ -62,7 +62,7 @@ def test_how_many_members_share_how_much() -> None:
     ]
 
 
-def test_a_worker_is_told_everything_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_gets_all_settings_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     told = WorkerConfig(
         server="nats://127.0.0.1:4222",
         stream="S",

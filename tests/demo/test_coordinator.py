@@ -76,7 +76,7 @@ async def test_a_process_that_is_stuck_is_replaced(monkeypatch: pytest.MonkeyPat
     await asking.close()
 
 
-async def test_the_answer_to_a_question_that_was_given_up_is_nobodys() -> None:
+async def test_a_late_answer_to_an_abandoned_question_is_dropped() -> None:
     asking = asker("threading.Event().wait(0.2)")
     first = await asking.group()
     with pytest.raises(TimeoutError):

@@ -38,7 +38,7 @@ def test_a_log_is_read_line_by_line(tmp_path: Path) -> None:
     assert len(load(path, 2, 1)) == 2
 
 
-def test_a_compressed_log_is_read_whatever_its_name(tmp_path: Path) -> None:
+def test_a_compressed_log_is_read_under_any_name(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(gzip.compress(json.dumps(row()).encode()))
     assert load(path, None, 1) == [Event("a", 0, json.dumps(row()).encode())]
@@ -63,7 +63,7 @@ def test_a_compressed_log_is_read_whatever_its_name(tmp_path: Path) -> None:
         (row("b", -1), r"log\.jsonl:2: case 'b' has step -1 instead of step 0"),
     ],
 )
-def test_what_is_wrong_is_named_by_file_and_line(tmp_path: Path, line: object, message: str) -> None:
+def test_a_mistake_is_named_by_file_and_line(tmp_path: Path, line: object, message: str) -> None:
     path = write(tmp_path / "log.jsonl", row("a"), line)
     with pytest.raises(DemoError, match=message) as caught:
         load(path, None, 1)

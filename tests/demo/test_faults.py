@@ -17,11 +17,11 @@ def test_about_one_in_a_hundred_fails_once_or_twice_and_a_few_always() -> None:
     assert sum(failures.values()) == 55_628
 
 
-def test_nothing_fails_when_nothing_is_to_fail() -> None:
+def test_without_planned_failures_no_event_fails() -> None:
     faults = Faults(fail_every=0, poison_every=0)
     assert {faults.failures(event.case, event.step) for event in generate(2_000, 1)} == {0}
 
 
-def test_everything_fails_when_everything_is_to_fail() -> None:
+def test_every_event_fails_if_all_failures_are_planned() -> None:
     assert {Faults(poison_every=1).failures("a", step) for step in range(9)} == {POISON}
     assert {Faults(poison_every=0, fail_every=1).failures("a", step) for step in range(99)} == {1, 2}

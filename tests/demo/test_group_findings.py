@@ -153,13 +153,13 @@ REPEATS = {
 
 
 @pytest.mark.parametrize("case", REPEATS.values(), ids=REPEATS)
-def test_what_a_run_was_repeated_by(case: Repeat) -> None:
+def test_the_cause_of_a_repeated_run(case: Repeat) -> None:
     found = findings(known(case.first, AGAIN, case.looks, case.faults, crashed=case.crashed))
     expected = {"kill": 0, "freeze": 0, "clean": 0} | ({} if case.cause is None else {case.cause: 1})
     assert found.duplicates == expected
 
 
-def test_the_one_that_was_removed_repeats_what_its_next_owner_has_run() -> None:
+def test_a_removed_member_repeats_messages_of_its_next_owner() -> None:
     first = at(101.0, assigned(), delivered(0)) + at(103.0, ran(0))
     found = findings(known(first, at(102.0, assigned(), delivered(0), ran(0)), BEFORE, [fault("freeze", 101.1, 102.9)]))
     assert found.duplicates == {"kill": 0, "freeze": 1, "clean": 0}

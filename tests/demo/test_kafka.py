@@ -82,7 +82,7 @@ async def test_everything_is_done_to_a_group(kafka: KafkaServer, protocol: Proto
 
 
 @pytest.mark.slow
-async def test_a_broker_that_dies_is_waited_for(fresh_kafka: KafkaFactory) -> None:
+async def test_the_demo_waits_for_a_killed_broker(fresh_kafka: KafkaFactory) -> None:
     server = fresh_kafka(warm=True)
 
     async def outage(group: Members) -> None:
@@ -120,7 +120,7 @@ asyncio.run(run(DemoConfig(broker="kafka", server=server, events=1_000, serial_s
 """
 
 
-async def test_nothing_outlives_a_demo_that_is_killed(kafka: KafkaServer, temporary: Path, spawn: Spawn) -> None:
+async def test_no_process_outlives_a_killed_demo(kafka: KafkaServer, temporary: Path, spawn: Spawn) -> None:
     demo = spawn("-c", _FREEZES_ONE, kafka.url, "killed")
     children = list(map(int, first_line(demo).split()))
     assert len(children) == 4 and not any(map(is_gone, children)), "three members, and who asks for the group"

@@ -107,7 +107,7 @@ def test_overlaps(case: Overlap) -> None:
     ],
     ids=["killed", "frozen", "cut off", "lost for nothing", "given back"],
 )
-def test_who_made_a_message_run_again(first: Rows, crashed: bool, faults: list[FaultKind], cause: str) -> None:
+def test_the_cause_of_a_repeated_message(first: Rows, crashed: bool, faults: list[FaultKind], cause: str) -> None:
     again = at(110.0, assigned(None), leased(120.0), delivered(0), *ran(0))
     done = [Fault(kind, "m-1", 103.0, 106.0) for kind in faults]
     found = findings(known(first, again, done, crashed=crashed))
@@ -119,7 +119,7 @@ def test_who_made_a_message_run_again(first: Rows, crashed: bool, faults: list[F
     [((90.0, 92.0), True), ((80.0, 87.0), False), ((102.0, 104.0), True), ((103.5, 104.0), False)],
     ids=["over shortly before", "over long before", "when it died", "begun behind it"],
 )
-def test_a_broker_that_was_away_may_have_forgotten_what_it_was_told(
+def test_an_outage_may_excuse_lost_acknowledgements(
     tmp_path: Path, outage: tuple[float, float], forgotten: bool
 ) -> None:
     """After the death of m-1 at 103 s, an outage at about that time excuses lost acknowledgements. Otherwise the bound
@@ -135,7 +135,7 @@ def test_a_broker_that_was_away_may_have_forgotten_what_it_was_told(
     assert verdict.status == ("passed" if forgotten else "violated")
 
 
-def test_the_loss_says_last_until_when_a_lease_was() -> None:
+def test_the_loss_has_the_last_deadline_of_a_lease() -> None:
     rows = flat(RUNS, at(103.0, leased(106.0), started(0, attempt=2)), LOST)
     assert deadlines(parsed(segment(rows[:6], end=None))) == {ONE: 106.0}
     assert deadlines(parsed(segment(rows, end=None))) == {ONE: 105.0}
@@ -197,7 +197,7 @@ def test_handovers() -> None:
     assert handovers(parsed(segment(lost, end=None), segments[1])) == []
 
 
-def test_the_report_says_what_moved() -> None:
+def test_the_report_has_the_number_of_moves() -> None:
     knowledge = known(flat(RUNS, at(104.0, ended(0), ack(0))))
     found = findings(knowledge)
     assert (found.moves, found.handover) == (Moves(0, 0), None)

@@ -27,14 +27,14 @@ def test_steps_in_order_are_applied(ledger: Ledger) -> None:
     assert ledger.stored == 3
 
 
-def test_a_step_that_is_stored_is_a_repeat(ledger: Ledger) -> None:
+def test_a_stored_step_is_a_repeat(ledger: Ledger) -> None:
     ledger.apply([Apply("a", 0, 1), Apply("a", 1, 1)])
     # As after a crash: both steps are delivered again, in order, under a new assignment.
     assert ledger.apply([Apply("a", 0, 2), Apply("a", 1, 2), Apply("a", 2, 2)]) == ["repeat", "repeat", "applied"]
     assert ledger.audit([("a", 0), ("a", 1), ("a", 2)], []).repeats == ledger.repeats == 2
 
 
-def test_a_step_that_was_overtaken_is_a_violation_and_lost(ledger: Ledger) -> None:
+def test_an_overtaken_step_is_a_violation_and_lost(ledger: Ledger) -> None:
     assert ledger.apply([Apply("a", 1, 1), Apply("a", 0, 1)]) == ["applied", "violation"]
     audit = ledger.audit([("a", 0), ("a", 1)], [])
     assert (audit.violations, audit.lost) == ([("a", 0)], [("a", 0)])
@@ -75,7 +75,7 @@ def test_a_batch_is_one_transaction(ledger: Ledger) -> None:
     other.close()
 
 
-def test_a_ledger_that_cannot_be_made_or_written_says_so_in_one_line(ledger: Ledger, tmp_path: Path) -> None:
+def test_an_unwritable_ledger_prints_one_line(ledger: Ledger, tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=r"ledger .*/no/ledger cannot be used \(.*\): free space"):
         Ledger(tmp_path / "no" / "ledger")
     ledger.close()

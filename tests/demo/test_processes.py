@@ -83,7 +83,7 @@ def test_the_peak_memory_is_that_of_this_process_alone() -> None:
 
 @pytest.mark.anyio
 @asyncio_only
-async def test_what_a_child_says_is_kept(tmp_path: Path) -> None:
+async def test_the_output_of_a_child_is_kept(tmp_path: Path) -> None:
     code = "import sys; print('out'); print('first', file=sys.stderr); sys.exit('the last words')"
     child = Child(python(code), tmp_path / "log")
     await child.start()
@@ -96,7 +96,7 @@ async def test_what_a_child_says_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @asyncio_only
-async def test_a_child_is_killed_and_known_to_be(tmp_path: Path) -> None:
+async def test_a_killed_child_is_reported_as_killed(tmp_path: Path) -> None:
     child = Child(python("import threading; " + _FOR_EVER), tmp_path / "log")
     assert (child.pid, child.status) == (0, None)
     await child.start()

@@ -72,7 +72,7 @@ def test_a_green_report() -> None:
         ({"failure": "the worker died"}, "ended early: the worker died"),
     ],
 )
-def test_every_promise_turns_it_red(changes: dict[str, Any], line: str) -> None:
+def test_every_broken_promise_fails_the_report(changes: dict[str, Any], line: str) -> None:
     broken = report(**changes)
     assert not broken.ok
     assert [found for found in broken.broken if found.startswith(line)]
@@ -113,7 +113,7 @@ def test_the_line_for_machines_has_exactly_its_keys() -> None:
     }
 
 
-def test_nothing_measured_is_not_divided_by() -> None:
+def test_a_missing_measurement_causes_no_division_by_zero() -> None:
     empty = report(seconds=0.0, serial_rate=0.0, done=0)
     assert (empty.rate, empty.speedup) == (0.0, 0.0)
     assert ("speed-up", "not measured", True) in empty.rows()

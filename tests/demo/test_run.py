@@ -44,7 +44,7 @@ async def streams(client: Client) -> set[str]:
     return {info.config.name or "" for info in await client.jetstream().streams_info()}
 
 
-async def test_everything_it_made_is_gone_and_what_was_to_be_kept_stays(
+async def test_a_run_removes_its_files_except_those_to_keep(
     nats_server: NatsServer, client: Client, tmp_path: Path
 ) -> None:
     before = await streams(client)
@@ -71,14 +71,14 @@ async def test_killed_at_many_moments(nats_server: NatsServer) -> None:
     assert report.max_in_flight_seen <= report.max_in_flight
 
 
-async def test_a_worker_that_dies_by_itself_is_quoted(nats_server: NatsServer) -> None:
+async def test_the_output_of_a_crashed_worker_is_quoted(nats_server: NatsServer) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no luck today')"]
     report = await run(config(nats_server, worker_command=command))
     assert "ended early: worker 1 ended by itself with status 1: no luck today" in report.broken
     assert len(report.lost) + report.dead_letters == 2_000
 
 
-async def test_a_worker_that_does_nothing_is_given_up(nats_server: NatsServer) -> None:
+async def test_an_idle_worker_ends_the_demo(nats_server: NatsServer) -> None:
     command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     report = await run(config(nats_server, worker_command=command, stall_timeout=1.0))
     assert report.failure is not None
@@ -105,7 +105,7 @@ async def test_no_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> N
         await run(DemoConfig(server="nats://127.0.0.1:1", events=10))
 
 
-async def test_a_bad_log_is_known_before_a_server_is_looked_for(tmp_path: Path) -> None:
+async def test_a_bad_log_is_refused_before_the_server_is_contacted(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("no JSON\n")
     with pytest.raises(DemoError, match="log:1: not JSON"):
         await run(DemoConfig(server="nats://127.0.0.1:1", data=tmp_path / "log"))
@@ -136,7 +136,7 @@ class Outage:
             self._end()
 
 
-async def test_a_server_that_dies_is_waited_for(fresh_nats: Callable[..., NatsServer]) -> None:
+async def test_the_demo_waits_for_a_killed_server(fresh_nats: Callable[..., NatsServer]) -> None:
     server = fresh_nats()
     outage = Outage(lambda p: p.stored > 700, lambda _: server.kill(), server.start, 2.0)
     report = await run(config(server, on_progress=outage))
@@ -155,7 +155,7 @@ async def test_a_server_that_dies_while_publishing_changes_nothing_about_the_ord
     assert outage.over
 
 
-async def test_a_server_that_dies_with_the_worker_is_waited_for(fresh_nats: Callable[..., NatsServer]) -> None:
+async def test_the_demo_waits_for_a_server_killed_with_the_worker(fresh_nats: Callable[..., NatsServer]) -> None:
     server = fresh_nats()
     outage = Outage(lambda p: p.starts == 2 and not p.status, lambda _: server.kill(), server.start, 1.0)
     report = await run(config(server, on_progress=outage))
@@ -217,7 +217,7 @@ async def test_a_signal_stops_everything(
     assert await streams(client) == before
 
 
-async def test_what_a_pipe_sees(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_the_output_through_a_pipe(nats_server: NatsServer, tmp_path: Path) -> None:
     with command(nats_server, tmp_path, "--sample", "0.3s", "--events", "500") as process:
         out, said = await asyncio.to_thread(process.communicate)
     assert (process.returncode, said) == (0, "")
@@ -226,7 +226,7 @@ async def test_what_a_pipe_sees(nats_server: NatsServer, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_reader_that_goes_away_leaves_nothing_running(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_a_closed_pipe_ends_every_process(nats_server: NatsServer, tmp_path: Path) -> None:
     with command(nats_server, tmp_path, "--sample", "0s", "--events", "500") as process:
         assert process.stdout is not None
         await asyncio.to_thread(process.stdout.readline)

@@ -109,7 +109,7 @@ async def test_a_status_arrives(tmp_path: Path) -> None:
             assert await made.statuses.get() == {"in_flight": 3}
 
 
-async def test_a_broken_connection_fails_what_is_open_and_is_made_again(tmp_path: Path) -> None:
+async def test_a_broken_connection_fails_open_requests_and_is_renewed(tmp_path: Path) -> None:
     async with world(tmp_path, latency=60.0) as (made, client):
         waiting = asyncio.create_task(client.approve("a", 0))
         # The answer to a later request shows that the first request has arrived.
@@ -158,7 +158,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None
         b"h token\n" + b"x" * 70_000,
     ],
 )
-async def test_who_does_not_speak_the_protocol_is_cut_off(tmp_path: Path, said: bytes) -> None:
+async def test_a_client_with_another_protocol_is_disconnected(tmp_path: Path, said: bytes) -> None:
     async with world(tmp_path) as (made, client):
         reader, writer = await asyncio.open_unix_connection(made.service.address.removeprefix("unix:"))
         writer.write(said)
@@ -180,7 +180,7 @@ async def test_where_a_path_is_too_long_a_loopback_port_serves(tmp_path: Path) -
         assert await client.apply("a", 0, 1) == "applied"
 
 
-async def test_a_ledger_that_cannot_be_written_is_known_and_not_answered(tmp_path: Path) -> None:
+async def test_an_unwritable_ledger_is_reported_without_an_answer(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, client):
         made.ledger.close()
         waiting = asyncio.create_task(client.apply("a", 0, 1))

@@ -43,7 +43,7 @@ def schemas(server: PostgresServer) -> list[str]:
     return [name for (name,) in found]
 
 
-def test_a_worker_and_the_driver_die_and_nothing_is_lost_or_doubled(
+def test_kills_of_a_worker_and_the_driver_lose_and_double_nothing(
     kafka: KafkaServer, postgres: PostgresServer, jars: str, tmp_path: Path
 ) -> None:
     kept, temporary = tmp_path / "kept", tmp_path / "temporary"

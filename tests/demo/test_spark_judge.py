@@ -61,13 +61,13 @@ def test_cases_may_overtake_each_other(tables: Tables) -> None:
     assert judged(tables, sorted(LOG)) == whole()
 
 
-def test_a_dead_letter_is_not_lost_even_when_it_is_there_twice(tables: Tables) -> None:
+def test_a_duplicate_dead_letter_is_not_lost(tables: Tables) -> None:
     letter = ("b", 2)
     found = judged(tables, [step for step in LOG if step != letter], [letter, letter])
     assert found == whole(dead_letters=[letter])
 
 
-def test_what_is_lost_is_named(tables: Tables) -> None:
+def test_a_lost_event_is_named(tables: Tables) -> None:
     gone = [("a", 0), ("c", 3)]
     assert judged(tables, [step for step in LOG if step not in gone]) == whole(lost=gone)
 
@@ -78,14 +78,14 @@ def test_what_is_doubled_is_counted(tables: Tables) -> None:
     assert found.double_effects == 3
 
 
-def test_what_is_swapped_is_a_violation(tables: Tables) -> None:
+def test_swapped_effects_are_a_violation(tables: Tables) -> None:
     swapped = list(LOG)
     one, other = LOG.index(("c", 1)), LOG.index(("c", 2))
     swapped[one], swapped[other] = swapped[other], swapped[one]
     assert judged(tables, swapped) == whole(violations=[("c", 1)])
 
 
-def test_what_is_in_no_log_is_foreign(tables: Tables) -> None:
+def test_an_effect_without_an_event_is_foreign(tables: Tables) -> None:
     found = judged(tables, [*LOG, ("a", 4)], [("d", 0)])
     assert found == whole(foreign=[("a", 4), ("d", 0)], dead_letters=[("d", 0)])
 
@@ -99,7 +99,7 @@ def test_a_state_that_is_not_that_of_its_effects_is_found(tables: Tables, change
     assert [case for case, _ in found.states] == ["b"]
 
 
-def test_a_state_that_is_gone_is_found(tables: Tables) -> None:
+def test_a_missing_state_is_found(tables: Tables) -> None:
     store(tables, LOG)
     with tables.connected() as connection:
         connection.execute(tables.query("DELETE FROM {schema}.cases WHERE case_id = 'c'"))
@@ -126,7 +126,7 @@ async def test_the_fence_keeps_a_repeat_out_and_shows_disorder(tables: Tables) -
     assert ("a", 1) in found.lost
 
 
-def test_tables_are_gone_after_a_drop_and_a_second_one_is_harmless(tables: Tables) -> None:
+def test_a_drop_of_tables_is_idempotent(tables: Tables) -> None:
     assert tables.drop()
     assert tables.drop()
     with tables.connected() as connection:

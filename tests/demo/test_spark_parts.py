@@ -110,7 +110,7 @@ def test_files_that_were_not_written_to_the_end_are_named_and_break_nothing() ->
         ({}, {"failure": "no luck"}, "ended early: no luck"),
     ],
 )
-def test_what_broke_is_named(judged: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+def test_broken_promises_are_named(judged: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     broken = report(judged, **changes)
     assert not broken.ok
     [line] = broken.broken
@@ -148,7 +148,7 @@ def test_the_figures_count_what_broke() -> None:
         ({"concurrency": 0}, "concurrency"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_impossible_settings_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DemoError) as refused:
         config(**changes)
     assert words in str(refused.value)
@@ -355,7 +355,7 @@ async def test_a_worker_and_a_driver_are_killed_in_their_work(tmp_path: Path, po
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_driver_that_dies_by_itself_is_quoted(tmp_path: Path, postgres: PostgresServer) -> None:
+async def test_the_output_of_a_crashed_driver_is_quoted(tmp_path: Path, postgres: PostgresServer) -> None:
     drivers = await driven("import sys; sys.exit('no luck today')", tmp_path, postgres)
     assert drivers.failure == "driver 1 ended by itself with status 1: no luck today"
     assert len(drivers.missed) == 2
@@ -363,6 +363,6 @@ async def test_a_driver_that_dies_by_itself_is_quoted(tmp_path: Path, postgres: 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_driver_that_does_nothing_is_given_up(tmp_path: Path, postgres: PostgresServer) -> None:
+async def test_an_idle_driver_ends_the_demo(tmp_path: Path, postgres: PostgresServer) -> None:
     drivers = await driven("import sys; sys.stdin.read()", tmp_path, postgres, stall_timeout=1.0)
     assert drivers.failure == "no progress for 1 s: 10 of 10 events are missing"

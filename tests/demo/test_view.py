@@ -52,7 +52,7 @@ def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -
     assert rate(700) == 100.0
 
 
-def test_the_plain_report_names_what_broke(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plain_report_names_broken_promises(capsys: pytest.CaptureFixture[str]) -> None:
     PlainView().report(report())
     assert "every promise was kept" in capsys.readouterr().out
     PlainView().report(report(lost=[("a", 1)]))
@@ -127,7 +127,7 @@ async def test_a_kill_is_a_line_of_its_own_in_the_plain_view(
     ]
 
 
-def test_the_live_report_is_a_table_and_names_what_broke() -> None:
+def test_the_live_report_is_a_table_with_broken_promises() -> None:
     view, screen = live()
     view.report(report(lost=[("a[bold]", 1)]))
     assert "speed-up" in screen.getvalue()

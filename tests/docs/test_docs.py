@@ -300,7 +300,7 @@ def test_blocks_are_found_with_their_place() -> None:
 
 
 @pytest.mark.parametrize("text", ["```python\nx = 1\n", "```\nx = 1\n```\n"])
-def test_a_fence_that_says_too_little_is_refused(text: str) -> None:
+def test_a_fence_without_a_language_or_an_end_is_refused(text: str) -> None:
     with pytest.raises(AssertionError, match=r"page\.md:1"):
         blocks_of("page.md", text)
 
@@ -352,7 +352,7 @@ def test_a_block_that_does_not_compile_is_noticed(urls: Urls, tmp_path: Path) ->
         check(block("python", "x = = 1\n", "no-run"), urls, tmp_path)
 
 
-def test_a_block_that_runs_forever_is_asked_to_stop(urls: Urls, tmp_path: Path) -> None:
+def test_an_endless_block_gets_a_sigterm(urls: Urls, tmp_path: Path) -> None:
     text = """
 import signal, sys
 from tests.components import wait_until

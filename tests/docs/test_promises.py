@@ -96,7 +96,7 @@ def test_they_are_the_promises_of_the_design() -> None:
     assert list(PROMISES) == NAMES
 
 
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_named_test_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", PAGE.read_text())
     assert len(named) > 2 * len(NAMES)
     assert [fault for place in named for fault in faults_of(place)] == []
@@ -119,7 +119,7 @@ def test_the_command_runs_the_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_checkers_and_planted_faults_are_there_and_belong_together(name: str) -> None:
+def test_named_checkers_and_planted_faults_exist_and_belong_together(name: str) -> None:
     promise = PROMISES[name]
     assert [checker for checker in promise.checkers if checker not in checkers.__all__] == []
     for fault in promise.faults:
@@ -139,5 +139,5 @@ def test_the_page_is_linked(page: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["tests/nowhere.py", "tests/runtime/test_config.py::test_of_tomorrow"])
-def test_a_place_that_is_not_there_is_found(place: str) -> None:
+def test_a_reference_to_a_missing_test_is_found(place: str) -> None:
     assert len(faults_of(place)) == 1

@@ -175,7 +175,7 @@ def is_there(name: str) -> bool:
     return True
 
 
-def test_a_name_that_is_not_there_is_found() -> None:
+def test_an_unknown_name_is_found() -> None:
     assert is_there("lanes.Settings.timeout")
     assert is_there("memsource.contract.leases")
     assert not is_there("lanes_kafka.read_leter")

@@ -167,7 +167,7 @@ def test_the_site(site: Path) -> None:
         ("docs/a.md", "[a](https://example.com/a.md) [b](mailto:a@example.com) [c](/etc/hosts) [d](../../b.md)", []),
     ],
 )
-def test_what_a_page_links_to(path: str, text: str, targets: list[str]) -> None:
+def test_the_links_of_a_page(path: str, text: str, targets: list[str]) -> None:
     assert list(linked(path, text)) == targets
 
 

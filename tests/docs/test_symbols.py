@@ -74,7 +74,7 @@ def modules_of(room: str) -> set[str]:
 
 
 @pytest.mark.parametrize("section", list(sections((ROOT / "docs" / "journey.md").read_text())), ids=lambda s: s[:20])
-def test_the_journey_leads_through_what_is_there(section: str) -> None:
+def test_every_name_of_the_journey_exists(section: str) -> None:
     files = [ROOT / name for name in QUOTED.findall(section) if name.endswith(".py")]
     assert [str(each) for each in files if not each.is_file()] == []
     assert unknown(section, files) == []
@@ -85,16 +85,16 @@ def test_the_design_names_every_room() -> None:
     assert sorted(rooms()) == sorted(str(path.relative_to(ROOT)) for path in there)
 
 
-def test_the_modules_to_be_read_first_are_there() -> None:
+def test_the_first_modules_of_each_room_exist() -> None:
     assert {room: gone for room, first in rooms().items() if (gone := set(first) - modules_of(room))} == {}
 
 
 @pytest.mark.parametrize("page", DESIGN, ids=lambda page: page.stem)
-def test_the_files_that_a_page_of_the_design_names_are_there(page: Path) -> None:
+def test_every_file_on_the_pages_of_the_design_exists(page: Path) -> None:
     named = {each for each in QUOTED.findall(page.read_text()) if PLACE.fullmatch(each)}
     assert [each for each in named if not (ROOT / each).exists() and not (ROOT / f"{each}.py").is_file()] == []
 
 
-def test_a_name_that_is_not_there_is_found() -> None:
+def test_an_unknown_name_is_found() -> None:
     engine = ROOT / "lanes" / "core" / "engine.py"
     assert unknown("`Engine.receive` and `Engine.recieve`, `+ACK`, `key=`", [engine]) == ["Engine.recieve"]

@@ -92,7 +92,9 @@ def test_a_server_that_answers_is_used_again(fresh_nats: NatsFactory, tmp_path: 
     assert owner.get("/healthz") == {"status": "ok"}, "who started it stops it"
 
 
-def test_a_guest_takes_over_when_the_owner_has_stopped(fresh_nats: NatsFactory, tmp_path: Path) -> None:
+def test_a_second_user_starts_the_server_after_its_owner_has_stopped_it(
+    fresh_nats: NatsFactory, tmp_path: Path
+) -> None:
     owner = fresh_nats(directory=tmp_path / "nats")
     guest = fresh_nats(directory=tmp_path / "nats")
     owner.stop()
@@ -109,7 +111,7 @@ def test_a_server_that_does_not_answer_is_replaced(fresh_nats: NatsFactory, tmp_
     assert fresh.pid != pid and fresh.get("/healthz") == {"status": "ok"}
 
 
-def test_what_a_killed_owner_left_is_cleaned(fresh_nats: NatsFactory, tmp_path: Path) -> None:
+def test_the_files_of_a_killed_owner_are_removed(fresh_nats: NatsFactory, tmp_path: Path) -> None:
     folder = tmp_path / "nats"
     (folder / "run").mkdir(parents=True)
     (folder / "lock").touch()
@@ -189,7 +191,7 @@ def test_a_taken_port_is_named(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_start_whose_port_was_taken_meanwhile_takes_another(
+def test_a_start_with_an_occupied_port_chooses_another_port(
     fresh_nats: NatsFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
@@ -200,7 +202,7 @@ def test_a_start_whose_port_was_taken_meanwhile_takes_another(
         assert port_of(fresh_nats().url) == free[2]
 
 
-def test_a_restart_waits_for_nobody_on_its_port(fresh_nats: NatsFactory) -> None:
+def test_a_restart_fails_at_once_if_its_port_is_occupied(fresh_nats: NatsFactory) -> None:
     server = fresh_nats()
     url, folder = server.url, server.folder
     server.kill()
@@ -227,7 +229,7 @@ def test_a_missing_program_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, te
     assert "\n" not in str(missing.value)
 
 
-def test_several_start_side_by_side() -> None:
+def test_several_components_start_concurrently() -> None:
     servers = [NatsServer() for _ in range(4)]
     start_all(servers)
     try:
@@ -238,7 +240,7 @@ def test_several_start_side_by_side() -> None:
             server.stop()
 
 
-def test_one_that_fails_stops_the_others(temporary: Path) -> None:
+def test_a_failed_start_stops_the_other_components(temporary: Path) -> None:
     servers = [NatsServer(), NatsServer(config="nonsense: 1\n"), NatsServer()]
     with pytest.raises(ComponentError, match="nonsense"):
         start_all(servers)
@@ -328,7 +330,7 @@ def test_the_third_signal_kills(spawn: Spawn, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_command_leaves_running_is_ended(spawn: Spawn) -> None:
+def test_remaining_processes_of_a_command_are_ended(spawn: Spawn) -> None:
     runner = spawn("-m", "tests.components", *COMMAND, "sleep 60 >/dev/null 2>&1 & echo $!")
     output, _ = runner.communicate()
     assert runner.returncode == 0

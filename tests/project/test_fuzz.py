@@ -68,7 +68,7 @@ guided.main("broken", "100")
 
 @pytest.mark.skipif(not guided.available(), reason="there is no coverage-guided fuzzer for this platform")
 @pytest.mark.timeout(300)  # seven seconds of computing, which take a minute on a busy machine
-def test_a_guided_fuzzer_finds_what_breaks_an_invariant(tmp_path: Path) -> None:
+def test_a_guided_fuzzer_finds_a_broken_invariant(tmp_path: Path) -> None:
     inputs, said = guided.attack("reply", 1)
     assert inputs > 0
     assert said == ""
@@ -79,7 +79,7 @@ def test_a_guided_fuzzer_finds_what_breaks_an_invariant(tmp_path: Path) -> None:
     assert "assert number < 1_000" in done.stdout
 
 
-def test_what_the_guided_fuzzer_finds_is_a_failure(
+def test_a_finding_of_the_guided_fuzzer_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(guided, "available", lambda: True)

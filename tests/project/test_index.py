@@ -14,5 +14,5 @@ def test_the_index_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("path", [path for paths in folders().values() for path in paths], ids=str)
-def test_a_test_file_says_its_behaviour(path: Path) -> None:
+def test_every_test_file_has_a_docstring_about_its_behaviour(path: Path) -> None:
     assert summary(path), f"{path} has no docstring"

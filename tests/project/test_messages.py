@@ -82,7 +82,7 @@ def test_a_list_that_differs_is_told_with_what_to_do(
         ("def f(refuse): raise refuse('made by a parameter')", "f\n    refuse: made by a parameter"),
     ],
 )
-def test_a_text_is_read_wherever_it_is_written(text: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_form_of_a_text_is_listed(text: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("example", text)
     monkeypatch.setattr(messages, "ALSO", ())
     monkeypatch.setattr(source_names, "read", lambda name: module)
@@ -96,7 +96,7 @@ def test_a_text_is_read_wherever_it_is_written(text: str, entry: str, monkeypatc
 
 
 @pytest.mark.slow
-def test_whatever_is_written_where_something_is_raised_or_logged_is_listed() -> None:
+def test_every_literal_of_a_raise_or_log_statement_is_listed() -> None:
     """The test searches in a different manner than the program: for each literal in a raise or log statement."""
     said = " ".join(FILE.read_text().split())
     lost, looked_for = [], 0

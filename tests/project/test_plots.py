@@ -165,7 +165,7 @@ BROKEN: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_what_is_not_measured_is_not_drawn(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_measurement_is_not_drawn(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, into = tmp_path / "out", tmp_path / "plots"
     write_sample(out)
     spoil, said = BROKEN[how]

@@ -88,7 +88,7 @@ def test_bare_make_lists_the_targets_one_a_line() -> None:
 
 
 @pytest.mark.parametrize("target", ["run", "test", "check", "bench", "fuzz", "soak"])
-def test_without_a_python_it_says_so_in_one_line(target: str, tmp_path: Path) -> None:
+def test_a_missing_python_prints_one_line(target: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     failed = make(target, "PYTHON=python-of-tomorrow", cwd=tmp_path)
     ours = [line for line in failed.stderr.splitlines() if not line.startswith("make")]
@@ -99,7 +99,7 @@ def test_without_a_python_it_says_so_in_one_line(target: str, tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["Makefile"]
 
 
-def test_a_broker_to_try_things_on_says_where_it_is(spawn: Spawn) -> None:
+def test_make_broker_prints_the_address_of_the_broker(spawn: Spawn) -> None:
     """`make broker` prints an export line for a shell, and the broker runs until a SIGTERM."""
     recipe = shlex.split(make("-n", "broker").stdout.splitlines()[-1])
     assert recipe[:2] == ["exec", ".venv/bin/python"]

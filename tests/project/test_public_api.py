@@ -55,7 +55,7 @@ def test_the_public_surface_is_as_it_was_decided() -> None:
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_what_a_public_module_lists_can_be_imported(module: str) -> None:
+def test_every_name_of_a_public_module_can_be_imported(module: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in names_of(module) if not hasattr(found, name)] == []
     assert set(names_of(module)) <= set(read(module).all or ())
@@ -72,7 +72,7 @@ def taken(module: str) -> Iterator[tuple[str, str]]:
                     yield node.module, alias.name
 
 
-def test_no_module_takes_a_private_name_of_another() -> None:
+def test_no_module_imports_a_private_name_of_another() -> None:
     """A name with an underscore is used only in its module."""
     wrong = [
         f"{module}: {source}.{name}"
@@ -90,7 +90,7 @@ def test_only_public_modules_list_their_names() -> None:
 
 
 @pytest.mark.parametrize("path", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_users_are_shown_public_names_alone(path: Path) -> None:
+def test_pages_and_examples_import_only_public_names(path: Path) -> None:
     text = path.read_text()
     if path.suffix == ".md":
         text = "\n".join(textwrap.dedent(block) for block in re.findall(r"```python[^\n]*\n(.*?)```", text, re.DOTALL))
@@ -167,7 +167,7 @@ def test_classes_have_the_methods_that_were_read() -> None:
 
 
 @pytest.mark.parametrize("kind", [Message, Partition, Settlement])
-def test_of_what_is_kept_on_a_value_its_own_fields_are_told_and_the_engine_s_are_not(kind: type) -> None:
+def test_internal_fields_of_public_values_are_not_listed(kind: type) -> None:
     home, name = home_of("lanes.core.types", kind.__name__)
     (node,) = home.bound[name]
     assert isinstance(node, ast.ClassDef)
@@ -176,7 +176,7 @@ def test_of_what_is_kept_on_a_value_its_own_fields_are_told_and_the_engine_s_are
     assert vars(base)["__slots__"] and public_api.class_lines(home, node)[0] == f"class {name}"
 
 
-def test_what_is_public_is_told() -> None:
+def test_public_names_are_listed() -> None:
     text = FILE.read_text()
     assert [module for module in PUBLIC if f"\n[{module}]\n" not in text] == []
     assert ONLY.keys() <= set(PUBLIC)

@@ -100,7 +100,7 @@ class ArrowHarness:
     [check for check in checks(FINITE) if check.__name__ not in NOT_OF_ROWS],
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
-async def test_it_keeps_the_contract_of_a_source(check: Check, partitions: int) -> None:
+async def test_the_arrow_source_keeps_the_contract_of_a_source(check: Check, partitions: int) -> None:
     await check(ArrowHarness(partitions))
 
 
@@ -256,9 +256,7 @@ def size_of(row: dict[str, Any]) -> int:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(40))
-async def test_every_row_comes_once_in_the_order_of_its_partition_and_within_the_room(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_row_is_delivered_once_in_order_within_the_room(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = Random(seed)
     monkeypatch.setattr(task_rows, "_WINDOW", chance.choice([1, 4, 1_024]))
     offered = some_rows(chance)

@@ -254,9 +254,7 @@ def test_each_control_is_found_exactly_and_nothing_else(spark: Any, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["drop", "lost between two owners"])
-def test_what_a_commit_settled_unseen_was_lost_also_where_no_other_commit_is_in_doubt(
-    spark: Any, tmp_path: Path, name: str
-) -> None:
+def test_a_committed_message_without_rows_is_lost(spark: Any, tmp_path: Path, name: str) -> None:
     segments, expected = CONTROLS[name]
     found, _ = audited(spark, {name: segments}, tmp_path / "alone")
     assert {one.name: one.violations for one in found[name].values() if one.violations} == expected
@@ -303,7 +301,7 @@ def test_a_journal_is_audited_where_it_lies(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_source_has_and_nobody_handled_was_lost(spark: Any, tmp_path: Path) -> None:
+def test_a_message_of_the_source_without_a_handler_is_lost(spark: Any, tmp_path: Path) -> None:
     journal, recording = opened(tmp_path / "live")
     recording.delivered([message(position) for position in range(1, 4)], 2.0)
     for position in (1, 2):
@@ -340,7 +338,7 @@ def test_what_a_source_has_and_nobody_handled_was_lost(spark: Any, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_is_no_journal_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_a_folder_without_a_journal_is_refused(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="journal is empty"):
         audit(spark, [])
     with pytest.raises(SourceError, match="nowhere"):

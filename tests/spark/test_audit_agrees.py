@@ -119,7 +119,7 @@ def unused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_histories_that_all_lack_the_same_have_the_verdict_of_lanes_check(
+def test_histories_without_some_rows_have_the_verdict_of_lanes_check(
     name: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, needless = GROUPS[name]
@@ -133,7 +133,7 @@ def test_histories_that_all_lack_the_same_have_the_verdict_of_lanes_check(
     assert all(statuses[one, status] for one in OFTEN for status in ("held", "violated")), (seed, statuses)
 
 
-def test_histories_in_which_all_went_plainly_have_the_verdict_of_lanes_check(
+def test_sequential_histories_have_the_verdict_of_lanes_check(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unused(monkeypatch, "suspects", "at_least_once", "passed")

@@ -43,7 +43,7 @@ def status_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     return ended.value.code
 
 
-def test_the_verdicts_are_a_table_and_below_it_is_what_to_look_at() -> None:
+def test_the_verdicts_are_a_table_followed_by_witnesses() -> None:
     output = io.StringIO()
     render(found(HELD, VIOLATED, UNPROVEN), Console(file=output, width=100, markup=False, highlight=False))
     text = output.getvalue()
@@ -57,7 +57,7 @@ def test_the_verdicts_are_a_table_and_below_it_is_what_to_look_at() -> None:
     assert "unfinished" not in text
 
 
-def test_files_that_are_not_finished_are_counted_below_the_verdicts_and_change_none() -> None:
+def test_unfinished_files_are_counted_and_change_no_verdict() -> None:
     output = io.StringIO()
     audit = replace(found(HELD), unfinished=1_002)
     render(audit, Console(file=output, width=100, markup=False, highlight=False))
@@ -109,7 +109,7 @@ def test_what_cannot_be_audited_is_told(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "journal /nowhere: there is none\\x1b" in capsys.readouterr().err
 
 
-def test_what_had_to_be_handled_is_a_table_or_a_topic() -> None:
+def test_the_source_of_an_audit_is_a_table_or_a_topic() -> None:
     assert source_of_audit("", [], "", {}, {}) is None
     assert source_of_audit("orders", ["a", "b"], "", {}, {"key": "id"}) == ParquetTable(
         path=["a", "b"], topic="orders", columns={"key": "id"}

@@ -81,9 +81,7 @@ class Told:
         (True, 0, "unproven", ("0 messages are in the source: it does not say what had to be handled",)),
     ],
 )
-def test_a_source_that_has_nothing_proves_nothing(
-    sourced: bool, messages: int, status: str, reasons: tuple[str, ...]
-) -> None:
+def test_an_empty_source_proves_nothing(sourced: bool, messages: int, status: str, reasons: tuple[str, ...]) -> None:
     rows = [{"history": "", "kind": "figure", "checker": "", "what": "rows", "count": 2}]
     if messages:
         rows.append({"history": "", "kind": "checked", "checker": "AtLeastOnce", "what": "", "count": messages})
@@ -108,5 +106,5 @@ def test_what_is_not_judged_is_said_of_writers_that_run_and_of_killed_ones(files
     assert Audit(verdicts=(), rows=1, processes=1, duplicates={}, unfinished=files, findings=findings).unjudged == said
 
 
-def test_what_is_audited_has_the_names_of_the_checkers() -> None:
+def test_the_verdicts_of_an_audit_have_the_names_of_the_checkers() -> None:
     assert set(AUDITED) < {make.name for make in CHECKERS}  # type: ignore[attr-defined]

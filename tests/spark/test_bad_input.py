@@ -169,7 +169,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (errno.EROFS, "Read-only file system): name a folder that this user may write to"),
     ],
 )
-def test_a_disk_that_takes_no_more_is_told_and_nothing_stays_locked(
+def test_a_full_disk_is_reported_and_leaves_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:
     def full(*_: object) -> int:
@@ -186,7 +186,7 @@ def test_a_disk_that_takes_no_more_is_told_and_nothing_stays_locked(
     held.release()
 
 
-def test_a_lock_is_let_go_when_nobody_has_it_any_more(tmp_path: Path) -> None:
+def test_a_lock_is_released_with_its_last_reference(tmp_path: Path) -> None:
     take(tmp_path)
     held = take(tmp_path)
     assert held is not None
@@ -328,7 +328,7 @@ class Inbox:
 
 
 @pytest.mark.parametrize(("answers", "told"), [(True, 0), (False, 1)])
-def test_a_loop_that_stands_still_is_told_of_once(answers: bool, told: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_blocked_loop_is_reported_once(answers: bool, told: int, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[Callable[[], None]] = []
 
     def call(answer: Callable[[], None]) -> None:
@@ -393,7 +393,7 @@ def test_what_the_jvm_raises_past_pyspark_is_one_line_too() -> None:
         (JAVA.format('No FileSystem for scheme "s3a"'), '"s3a"', "spark.jars.packages"),
     ],
 )
-def test_what_spark_says_comes_with_what_to_do(text: str, told: str, remedy: str) -> None:
+def test_an_error_of_spark_has_a_remedy(text: str, told: str, remedy: str) -> None:
     said = str(as_ours("orders", "X", text))
     assert told in said
     assert remedy in said.partition(told)[2]

@@ -196,7 +196,7 @@ class Named(ParquetTable):
         return dataclasses.replace(super().spans(spark), incarnation="one")
 
 
-def test_a_checkpoint_that_was_begun_without_an_id_says_how_to_go_on_with_one(spark: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_topic_id_names_the_remedy(spark: Any, tmp_path: Path) -> None:
     table, seen = write_table(tmp_path / "table", [rows(60)]), tmp_path / "seen"
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 30, "tasks": 1}
 
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_was_begun_without_an_id_says_how_to_go_on_with_one(sp
     assert not (tmp_path / "nothing").exists()
 
 
-def test_two_that_take_a_folder_in_the_same_instant_do_not_both_have_it(
+def test_two_replays_never_own_one_folder_of_results(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begun(name: str) -> str:
@@ -305,7 +305,7 @@ class Direct(Fenced):
         return {}
 
 
-def test_a_database_that_goes_away_stops_the_replay_and_nothing_is_lost_or_doubled(
+def test_a_lost_database_stops_the_replay_without_lost_or_doubled_effects(
     spark: Any, tmp_path: Path, fresh_postgres: PostgresFactory
 ) -> None:
     server = fresh_postgres()

@@ -292,7 +292,7 @@ class Stop(BaseException):
 
 @pytest.mark.parametrize("kind", [Gone, Stop])
 @pytest.mark.parametrize("checkpoint", [None, "checkpoint"])
-def test_what_progress_raises_comes_out_as_itself(
+def test_an_error_of_progress_is_raised_unchanged(
     spark: Any, tmp_path: Path, checkpoint: str | None, kind: type[BaseException]
 ) -> None:
     table, mended, error = table_of(tmp_path), tmp_path / "mended", kind("the terminal is gone")
@@ -315,7 +315,7 @@ def test_what_progress_raises_comes_out_as_itself(
     assert set(first) | set(again) == set(everything())
 
 
-def test_what_progress_raises_within_a_batch_ends_the_replay_behind_it(spark: Any, tmp_path: Path) -> None:
+def test_an_error_of_progress_within_a_batch_ends_the_replay_after_the_batch(spark: Any, tmp_path: Path) -> None:
     table, told = table_of(tmp_path), tmp_path / "told"
 
     def wait(_: object) -> None:
@@ -335,7 +335,7 @@ def test_what_progress_raises_within_a_batch_ends_the_replay_behind_it(spark: An
     assert positions(noted(tmp_path / "seen")) == everything()
 
 
-def test_what_stops_a_replay_first_is_told_and_the_other_is_logged(
+def test_the_first_error_is_raised_and_the_second_is_logged(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = tmp_path / "told"
@@ -359,7 +359,7 @@ def test_what_stops_a_replay_first_is_told_and_the_other_is_logged(
 # --- what a journal has selected
 
 
-def test_a_checkpoint_that_has_lost_its_choice_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_selection_is_refused(spark: Any, tmp_path: Path) -> None:
     table, folder, checkpoint = table_of(tmp_path), tmp_path / "journal", tmp_path / "checkpoint[1]"
 
     def letters(member: str, numbers: range) -> None:

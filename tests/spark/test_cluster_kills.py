@@ -20,7 +20,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("lost", ["worker", "executor"])
-def test_what_a_cluster_has_lost_is_handled_again_and_has_its_effect_once(
+def test_a_killed_process_repeats_messages_but_no_effects(
     lost: Literal["worker", "executor"], cluster: Any, run: Run
 ) -> None:
     report = run.go(cluster, trap=run.trap(lost))

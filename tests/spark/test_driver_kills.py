@@ -40,9 +40,7 @@ def kill(spawn: Spawn, master: str, moment: Moment, run: Run) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "in", "after"])
-def test_a_replay_whose_driver_was_killed_goes_on_where_it_was(
-    moment: Moment, spark: Any, run: Run, spawn: Spawn
-) -> None:
+def test_a_replay_continues_after_a_kill_of_its_driver(moment: Moment, spark: Any, run: Run, spawn: Spawn) -> None:
     kill(spawn, "local[2]", moment, run)
     report = run.go(spark)
     # The first batch is not handled again; the second batch starts again from its beginning.

@@ -96,7 +96,7 @@ def test_an_error_of_a_worker_is_known_whatever_has_carried_its_text(carried: Ca
 
 
 @pytest.mark.parametrize("gone", ["Py4JError", "Py4JNetworkError", "ConnectionRefusedError"])
-def test_a_jvm_that_is_gone_is_told_with_the_remedy(gone: str) -> None:
+def test_a_lost_jvm_is_reported_with_the_remedy(gone: str) -> None:
     refused = ConnectionRefusedError(111, "Connection refused")
     error = refused if gone == "ConnectionRefusedError" else getattr(protocol, gone)("no answer")
     told = rf"orders: Spark failed: {gone}: .*; the JVM of the driver was killed"
@@ -138,7 +138,7 @@ class FromBroker(protocol.Py4JJavaError):  # type: ignore[misc]
         (("TopicAuthorizationException", "AuthorizationException", "ApiException"), False),
     ],
 )
-def test_what_brokers_say_may_pass(names: tuple[str, ...], passes: bool) -> None:
+def test_transient_errors_of_brokers_are_retryable(names: tuple[str, ...], passes: bool) -> None:
     client = {"bootstrap.servers": "h:1", "sasl.password": "s3cret"}
     with (
         pytest.raises(lanes.SourceError, match=f"orders: Kafka at h:1: {names[0]}: … no") as said,

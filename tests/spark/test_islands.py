@@ -87,7 +87,7 @@ def reader(spans: dict[int, Span], **more: Any) -> Any:
     return BatchRanges(RangeOptions(spans=spans, **options).encoded()).streamReader(StructType([]))
 
 
-def test_what_is_gone_between_islands_is_no_loss() -> None:
+def test_missing_positions_between_islands_are_no_loss() -> None:
     islands = {0: [(10, 20), (500, 520)], 1: [(0, 5)]}
 
     def of(first: int, end: int) -> Any:
@@ -107,7 +107,7 @@ def test_what_is_gone_between_islands_is_no_loss() -> None:
     assert of(0, 300).latestOffset(end, ReadMaxRows(100))["positions"] in (end["positions"], {"0": 300, "1": 5})
 
 
-def test_a_stream_asks_what_there_is_at_every_batch_and_ends_between_two() -> None:
+def test_a_stream_reads_the_positions_before_every_batch() -> None:
     has: dict[int, Span] = {0: (0, 50), 1: (0, 0)}
     asked: list[dict[int, int]] = []
 
@@ -184,7 +184,7 @@ class Ended:
         """At once."""
 
 
-def test_whoever_waits_for_a_stream_hears_of_its_end_whatever_fails_there() -> None:
+def test_a_waiting_caller_returns_at_the_end_of_a_stream_in_spite_of_errors() -> None:
     closed: list[str] = []
 
     def fail(what: str) -> None:
@@ -203,7 +203,7 @@ def test_whoever_waits_for_a_stream_hears_of_its_end_whatever_fails_there() -> N
     with pytest.raises(ValueError, match="cannot be closed"):
         running._watch()
     assert running.join(0)
-    # The last reference releases the checkpoint.
+    # The scope, which is closed last, releases the checkpoint.
     assert closed == ["offsets", "tracker", "scope"]
 
 
@@ -272,7 +272,7 @@ def reader_of(found: ReplayScope) -> Any:
     return reader(dict(found.places), replay=found.identity, unnamed=found.unnamed)
 
 
-def test_a_checkpoint_of_a_topic_without_an_id_is_not_taken_for_one_that_has_one() -> None:
+def test_checkpoints_with_and_without_a_topic_id_differ() -> None:
     before, now, other = scope(), scope("one"), scope("two")
     assert (before.unnamed, now.unnamed) == ("", before.identity)
     assert len({found.identity for found in (before, now, other)}) == 3
@@ -308,7 +308,7 @@ class Pausing(Source):
         return Spans(by_partition={0: (0, 9)}, rows=9, timed=True, cut=True, incarnation=self.incarnation)
 
 
-def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_batch_the_replay_waits_for_the_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "_PAUSE", 0.0)
 
     def run(source: Pausing) -> BatchRun:
@@ -330,7 +330,7 @@ def test_behind_a_batch_a_pause_of_the_brokers_is_waited_for(monkeypatch: pytest
         run(Pausing(1))._check_incarnation(cast(Any, None))
 
 
-def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() -> None:
+def test_a_start_above_the_end_of_the_topic_is_no_loss() -> None:
     # The replay asks for positions from 150 on, but the topic ended at 100.
     selection = Selection.of(from_=150)
 
@@ -348,7 +348,7 @@ def test_a_topic_that_had_not_come_to_where_it_is_to_begin_has_lost_nothing() ->
         of(155, 160).latestOffset(start, ReadMaxRows(100))
 
 
-def test_a_batch_reads_nothing_in_front_of_where_it_is_to_begin() -> None:
+def test_a_batch_reads_no_position_below_the_start() -> None:
     # The topic ended at 100 when the stream was begun.
     selection = Selection.of(from_={0: 150}, to={1: 20})
     run = batches_of(scope("one", selection=selection))
@@ -358,7 +358,7 @@ def test_a_batch_reads_nothing_in_front_of_where_it_is_to_begin() -> None:
     assert asked.value.args == ({0: (150, 200), 1: (0, 20), 2: (0, 5)}, "one")
 
 
-def test_a_stream_ends_when_its_topic_is_made_anew() -> None:
+def test_a_stream_ends_when_its_topic_is_recreated() -> None:
     def spans(incarnation: str) -> Spans:
         return Spans(by_partition={0: (0, 9)}, rows=9, timed=True, cut=True, incarnation=incarnation)
 

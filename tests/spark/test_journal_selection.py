@@ -142,9 +142,7 @@ def table_of(tmp_path: Path, count: int = 600) -> Any:
     return type(table)(path=table.path, topic=TOPIC)
 
 
-def test_what_a_journal_selects_is_what_going_through_its_rows_finds(
-    spark: Any, tmp_path: Path, written: Expected
-) -> None:
+def test_a_journal_selects_the_same_positions_as_a_naive_loop(spark: Any, tmp_path: Path, written: Expected) -> None:
     table, path = table_of(tmp_path), str(tmp_path / "journal")
     for of in ("dead_lettered", "unfinished", "abandoned"):
         wanted = written.of(of)
@@ -166,9 +164,7 @@ def test_what_a_journal_selects_is_what_going_through_its_rows_finds(
     assert report.journal.positions == len(written.of("unfinished"))
 
 
-def test_a_selection_stays_as_it_was_when_its_checkpoint_was_begun(
-    spark: Any, tmp_path: Path, written: Expected
-) -> None:
+def test_a_selection_is_fixed_at_the_start_of_its_checkpoint(spark: Any, tmp_path: Path, written: Expected) -> None:
     table, mended = table_of(tmp_path), str(tmp_path / "mended")
     wanted = written.of("dead_lettered")
 
@@ -207,7 +203,7 @@ def test_a_selection_stays_as_it_was_when_its_checkpoint_was_begun(
     assert not (tmp_path / "nothing").exists()
 
 
-def test_what_a_journal_may_not_say_is_said(
+def test_missing_rows_of_a_journal_are_reported(
     spark: Any, tmp_path: Path, written: Expected, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "journal"
@@ -243,7 +239,7 @@ def test_what_a_journal_may_not_say_is_said(
     assert report.journal.positions <= count
 
 
-def test_what_is_no_journal_of_the_topic_is_refused(spark: Any, tmp_path: Path, written: Expected) -> None:
+def test_a_journal_of_another_topic_is_refused(spark: Any, tmp_path: Path, written: Expected) -> None:
     table, folder = table_of(tmp_path), tmp_path / "journal"
 
     def refused(match: str, kind: Any = lanes.ConfigError, **more: Any) -> None:

@@ -73,7 +73,7 @@ def publish(kafka: KafkaServer) -> list[tuple[int, int, bytes | None]]:
     return sent
 
 
-def test_a_topic_is_replayed_in_order_and_what_it_has_lost_is_named(
+def test_a_topic_is_replayed_in_order_and_missing_positions_are_named(
     connected: Any, kafka: KafkaServer, tmp_path: Path
 ) -> None:
     sent = publish(kafka)
@@ -148,7 +148,7 @@ def make_anew(kafka: KafkaServer, name: str, count: int) -> None:
     make(admin, kafka, name, count, b"new")
 
 
-def test_a_topic_that_is_made_anew_between_two_batches_ends_the_replay(
+def test_a_topic_recreated_between_two_batches_ends_the_replay(
     connected: Any, kafka: KafkaServer, tmp_path: Path
 ) -> None:
     name, seen = "anew-between", tmp_path / "seen"
@@ -176,9 +176,7 @@ def test_a_topic_that_is_made_anew_between_two_batches_ends_the_replay(
         replay(connected, topic, noting(seen), **more)
 
 
-def test_a_topic_that_is_made_anew_within_a_batch_leaves_it_undone(
-    connected: Any, kafka: KafkaServer, tmp_path: Path
-) -> None:
+def test_a_batch_with_a_recreated_topic_is_not_recorded(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
     name, begun, go = "anew-within", tmp_path / "begun", tmp_path / "go"
     make(AdminClient({"bootstrap.servers": kafka.url}), kafka, name, 100, b"old")
     topic = KafkaTopic(servers=kafka.url, topic=name)
@@ -326,7 +324,7 @@ class Pausing(KafkaTopic):
         return super().spans(spark)
 
 
-def test_a_broker_that_goes_away_stops_the_replay_which_goes_on_when_it_is_back(
+def test_a_replay_continues_after_an_outage_of_the_broker(
     connected: Any, fresh_kafka: KafkaFactory, tmp_path: Path
 ) -> None:
     server = fresh_kafka()

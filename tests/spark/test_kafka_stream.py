@@ -86,7 +86,7 @@ def in_order(calls: list[tuple[int, int, bytes | None]]) -> bool:
     return all(sorted(found) == found for found in by_key(calls).values())
 
 
-def test_a_stream_handles_what_comes_until_it_is_stopped(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
+def test_a_stream_handles_new_messages_until_it_is_stopped(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
     topic, seen = Topic(kafka, "streamed", 3), tmp_path / "seen"
     topic.publish(300)
     checkpoint = str(tmp_path / "checkpoint")
@@ -129,7 +129,7 @@ def test_a_stream_handles_what_comes_until_it_is_stopped(connected: Any, kafka: 
         stream(connected, ParquetTable(path="t", topic="t"), noting(seen), **more)  # type: ignore[arg-type]
 
 
-def test_a_stream_ends_by_what_its_topic_has_lost(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
+def test_a_stream_ends_if_its_topic_lost_positions(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
     topic, seen = Topic(kafka, "lost", 2), tmp_path / "seen"
     topic.publish(100)
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "interval": 0.2}
@@ -167,9 +167,7 @@ def test_a_stream_ends_by_what_its_topic_has_lost(connected: Any, kafka: KafkaSe
     assert not [thread for thread in threading.enumerate() if thread.name in ("lanes-stream", "lanes-live-ends")]
 
 
-def test_a_checkpoint_is_of_one_topic_and_not_of_another_that_is_called_so(
-    connected: Any, kafka: KafkaServer, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_a_recreated_topic_is_refused(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
     topic, seen = Topic(kafka, "anew", 2), tmp_path / "seen"
     topic.publish(40)
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "from_": {0: 30}}
@@ -191,7 +189,7 @@ def test_a_checkpoint_is_of_one_topic_and_not_of_another_that_is_called_so(
     assert not (tmp_path / "nothing").exists()
 
 
-def test_times_out_of_order_leave_nothing_out(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
+def test_messages_with_unordered_times_are_all_selected(connected: Any, kafka: KafkaServer, tmp_path: Path) -> None:
     # No message is old enough for retention to delete it.
     topic = Topic(kafka, "timed", 2, **{"retention.ms": "-1"})
     start = 1_700_000_000

@@ -25,7 +25,7 @@ def plan(**more: Any) -> Plan:
     return make_plan(**{"order": "key", "keyless": "any", "cores": 8, "partitions": 12, **more})
 
 
-def test_a_key_comes_to_one_task_sorted_by_position() -> None:
+def test_the_rows_of_a_key_are_in_one_task_sorted_by_position() -> None:
     made = plan()
     assert (made.kind, made.tasks, made.sort) == ("reshard", 32, ("offset", "partition"))
     assert made.bucket is not None
@@ -71,7 +71,7 @@ def test_eras_are_sorted_first() -> None:
         ({"eras": [{0: 5}, {0: 4, 1: 1}]}, r"eras\[1\] begins before eras\[0\] in partition 0"),
     ],
 )
-def test_what_cannot_keep_an_order_is_refused(wrong: dict[str, Any], named: str) -> None:
+def test_a_plan_that_loses_the_order_is_refused(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         plan(**wrong)
 
@@ -238,7 +238,7 @@ def test_keys_are_not_shown() -> None:
         ({"to": "yesterday"}, "to='yesterday'"),
     ],
 )
-def test_what_is_no_selection_is_refused(wrong: dict[str, Any], named: str) -> None:
+def test_an_invalid_selection_is_refused(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         Selection.of(**wrong)
 
@@ -264,6 +264,6 @@ def test_slots_are_those_of_the_ring(keys: list[bytes | None], more: frozenset[i
         ({"eras": [{0: -1}]}, r"eras\[0\]"),
     ],
 )
-def test_what_is_no_table_is_refused(wrong: dict[str, Any], named: str) -> None:
+def test_an_invalid_table_is_refused(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(lanes.ConfigError, match=named):
         ParquetTable(**{"path": "orders", "topic": "orders", **wrong})

@@ -60,7 +60,7 @@ def test_every_row_is_handled_once_and_in_order_within_its_key(spark: Any, tmp_p
     assert (report.skipped, report.batches, report.plan.kind) == (0, 1, "reshard")
 
 
-def test_only_what_is_selected_is_handled(spark: Any, tmp_path: Path) -> None:
+def test_only_selected_messages_are_handled(spark: Any, tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", scattered(history()))
     journal = tmp_path / "journal"
     keys = sorted({one["key"] for one in history() if one["key"] is not None})
@@ -92,7 +92,7 @@ def test_only_what_is_selected_is_handled(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["handler", "worker killed"])
-def test_a_replay_that_was_stopped_goes_on_where_it_was(spark: Any, tmp_path: Path, how: str) -> None:
+def test_a_stopped_replay_continues(spark: Any, tmp_path: Path, how: str) -> None:
     table = write_table(tmp_path / "table", scattered(history()))
     journal, mended = tmp_path / "journal", tmp_path / "mended"
     flag = str(mended)
@@ -208,7 +208,7 @@ def test_a_key_that_moved_between_partitions_keeps_its_order(spark: Any, tmp_pat
         assert found == by_key([(each["partition"], each["offset"], each["key"]) for each in first + second])
 
 
-def test_what_cannot_be_replayed_is_refused_before_the_first_message(spark: Any, tmp_path: Path) -> None:
+def test_an_invalid_replay_is_refused_before_the_first_message(spark: Any, tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", scattered(history()))
     lock = threading.Lock()
 

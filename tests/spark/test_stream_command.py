@@ -70,7 +70,7 @@ def test_a_journal_and_what_is_selected_of_it_belong_together() -> None:
             only_of(of, paths, topic)
 
 
-def test_what_may_be_missing_is_printed() -> None:
+def test_possibly_missing_messages_are_printed() -> None:
     facts = JournalFacts(of="unfinished", topic="orders", runs=2, positions=9, doubts=("one run has no end",))
     plan = Plan(kind="aligned")
     counts: dict[str, Any] = {"delivered": 0, "finished": 0, "dead_lettered": 0, "skipped": 0, "batches": 0}

@@ -58,7 +58,7 @@ def results(out: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["async", "in threads", "inline", "batch"])
-def test_everything_is_handled_once_and_in_order_within_a_key(kind: str) -> None:
+def test_every_message_is_handled_once_and_in_order_within_a_key(kind: str) -> None:
     seen = Seen()
     handler, settings = handlers(seen)[kind]
     out = list(run_task(batches(rows(COUNT)), job(handler, settings=settings)))
@@ -72,7 +72,7 @@ def test_a_task_without_rows_says_so() -> None:
     assert summary(list(run_task([next(batches(rows(1))).slice(0, 0)], job(lambda message: None))))["delivered"] == 0
 
 
-def test_what_is_taken_from_spark_and_not_finished_is_bounded() -> None:
+def test_messages_in_flight_are_bounded() -> None:
     size, bound = 20, 30
     finished, most = 0, 0
     reached = 0
@@ -130,7 +130,7 @@ def test_a_key_that_moved_to_another_partition_is_handled_in_order() -> None:
 RESULTS = pa.schema([("position", pa.int64()), pa.field("text", pa.string(), nullable=False)])
 
 
-def test_what_handlers_return_comes_back_as_rows() -> None:
+def test_results_of_handlers_become_rows() -> None:
     def handler(message: lanes.Message) -> Any:
         one = {"position": message.position, "text": message.value.decode()}
         return {0: None, 1: one, 2: [one, one]}[message.partition.id.number]
@@ -143,7 +143,7 @@ def test_what_handlers_return_comes_back_as_rows() -> None:
     assert summary(out)["finished"] == 30
 
 
-def test_what_handlers_return_is_not_kept_in_their_messages() -> None:
+def test_results_of_handlers_are_not_kept_in_messages() -> None:
     """Only the source sets the token of a message."""
     handled: list[lanes.Message] = []
 
@@ -155,7 +155,7 @@ def test_what_handlers_return_is_not_kept_in_their_messages() -> None:
     assert len(results(out)) == 6 and [message.token for message in handled] == [None] * 6
 
 
-def test_only_what_counted_comes_back_of_a_batch() -> None:
+def test_only_counted_results_of_a_batch_become_rows() -> None:
     calls = 0
     broker = MemoryBroker()
 
@@ -181,7 +181,7 @@ def test_only_what_counted_comes_back_of_a_batch() -> None:
     assert [letter.position for letter in broker.dead_letters] == [4, 6, 8]
 
 
-def test_nothing_comes_back_of_what_is_dead_lettered() -> None:
+def test_a_dead_letter_has_no_row() -> None:
     broker = MemoryBroker()
 
     async def handler(message: lanes.Message) -> dict[str, object]:
@@ -242,7 +242,7 @@ def test_a_message_that_is_given_up_fails_the_task() -> None:
         list(run_task(batches(rows(500)), job(handler, settings=ONCE)))
 
 
-def test_what_spark_raises_goes_through_and_everything_ends() -> None:
+def test_an_error_of_spark_is_raised_and_ends_the_task() -> None:
     async def handler(message: lanes.Message) -> None:
         await anyio.sleep_forever()
 
@@ -360,7 +360,7 @@ async def async_hook() -> None:
         ({"handler": None}, "handler is None, which is not callable"),
     ],
 )
-def test_what_cannot_work_in_a_task_is_refused(wrong: dict[str, Any], named: str) -> None:
+def test_settings_that_cannot_work_in_a_task_are_refused(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named.replace("(", r"\(")):
         job(**{"handler": acknowledge, **wrong})
 

@@ -80,7 +80,7 @@ def test_an_attempt_that_failed_and_the_next_one_keep_every_promise_together(tmp
     assert "restart" in check_files([tmp_path]).text
 
 
-def test_an_attempt_that_was_killed_leaves_no_row_and_convicts_nobody(tmp_path: Path) -> None:
+def test_a_killed_attempt_leaves_no_row_and_no_violation(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from lanes_spark import run_task\n"
@@ -139,7 +139,7 @@ def test_a_journal_that_is_never_written_holds_a_task_up_once(
         (7, "journal=int on Spark: pass the path of a folder"),
     ],
 )
-def test_what_is_no_folder_is_refused(wrong: object, named: str) -> None:
+def test_a_journal_path_without_a_folder_is_refused(wrong: object, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         job(lambda message: None, journal=wrong)
 
