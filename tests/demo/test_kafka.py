@@ -142,7 +142,7 @@ async def test_a_signal_stops_a_group(kafka: KafkaServer, tmp_path: Path) -> Non
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as process:
         assert process.stdout is not None
-        while "one killed" not in process.stdout.readline():
+        while "one member killed" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, said = await asyncio.to_thread(process.communicate)

@@ -65,7 +65,9 @@ def test_one_bad_partition_spoils_the_report_and_not_the_others() -> None:
     stand = Stand(3, 5)
     one = stand.client("one")
     commits = {0: Commit(1), 1: Commit(2, "x" * 4096), 2: Commit(3)}
-    with pytest.raises(KafkaFailure, match=r"OFFSET_METADATA_TOO_LARGE: partition 1 of T: 4097 UTF-16 units") as caught:
+    with pytest.raises(
+        KafkaFailure, match=r"OFFSET_METADATA_TOO_LARGE: partition 1 of T: the metadata has 4097 UTF-16 units"
+    ) as caught:
         stand.broker.commit(one, commits, stand.now)
     assert caught.value.code == "OFFSET_METADATA_TOO_LARGE"
     assert [stand.broker.committed(number) for number in range(3)] == [Commit(1), None, Commit(3)]
