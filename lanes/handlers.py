@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableSequence, Sequence
-from typing import Final, Literal, cast, get_origin
+from typing import Any, Final, Literal, cast, get_origin
 
 from lanes.config import Settings, kind_of
 from lanes.core.types import Message
@@ -28,6 +30,11 @@ Decode = Callable[[Message], object]
 AsyncHandler = Callable[[Message], Awaitable[object]]
 SyncHandler = Callable[[Message], object]
 BatchHandler = Callable[[list[Message]], object]
+
+_ANNOTATIONS_AS_TEXT: Final[dict[str, Any]] = (
+    {"annotation_format": importlib.import_module("annotationlib").Format.STRING} if sys.version_info >= (3, 14) else {}
+)
+"""From Python 3.14 on, an annotation is evaluated when it is read, and may have a name for type checkers only."""
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _LISTS: Final = (list, Sequence, MutableSequence, Collection, Iterable)
@@ -112,9 +119,9 @@ def _check_function(name: str, function: object, wanted: str) -> None:
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
     """Return the signature of a function itself, not of a function that it wraps. None = unknown to Python."""
     try:
-        return inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError, NameError):
-        # Some functions in C have no signature. From Python 3.14 on, an annotation may contain an undefined name.
+        return inspect.signature(function, follow_wrapped=False, **_ANNOTATIONS_AS_TEXT)
+    except (TypeError, ValueError):
+        # Some functions in C have no signature.
         return None
 
 

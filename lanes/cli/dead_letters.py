@@ -25,10 +25,12 @@ from rich.table import Table
 
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, Misuse, command_group, require, stop
 from lanes.cli.views import ROW_HEADINGS, document, fields, payload, row
+from lanes.config import Settings
 from lanes.core.types import Message
 from lanes.dead_letter import error_text, printable
 from lanes.dead_letters.box import DeadLetterBox, Disposition, StoredDeadLetter, replay
-from lanes.errors import LanesError, SourceError
+from lanes.errors import ConfigError, LanesError, SourceError
+from lanes.handlers import check_handler
 from lanes.workers.outcomes import counts
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -43,6 +45,13 @@ _LEFT_OUT: Final = ("bytes", "key", "attempts", "dead-lettered")
 
 _WIDE: Final = 250
 """Width of a table in columns when stdout is no terminal."""
+
+_LIST_WANTED: Final = re.compile(r"'Message' object is not (iterable|subscriptable)|type 'Message' has no len\(\)")
+"""Texts of a ``TypeError`` in a handler of batches that gets one message."""
+
+_ONE_MESSAGE: Final = (
+    "needs a handler of one message, because {} takes a list of messages; name a function that calls it with [message]"
+)
 
 _ORDER: Final = "dead letters are replayed after later messages of their keys, so the order within a key is not kept"
 
@@ -293,6 +302,7 @@ async def _publish(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
 def _handle(handler: str, decode: str) -> Act:
     run = _loaded("--handler", handler)
     read = _loaded("--decode", decode) if decode else None
+    _check_handler(handler, run, read)
 
     async def act(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
         try:
@@ -302,9 +312,29 @@ def _handle(handler: str, decode: str) -> Act:
                 # Every dead letter would fail in this way.
                 raise Misuse(f"needs --decode MODULE:FUNCTION, because {handler} reads message.data") from error
             raise
+        except TypeError as error:
+            if _LIST_WANTED.search(str(error)):
+                raise Misuse(_ONE_MESSAGE.format(handler)) from error
+            raise
         return "replayed"
 
     return act
+
+
+def _check_handler(name: str, handler: Callable[..., object], decode: Callable[..., object] | None) -> None:
+    """End the process for a handler that cannot be called with one message, before the connection to the broker."""
+    try:
+        check_handler(handler, None, Settings())
+    except ConfigError as error:
+        try:
+            check_handler(handler, None, Settings(batch=1))
+        except ConfigError:
+            stop(f"--handler {name!a}: {printable(str(error))}")
+        raise Misuse(_ONE_MESSAGE.format(name)) from None
+    try:
+        check_handler(handler, decode, Settings())
+    except ConfigError as error:
+        stop(f"--decode: {printable(str(error))}")
 
 
 class _Result(NamedTuple):

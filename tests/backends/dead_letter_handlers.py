@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lanes
 
 SEEN: list[tuple[int, bytes | None, bytes, object]] = []
@@ -42,6 +44,19 @@ def first_word(message: lanes.Message) -> object:
 
 def wrong(message: lanes.Message) -> object:
     return remember(message)
+
+
+def remember_all(messages: list[lanes.Message]) -> None:
+    SEEN.extend((message.position, message.key, message.value, None) for message in messages)
+
+
+def remember_each(messages: Any) -> None:
+    for message in messages:
+        remember_too(message)
+
+
+def with_database(message: lanes.Message, database: str) -> None:
+    remember_too(message)
 
 
 NOT_A_FUNCTION = 5

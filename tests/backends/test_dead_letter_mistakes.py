@@ -48,6 +48,13 @@ ID = "0" * 32
         (["replay", ID, *KAFKA, "--handler", "no_such_module:f"], 3, "ModuleNotFoundError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:no_such"], 3, "AttributeError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:NOT_A_FUNCTION"], 3, "is a int, not a function"),
+        (["replay", ID, *KAFKA, "--handler", f"{HERE}:remember_all"], 64, "needs a handler of one message, because"),
+        (["replay", ID, *KAFKA, "--handler", f"{HERE}:with_database"], 3, "takes message, database, and cannot be"),
+        (
+            ["replay", ID, *KAFKA, "--handler", f"{HERE}:remember", "--decode", f"{HERE}:remember"],
+            3,
+            "--decode: decode=remember is async",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: int, words: str) -> None:
@@ -74,6 +81,15 @@ def test_an_invalid_handler_ends_the_command(command: Command, place: Place) -> 
     said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:wrong")
     assert said.status == 3
     assert "declare the handler" in said.err
+    assert ids(command, place) == [sent.id]
+
+
+def test_a_handler_of_batches_ends_the_command(command: Command, place: Place) -> None:
+    sent = of(place)
+    place.park(sent)
+    said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:remember_each")
+    assert said.status == 64
+    assert f"because {HERE}:remember_each takes a list of messages; name a function that calls it with" in said.err
     assert ids(command, place) == [sent.id]
 
 

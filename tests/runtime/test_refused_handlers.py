@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import lanes
-from lanes import ConfigError, Consumer, Message, Settings
+from lanes import ConfigError, Consumer, Message, Settings, handlers
 from memsource import MemoryBroker, MemorySource
 from tests.fakes.support import acknowledge, acknowledge_all
 
@@ -127,6 +129,29 @@ def test_an_argument_of_a_partial_is_not_shown() -> None:
 
 
 # --- annotations and batch
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before Python 3.14 the definition of such a handler fails")
+def test_a_handler_with_an_undefined_annotation_is_checked() -> None:
+    names: dict[str, Any] = {}
+    for text in ("def two(message: Hidden, database: Hidden): ...", "def lists(messages: list[Message]): ..."):
+        exec(compile(text, "handlers.py", "exec", dont_inherit=True), names)
+    assert "takes message, database" in refusal(names["two"])
+    assert "takes a list of messages" in refusal(names["lists"])
+
+
+def test_an_annotation_without_a_value_is_read_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = inspect.signature
+
+    def of_python_3_14(function: Any, *, annotation_format: str = "value", **options: Any) -> inspect.Signature:
+        if annotation_format == "value":
+            raise NameError("name 'Hidden' is not defined")
+        return signature(function, **options)
+
+    monkeypatch.setattr(handlers, "_ANNOTATIONS_AS_TEXT", {"annotation_format": "text"}, raising=False)
+    monkeypatch.setattr(handlers.inspect, "signature", of_python_3_14)
+    assert "takes message, database" in refusal(two)
+    assert "takes a list of messages" in refusal(a_list)
 
 
 def a_list(messages: list[Message]) -> None: ...
