@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letter import DeadLetter
@@ -16,7 +16,8 @@ from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
 from lanes_jetstream.dead_letters.writer import capturing_streams, dead_letter_subject, publish
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Server
-from lanes_jetstream.wire.transforms import published_subject, transforms_of
+from lanes_jetstream.wire.stream import matches
+from lanes_jetstream.wire.transforms import Transform, may_make, origins_of, own_transform, published_subject
 
 _SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
 """Subjects of user messages: no wildcards, and no subject of the server (API, buckets, object stores)."""
@@ -25,6 +26,12 @@ _STREAM: Final = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 """Names of streams."""
 
 _VERSION: Final = b"NATS/1.0"
+
+_COPIED_FROM: Final = "Nats-Stream-Source"
+"""Header that the server adds to a message of a source: name, sequence, filter, destination, and subject there."""
+
+_SUBJECT_AT: Final = 4
+"""Index of the subject in that header."""
 
 
 class _Stored(NamedTuple):
@@ -80,7 +87,7 @@ class JetStreamDeadLetterBox:
         self._stream = ""
         self._next = 1
         self._places: dict[str, list[int]] = {}
-        self._read: dict[str, list[tuple[str, str]]] = {}
+        self._configs: dict[str, Mapping[str, Any] | None] = {}
 
     def __repr__(self) -> str:
         return f"<JetStreamDeadLetterBox {self._subject}: {len(self._places)} dead letters seen>"
@@ -151,8 +158,8 @@ class JetStreamDeadLetterBox:
     async def publish(self, parked: StoredDeadLetter) -> str:
         """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds ``<id>-replayed``.
 
-        If possible, the call undoes the transform of the original stream, so that the message has the subject of its
-        first publication.
+        The call undoes the transforms of the original stream and of the streams that it copies, so that the message has
+        the subject of its first publication.
         """
         letter = parked.dead_letter
         subject = await self._origin(letter)
@@ -168,37 +175,86 @@ class JetStreamDeadLetterBox:
     async def _origin(self, letter: DeadLetter) -> str:
         """Return the subject that the original message was published to.
 
-        Raises ``SourceError`` if no stream captures this subject.
+        Raises ``SourceError`` if no stream captures this subject, or if several subjects are possible.
 
         A dead letter has the stored subject, because its handler saw the stored subject. A stream with a transform
-        captures another subject, and would transform the stored subject a second time.
+        captures another subject, and would transform the stored subject a second time. A stream that copies another
+        stream captures nothing.
         """
-        transforms = await self._transforms(letter.source)
-        undone = [published_subject(letter.subject, *transform) for transform in transforms]
-        for subject in [*filter(None, undone), letter.subject]:
-            # Any client may have written the record, and its subject could be a request to the server's API.
-            if _SUBJECT.fullmatch(subject) and await capturing_streams(self._connection, subject):
-                return subject
-        through = "".join(
-            f"; stream {letter.source!a} stores it by the transform {source!r} -> {destination!r}, which "
-            "cannot be undone"
-            for (source, destination), subject in zip(transforms, undone, strict=True)
-            if subject is None
-        )
+        lost: list[str] = []
+        copied = next((value for name, value in letter.headers if name == _COPIED_FROM), b"").decode("utf-8", "replace")
+        found = await self._published(letter.source, letter.subject, copied.split(), lost)
+        if not found and not lost and await self._is_captured(letter.subject):
+            found = [letter.subject]
+        # Any client may have written the record, and its subject could be a request to the server's API.
+        found = [subject for subject in dict.fromkeys(found) if _SUBJECT.fullmatch(subject)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise SourceError(
+                f"the message of dead letter {letter.id} may have been published to "
+                f"{' or '.join(ascii(subject[:80]) for subject in found)}; publish the message yourself, then drop the "
+                "dead letter"
+            )
+        why = "".join(f"; {one}" for one in dict.fromkeys(lost))
         raise SourceError(
-            f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}{through}; publish "
-            "the message yourself, then drop the dead letter"
+            f"no stream captures {letter.subject[:80]!a}, the origin of dead letter {letter.id}{why}; publish the "
+            "message yourself, then drop the dead letter"
         )
 
-    async def _transforms(self, stream: str) -> list[tuple[str, str]]:
-        """Read the transforms of the stream that stored the original message; empty for a missing stream."""
+    async def _published(
+        self, stream: str, stored: str, copied: Sequence[str], lost: list[str], via: tuple[str, ...] = ()
+    ) -> list[str]:
+        """Return the subjects that a stored message may have been published to, through all copies and transforms.
+
+        Args:
+            stream: Name of the stream that stores the message.
+            stored: Subject of the stored message.
+            copied: Words of the header by which the server names the copied stream and the subject there; empty = none.
+            lost: List to which the call adds each reason why a subject is unknown.
+            via: Streams that were copied from this stream.
+        """
+        config = await self._config(stream)
+        if config is None:
+            return [stored] if await self._is_captured(stored) else []
+        origins = origins_of(config)
+        if len(copied) > _SUBJECT_AT:
+            name, subject = copied[0], copied[_SUBJECT_AT]
+            # Any client may have written the header.
+            if any(each.name == name and not each.external and each.copies(subject) for each in origins):
+                return await self._published(name, subject, (), lost, (*via, stream))
+        own, before = own_transform(config), stored
+        if own is not None:
+            undone = published_subject(stored, *own)
+            if undone is None and (matches(own.source, stored) or may_make(stored, own.destination)):
+                lost.append(_not_undone(stream, own))
+                return []
+            before = undone or stored
+        found = [before] if any(matches(pattern, before) for pattern in config.get("subjects") or ()) else []
+        for origin in origins:
+            if origin.external:
+                lost.append(f"stream {stream!a} copies stream {origin.name!a} of another account or domain")
+                continue
+            subjects = origin.subjects_before(before)
+            if not subjects:
+                lost += [_not_undone(stream, each) for each in origin.transforms if may_make(before, each.destination)]
+            if origin.name not in (*via, stream):
+                for subject in subjects:
+                    found += await self._published(origin.name, subject, (), lost, (*via, stream))
+        return found
+
+    async def _is_captured(self, subject: str) -> bool:
+        return _SUBJECT.fullmatch(subject) is not None and bool(await capturing_streams(self._connection, subject))
+
+    async def _config(self, stream: str) -> Mapping[str, Any] | None:
+        """Read the configuration of a stream; None = the stream does not exist."""
         if not _STREAM.fullmatch(stream):
-            return []
-        if stream not in self._read:
+            return None
+        if stream not in self._configs:
             with self._connection.api_errors(f"the transform of stream {stream!r}"):
                 info = await self._connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
-            self._read[stream] = [] if info is None else [*transforms_of(info["config"])]
-        return self._read[stream]
+            self._configs[stream] = None if info is None else info["config"]
+        return self._configs[stream]
 
     def _parked(self, stored: _Stored) -> StoredDeadLetter | None:
         message = Message(Partition(PartitionId(self._stream, 0), _READER), stored.sequence, None, 0, stored, None)
@@ -228,6 +284,13 @@ class JetStreamDeadLetterBox:
             raise SourceError(
                 f"stream {self._stream!r} returned a malformed message; check that the server is a nats-server"
             ) from error
+
+
+def _not_undone(stream: str, transform: Transform) -> str:
+    return (
+        f"stream {stream!a} stores it by the transform {transform.source!r} -> {transform.destination!r}, which cannot "
+        "be undone"
+    )
 
 
 def _headers(block: bytes) -> list[tuple[str, bytes]]:

@@ -1,10 +1,12 @@
-"""Subject transforms of a stream: the tokens of their destination, and the published subject of a stored subject."""
+"""Subject transforms of a stream: the tokens of their destination, and the subject before a transform."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from lanes_jetstream.wire.stream import matches
 
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
 _DOLLAR: Final = re.compile(r"\$(\d+)")
@@ -26,14 +28,72 @@ def function_of(token: str) -> tuple[str, list[int]]:
     return match[1].lower(), [int(a) for a in arguments if a.isascii() and a.isdigit()]
 
 
-def transforms_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield source and destination of each transform of a stream, those of its origins included."""
-    origins = [*(config.get("sources") or []), *([config["mirror"]] if config.get("mirror") else [])]
-    own = config.get("subject_transform")
-    pairs = [pair for origin in origins for pair in origin.get("subject_transforms") or []]
-    for pair in [*pairs, *([own] if own else [])]:
-        if pair.get("dest"):
-            yield pair.get("src") or ">", pair["dest"]
+class Transform(NamedTuple):
+    """A subject transform: the pattern of the subjects before it, and the destination; "" = the subjects stay."""
+
+    source: str
+    destination: str
+
+
+class Origin(NamedTuple):
+    """A stream that the server copies into another stream, as a source or as the mirrored stream.
+
+    Attributes:
+        name: Name of the copied stream.
+        external: Whether the copied stream is in another account or domain.
+        transforms: Transforms of the copy. A subject that no transform matches is not copied.
+    """
+
+    name: str
+    external: bool
+    transforms: Sequence[Transform]
+
+    def copies(self, subject: str) -> bool:
+        """Return whether the server copies messages of this subject."""
+        return any(matches(each.source, subject) for each in self.transforms)
+
+    def subjects_before(self, copied: str) -> list[str]:
+        """Return the subjects in the copied stream that may have become this subject."""
+        before = [
+            published_subject(copied, *each) if each.destination else copied if matches(each.source, copied) else None
+            for each in self.transforms
+        ]
+        return list(dict.fromkeys(filter(None, before)))
+
+
+def origins_of(config: Mapping[str, Any]) -> list[Origin]:
+    """Return the streams that the server copies into a stream."""
+    fields = [*(config.get("sources") or []), *([config["mirror"]] if config.get("mirror") else [])]
+    return [
+        Origin(
+            str(each.get("name")),
+            bool(each.get("external")),
+            [_transform(pair) for pair in each.get("subject_transforms") or []]
+            or [Transform(each.get("filter_subject") or ">", "")],
+        )
+        for each in fields
+    ]
+
+
+def own_transform(config: Mapping[str, Any]) -> Transform | None:
+    """Return the transform of everything that a stream stores; None = the stream has no such transform."""
+    own = config.get("subject_transform") or {}
+    return _transform(own) if own.get("dest") else None
+
+
+def _transform(fields: Mapping[str, Any]) -> Transform:
+    return Transform(fields.get("src") or ">", fields.get("dest") or "")
+
+
+def may_make(stored: str, destination: str) -> bool:
+    """Return whether a transform to this destination could make a subject."""
+    tokens = destination_tokens(destination)
+    functions = [function_of(token)[0] for token in tokens]
+    if any(name not in ("", "wildcard", "partition") for name in functions):
+        # Other functions make several tokens of one.
+        return True
+    pattern = ["*" if name else token for name, token in zip(functions, tokens, strict=True)]
+    return matches(".".join(pattern), stored)
 
 
 def published_subject(stored: str, source: str, destination: str) -> str | None:

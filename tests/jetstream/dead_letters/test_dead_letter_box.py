@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
+import nats
 import pytest
 from nats.aio.client import Client
 from nats.js.api import SubjectTransform
@@ -17,6 +19,7 @@ from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, subject_token
 from lanes_jetstream.cohort.settings import CohortStream
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.dead_letters.wire import dead_letter_headers
+from tests.conftest import NatsFactory
 from tests.fakes.dead_letters import dead_letter
 from tests.jetstream.workload import Stream, until
 
@@ -244,6 +247,105 @@ async def test_a_dead_letter_of_a_divided_stream_is_republished_to_the_subject_t
         assert [(message.subject, message.value) for message in seen] == [(before, b"book")]
     finally:
         for each in (name, *([f"{name}origin"] if kind == "copied" else [])):
+            await jetstream.delete_stream(each)
+
+
+def copy_of(name: str, *transform: str, **more: object) -> dict[str, Any]:
+    """The copy of a stream in the configuration of another stream, with a transform."""
+    pairs = [dict(zip(("src", "dest"), transform, strict=True))] if transform else []
+    return {"name": name, "subject_transforms": pairs, **more}
+
+
+CHAINS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    # The streams that copy A; the consumer reads B.
+    "a source": [("B", {"sources": [copy_of("A", "in.orders.*", "orders.{{partition(4,1)}}.{{wildcard(1)}}")]})],
+    "a source and a transform": [
+        (
+            "B",
+            {
+                "sources": [copy_of("A", "in.orders.*", "mid.{{wildcard(1)}}")],
+                "subject_transform": {"src": "mid.*", "dest": "orders.{{partition(4,1)}}.{{wildcard(1)}}"},
+            },
+        )
+    ],
+    "a source that loses a part": [("B", {"sources": [copy_of("A", "in.orders.*", "orders.all.of.them")]})],
+    "a mirror": [("B", {"mirror": copy_of("A", "in.orders.*", "orders.{{partition(4,1)}}.{{wildcard(1)}}")})],
+    "a mirror with a transform": [
+        ("B", {"mirror": copy_of("A"), "subject_transform": {"src": "in.>", "dest": "out.>"}}),
+    ],
+    "two copies": [
+        ("C", {"sources": [copy_of("A", "in.orders.*", "mid.{{wildcard(1)}}")]}),
+        ("B", {"mirror": copy_of("C", "mid.*", "orders.{{partition(4,1)}}.{{wildcard(1)}}")}),
+    ],
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+async def test_a_chain_of_transforms_is_undone(fresh_nats: NatsFactory, chain: str) -> None:
+    server = fresh_nats()
+    client = await nats.connect(server.url)
+    jetstream = client.jetstream()
+    await jetstream.add_stream(name="DEAD", subjects=["dead"])
+    streams: list[tuple[str, dict[str, Any]]] = [
+        (
+            "A",
+            {"subjects": ["orders.*"], "subject_transform": {"src": "orders.*", "dest": "in.orders.{{wildcard(1)}}"}},
+        ),
+        # The stream of another subject of the chain must not get the message.
+        ("OTHER", {"subjects": ["mid.>", "in.orders.>", "orders.*.*"]}),
+        *CHAINS[chain],
+    ]
+    for name, config in streams:
+        text = json.dumps({"name": name, **config})
+        answer = json.loads((await client.request(f"$JS.API.STREAM.CREATE.{name}", text.encode())).data)
+        assert "error" not in answer, answer
+
+    async def refuse(message: lanes.Message) -> None:
+        raise lanes.Term("no such item")
+
+    try:
+        await jetstream.publish("orders.ann", b"book")
+        source = JetStreamSource(server.url, stream="B", durable="w", key=None)
+        async with lanes.Consumer(source, refuse, dead_letters=JetStreamDeadLetters(server.url, "dead")) as consumer:
+            await until(lambda: consumer.status().settled == 1)
+        async with opened(server.url, "dead") as box:
+            (one,) = await box.ids()
+            found = (await box.find([one]))[one]
+            assert isinstance(found, StoredDeadLetter)
+            assert await box.publish(found) == "A sequence 2"
+        assert (await jetstream.get_msg("A", 2)).subject == "in.orders.ann"
+    finally:
+        await client.close()
+
+
+async def test_a_copied_message_of_unknown_origin_is_refused(stream: Stream, dead: str, client: Client) -> None:
+    jetstream, name = client.jetstream(), f"{stream.name}copies"
+    copies = [f"{name}-a", f"{name}-b"]
+    for copied in copies:
+        await jetstream.add_stream(name=copied, subjects=[f"{copied}.*"])
+    config = {"name": name, "sources": [copy_of(copied, f"{copied}.*", "both.{{wildcard(1)}}") for copied in copies]}
+    far = {
+        "name": f"{name}-far",
+        "sources": [copy_of("FAR", external={"api": "$JS.far.API"}) | {"filter_subject": "far"}],
+    }
+    for each in (config, far):
+        answer = json.loads(
+            (await client.request(f"$JS.API.STREAM.CREATE.{each['name']}", json.dumps(each).encode())).data
+        )
+        assert "error" not in answer, answer
+    try:
+        async with opened(stream.url, dead) as box:
+            # A dead letter that was too large has lost the header that names the copied stream.
+            sent = dead_letter_of(stream, source=name, subject="both.x")
+            await park(client, dead, sent)
+            with pytest.raises(lanes.SourceError, match=rf"'{name}-a\.x' or '{name}-b\.x'; publish the message your"):
+                await box.publish(await stored(box, sent))
+            sent = dead_letter_of(stream, source=f"{name}-far", subject="far")
+            await park(client, dead, sent)
+            with pytest.raises(lanes.SourceError, match="copies stream 'FAR' of another account or domain; publish"):
+                await box.publish(await stored(box, sent))
+    finally:
+        for each in (name, f"{name}-far", *copies):
             await jetstream.delete_stream(each)
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from lanes_jetstream.cohort.settings import CohortStream
-from lanes_jetstream.wire.transforms import published_subject, transforms_of
+from lanes_jetstream.wire.transforms import (
+    Origin,
+    Transform,
+    may_make,
+    origins_of,
+    own_transform,
+    published_subject,
+)
 
 DOCUMENTED = ("orders.*", "orders.{{partition(64,1)}}.{{wildcard(1)}}")
 
@@ -38,14 +45,36 @@ def test_a_transform_is_undone(stored: str, transform: tuple[str, str], publishe
 
 @pytest.mark.parametrize("tokens", [(1,), (1, 3), None])
 def test_the_transform_of_a_cohort_stream_is_undone(tokens: tuple[int, ...] | None) -> None:
-    made = CohortStream(subject="orders.*.eu.*", tokens=tokens)
-    copied = CohortStream(subject="orders.*.eu.*", tokens=tokens, origin="ORDERS")
-    for stream in (made, copied):
-        ((source, destination),) = transforms_of(stream.config("S", 64))
-        assert published_subject("17.orders.ann.eu.9", source, destination) == "orders.ann.eu.9"
+    made = own_transform(CohortStream(subject="orders.*.eu.*", tokens=tokens).config("S", 64))
+    assert made is not None
+    (copied,) = origins_of(CohortStream(subject="orders.*.eu.*", tokens=tokens, origin="ORDERS").config("S", 64))
+    assert published_subject("17.orders.ann.eu.9", *made) == "orders.ann.eu.9"
+    assert copied.subjects_before("17.orders.ann.eu.9") == ["orders.ann.eu.9"]
 
 
-def test_a_stream_without_a_transform_has_none() -> None:
-    assert list(transforms_of({"subjects": ["a"]})) == []
-    assert list(transforms_of({"mirror": {"name": "a"}, "sources": None})) == []
-    assert list(transforms_of({"subject_transform": {"src": "", "dest": "a.>"}})) == [(">", "a.>")]
+def test_transforms_and_copied_streams_are_read_from_a_configuration() -> None:
+    assert (own_transform({"subjects": ["a"]}), origins_of({"subjects": ["a"], "sources": None})) == (None, [])
+    assert own_transform({"subject_transform": {"src": "", "dest": "a.>"}}) == (">", "a.>")
+    assert origins_of({"mirror": {"name": "A"}}) == [Origin("A", False, [Transform(">", "")])]
+    pairs = [{"src": "a.*", "dest": "b.$1"}, {"src": "c.>"}]
+    config = {
+        "sources": [{"name": "A", "subject_transforms": pairs}, {"name": "B", "filter_subject": "b", "external": {}}]
+    }
+    a, b = origins_of(config | {"sources": [config["sources"][0], config["sources"][1] | {"external": {"api": "x"}}]})
+    assert a == Origin("A", False, [Transform("a.*", "b.$1"), Transform("c.>", "")])
+    assert b == Origin("B", True, [Transform("b", "")])
+    assert [a.subjects_before(each) for each in ("b.x", "c.x", "d.x")] == [["a.x"], ["c.x"], []]
+
+
+@pytest.mark.parametrize(
+    ("stored", "destination", "may"),
+    [
+        ("orders.17.ann", "orders.{{partition(64,1)}}.$1", True),
+        ("orders.17", "orders.{{partition(64,1)}}.$1", False),
+        ("other.17.ann", "orders.{{partition(64,1)}}.$1", False),
+        ("a.b.c", "a.>", True),
+        ("x", "{{split(1,-)}}", True),
+    ],
+)
+def test_a_subject_that_a_transform_makes_is_known(stored: str, destination: str, may: bool) -> None:
+    assert may_make(stored, destination) is may
