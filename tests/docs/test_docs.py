@@ -10,8 +10,10 @@
 | `python nats orders=sales` | runs like `python nats`; the stream `SALES` has three messages |
 | `python kafka orders=sales` | runs like `python kafka`; the topic `sales` has three messages, `sales-dead` exists |
 | `python no-run` | is only compiled |
+| `python shop.py` | runs like `python`, and is saved under this name in the working folder |
 | `sh`, `console` | each `make` target and variable, and each extra of `pip install`, must exist; the rest runs |
 | `sh nats`, `sh kafka`, `sh postgres` | runs like `sh`, with `NATS_URL`, `KAFKA_URL` or `POSTGRES_URL` |
+| `sh folder` | runs like `sh`, in the working folder of the Python blocks |
 | `sh cluster` | only its `make` and `pip` lines are checked |
 
 The blocks of a page run in order. They share a private NATS server and a private PostgreSQL server. Python blocks share
@@ -205,7 +207,8 @@ def check(block: Block, urls: Urls, tmp_path: Path) -> None:
             (server,) = ORDERS.keys() & set(block.words)
             before = textwrap.dedent(ORDERS[server]).replace('"name', f'"{name}').replace("NAME", name.upper())
             check(Block(block.page, block.line, "python", (server,), before), urls, tmp_path)
-        script = tmp_path / Path(block.page).with_suffix(".py").name
+        saved = next((word for word in block.words if word.endswith(".py")), Path(block.page).with_suffix(".py").name)
+        script = tmp_path / saved
         script.write_text(source)
         run([sys.executable, "-W", "error", str(script)], block, urls, tmp_path, tmp_path)
     elif block.language in SHELLS:
@@ -218,7 +221,8 @@ def check(block: Block, urls: Urls, tmp_path: Path) -> None:
             else:
                 rest.append(command)
         if rest and "cluster" not in block.words:
-            run(["sh", "-eu", "-c", "\n".join(rest)], block, urls, ROOT, tmp_path)
+            folder = tmp_path if "folder" in block.words else ROOT
+            run(["sh", "-eu", "-c", "\n".join(rest)], block, urls, folder, tmp_path)
 
 
 @pytest.fixture
@@ -345,6 +349,13 @@ def test_pip_lines_are_compared_with_the_project() -> None:
 def test_a_block_that_fails_is_noticed(bad: Block, urls: Urls, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"page\.md:1"):
         check(bad, urls, tmp_path)
+
+
+def test_a_saved_program_is_found_by_a_command(urls: Urls, tmp_path: Path) -> None:
+    check(block("python", "def ship() -> None: ...\n", "shop.py"), urls, tmp_path)
+    check(block("sh", 'python -c "import shop; shop.ship()"\n', "folder"), urls, tmp_path)
+    with pytest.raises(AssertionError, match=r"page\.md:1"):
+        check(block("sh", 'python -c "import shop"\n'), urls, tmp_path)
 
 
 def test_a_block_that_does_not_compile_is_noticed(urls: Urls, tmp_path: Path) -> None:

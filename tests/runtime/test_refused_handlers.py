@@ -149,7 +149,7 @@ def test_an_annotation_without_a_value_is_read_as_text(monkeypatch: pytest.Monke
         return signature(function, **options)
 
     monkeypatch.setattr(handlers, "_ANNOTATIONS_AS_TEXT", {"annotation_format": "text"}, raising=False)
-    monkeypatch.setattr(handlers.inspect, "signature", of_python_3_14)
+    monkeypatch.setattr(inspect, "signature", of_python_3_14)
     assert "takes message, database" in refusal(two)
     assert "takes a list of messages" in refusal(a_list)
 

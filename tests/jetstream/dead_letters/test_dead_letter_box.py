@@ -345,8 +345,8 @@ async def test_a_copied_message_of_unknown_origin_is_refused(stream: Stream, dea
             with pytest.raises(lanes.SourceError, match="copies stream 'FAR' of another account or domain; publish"):
                 await box.publish(await stored(box, sent))
     finally:
-        for each in (name, f"{name}-far", *copies):
-            await jetstream.delete_stream(each)
+        for made in (name, f"{name}-far", *copies):
+            await jetstream.delete_stream(made)
 
 
 async def test_a_transform_that_loses_a_part_of_the_subject_is_named(stream: Stream, dead: str, client: Client) -> None:

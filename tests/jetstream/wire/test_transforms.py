@@ -57,10 +57,11 @@ def test_transforms_and_copied_streams_are_read_from_a_configuration() -> None:
     assert own_transform({"subject_transform": {"src": "", "dest": "a.>"}}) == (">", "a.>")
     assert origins_of({"mirror": {"name": "A"}}) == [Origin("A", False, [Transform(">", "")])]
     pairs = [{"src": "a.*", "dest": "b.$1"}, {"src": "c.>"}]
-    config = {
-        "sources": [{"name": "A", "subject_transforms": pairs}, {"name": "B", "filter_subject": "b", "external": {}}]
-    }
-    a, b = origins_of(config | {"sources": [config["sources"][0], config["sources"][1] | {"external": {"api": "x"}}]})
+    sources = [
+        {"name": "A", "subject_transforms": pairs},
+        {"name": "B", "filter_subject": "b", "external": {"api": "x"}},
+    ]
+    a, b = origins_of({"sources": sources})
     assert a == Origin("A", False, [Transform("a.*", "b.$1"), Transform("c.>", "")])
     assert b == Origin("B", True, [Transform("b", "")])
     assert [a.subjects_before(each) for each in ("b.x", "c.x", "d.x")] == [["a.x"], ["c.x"], []]
