@@ -235,7 +235,7 @@ class Consumer:
         if self._failure is not None:
             raise self._failure
         if self._run is None:
-            raise LanesError(f"{self._name}: run() was cancelled before the source was open: start the consumer again")
+            raise LanesError(f"{self._name}: run() was cancelled before the source was open; start the consumer again")
 
     async def drain(self) -> None:
         """Call ``stop``, and wait for the end of ``run``.

@@ -152,8 +152,8 @@ class LoopWatch:
             thread.start()
         except RuntimeError as error:
             log.warning(
-                "%s: the system refused the thread that watches the event loop (%s), so a handler that holds the loop "
-                "is not named: raise the limit of threads of this process",
+                "%s: the system refused the thread that watches the event loop (%s); raise the limit of threads of "
+                "this process. Until then no warning names a handler that holds the loop",
                 self._name,
                 error,
             )

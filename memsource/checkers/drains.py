@@ -182,7 +182,7 @@ class _Prefix(Drain):
 class DrainWaitsForRunning(TimedChecker[_Prefix]):
     """A drain ends when its last running handler ends (36), and waits for no held, blocked or parking message.
 
-    A source without a handover of the completed set is an exception: queued messages below the highest started message
+    A source without a handover of the completed set is an exception. Queued messages below the highest started message
     may wait until the timeout, because handlers of other partitions use the whole ``concurrency``.
     """
 

@@ -444,9 +444,9 @@ def _check_url(url: str) -> None:
             valid = False
         if not valid:
             raise ConfigError(
-                "server: the URL has no host, or no port that is a number from 1 to 65535 (the URL is not shown, "
-                "because it may have a password); write nats://host:4222 or nats://user:password@host:4222, several "
-                "with commas and no blanks"
+                "server: the URL has no host, or no port from 1 to 65535; write nats://host:4222 or "
+                "nats://user:password@host:4222, several with commas and no blanks. The URL is not shown, because it "
+                "may have a password"
             )
         sockets.add(scheme in ("ws", "wss"))
     if len(sockets) > 1:

@@ -559,8 +559,8 @@ class LeaseMachine:
             self._sub = 0
             if self._epoch > HIGHEST:
                 raise ValueError(
-                    f"cohort partition {self.partition}: epoch {known} is the last possible one, and no server's clock "
-                    "is so high; delete the durable of that epoch, and let no other program create durables with names "
+                    f"cohort partition {self.partition}: epoch {known} is the last possible one, which no server's "
+                    "clock reaches; delete the durable of that epoch. Let no other program create durables with names "
                     "of this cohort"
                 )
             self._done = self._state.done
