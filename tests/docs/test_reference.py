@@ -81,8 +81,8 @@ def test_the_fields_of_a_message_are_listed_with_their_types() -> None:
                 types[name] = ast.unparse(annotation)
     page = (REFERENCE / "message.md").read_text()
     listed, sources_of, *_ = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
-    cell = r"^\| `(\w+)` \| `([^`]+)` \|"
-    assert {name: kind.replace("\\|", "|") for name, kind in re.findall(cell, listed, re.MULTILINE)} == types
+    cell = r"^\| `(\w+)` \| `([^|]+)` \|"
+    assert {name: kind.replace("` or `", " | ") for name, kind in re.findall(cell, listed, re.MULTILINE)} == types
     assert set(re.findall(r"^\| `(\w+)` \|", sources_of.partition("PostgreSQL")[0], re.MULTILINE)) == set(types)
     assert {*lanes.Message.__slots__} <= set(types)
 
@@ -108,6 +108,7 @@ def test_the_site_lists_every_error_and_warning() -> None:
     assert [
         row.text for module, row in listed if messages.area_of(module) and messages.code(row.text) not in shown
     ] == []
+    assert "or an instance with \\_\\_call\\_\\_ |" in shown
     assert "there is no topic …, or this client may not see it` | create it, or correct topics=… |" in shown
 
 

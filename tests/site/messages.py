@@ -43,7 +43,7 @@ KINDS: Final = {
 
 UNNAMED: Final = {
     "warning": "none at once: `lanes` goes on",
-    "error in the log": "see [Running](#running)",
+    "error in the log": "see Running above",
     "command line": "pass the option that the text names",
 }
 """The remedy where a text names none; of every other kind, to remove the cause and start again."""
@@ -127,9 +127,11 @@ def _table(title: str, found: list[Row]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    """A remedy as prose of a cell: what means something to Markdown is escaped, except code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([|*_<\[])", r"\\\1", part) for part in parts)
 
 
 def code(text: str) -> str:
-    fence = "``" if "`" in text else "`"
-    return f"{fence} {text} {fence}".replace("|", "\\|") if fence == "``" else f"`{text}`".replace("|", "\\|")
+    """A text as code of a cell. There, the pages' Markdown shows a `|` as it is."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
