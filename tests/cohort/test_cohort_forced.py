@@ -30,7 +30,7 @@ def test_a_forced_partition_repeats_only_running_messages(retention: Retention) 
         _, second = stage.join()
         stage.broker.rebalance(stage.world.now)
         (partition,) = first.announced.values()
-        await stage.wait(lambda: partition.draining, "it is asked for")
+        await stage.wait(lambda: partition.draining, "the second member is planned as owner")
         began = stage.world.now
         await stage.owns(second, 0)
         assert FORCED.drain_within <= stage.world.now - began < FORCED.drain_within + FORCED.lease / 2
@@ -40,7 +40,7 @@ def test_a_forced_partition_repeats_only_running_messages(retention: Retention) 
         assert sorted(stage.ends()) == sorted(stuck + queued + finished)
 
     run = staged(scene, retention=retention, cohort=FORCED, settings=SETTINGS)
-    assert run.happened["lost"] == 0, "it was given up in order"
+    assert run.happened["lost"] == 0, "the partition is released without an abandoned handler"
 
 
 def test_an_uncancellable_handler_keeps_its_partition_until_the_lease_ends() -> None:
@@ -61,7 +61,7 @@ def test_an_uncancellable_handler_keeps_its_partition_until_the_lease_ends() -> 
         # The message still runs at the first member, and no other member got the lease before the deadline.
         assert stage.starts("w-1") == [*stuck, *finished]
         assert stage.world.now >= partition.deadline
-        await stage.wait(lambda: stage.starts("w-2") == stuck, "it runs again")
+        await stage.wait(lambda: stage.starts("w-2") == stuck, "the stuck message runs at the second member")
         stage.closed.clear()
         await stage.world.settled()
         assert stage.starts("w-2") == stuck

@@ -52,13 +52,13 @@ def played(ending: Ending, retention: Retention) -> tuple[list[int], Run]:
         stage.closed.update(stuck)
         while len(stage.ends()) < FINISHED:
             wanted = len(stage.ends()) + len(stage.publish(0, 0, 0, 0))
-            await stage.wait(partial(has_ended, stage, wanted), "everything else is done")
+            await stage.wait(partial(has_ended, stage, wanted), "all other messages are done")
         finished = stage.ends()
         ending(stage, worker)
         _, second = stage.join()
         await stage.owns(second, 0)
         stage.closed.clear()
-        await stage.wait(lambda: set(stuck) <= set(stage.starts("w-2")), "it gets on with the stuck one")
+        await stage.wait(lambda: set(stuck) <= set(stage.starts("w-2")), "the next owner handles the stuck message")
         await stage.world.settled()
         again.extend(sorted(position for position in stage.starts("w-2") if position in finished))
 

@@ -39,7 +39,7 @@ def test_reassign_drains_before_new_owner_consumes(retention: Retention) -> None
             assert (stage.starts("w-2"), second.owned) == ([], [])
             stage.closed.discard(position)
         await stage.owns(second, 0)
-        await stage.wait(lambda: stage.starts("w-2") == later, "what came later is the next owner's")
+        await stage.wait(lambda: stage.starts("w-2") == later, "the next owner handles the later messages")
         await stage.world.settled()
         assert stage.ends() == held + later
 
@@ -60,7 +60,7 @@ def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion() -> None
         stage.closed.clear()
         await stage.owns(second, 0)
         # Only the failed message without a dead letter runs again there.
-        await stage.wait(lambda: stage.starts("w-2") == held[2:], "the third runs again")
+        await stage.wait(lambda: stage.starts("w-2") == held[2:], "the third message runs again")
         stage.failing.clear()
 
     staged(scene, settings=dataclasses.replace(PATIENT, retry=Retry(attempts=1)))
@@ -116,7 +116,7 @@ def test_move_drains_only_what_moves() -> None:
         await stage.owns(first, 0, 1, 2, 3)
         kept = {number: partition for (number, _), partition in first.announced.items()}
         _, second = stage.join()
-        await stage.wait(lambda: len(second.owned) == 2, "two have moved")
+        await stage.wait(lambda: len(second.owned) == 2, "two partitions have moved")
         stays = sorted(first.owned)
         assert sorted(second.owned) == sorted({0, 1, 2, 3} - set(stays))
         # The partition was kept: the assignment is the same, and no other token was given out.
@@ -145,7 +145,7 @@ def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
         _, second = stage.join()
         await stage.pass_time(2.0)
         stage.closed.clear()
-        await stage.wait(lambda: len(second.owned) == 1, "one has moved")
+        await stage.wait(lambda: len(second.owned) == 1, "one partition has moved")
         await stage.world.settled()
         assert sorted(stage.ends()) == [record.position for record in sorted(stage.broker.records, key=_position)]
 
@@ -155,15 +155,15 @@ def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
 def test_one_partition_makes_standbys() -> None:
     async def scene(stage: Stage) -> None:
         joined = [stage.join() for _ in range(3)]
-        await stage.wait(lambda: sum(len(source.owned) for _, source in joined) == 1, "one owns it")
-        await stage.wait(lambda: all(worker.consumer.ready for worker, _ in joined), "all are ready")
+        await stage.wait(lambda: sum(len(source.owned) for _, source in joined) == 1, "one member owns the partition")
+        await stage.wait(lambda: all(worker.consumer.ready for worker, _ in joined), "all members are ready")
         (owner,) = [pair for pair in joined if pair[1].owned]
         others = [source for worker, source in joined if worker is not owner[0]]
         assert [worker.consumer.active for worker, _ in joined] == [pair is owner for pair in joined]
         assert [source.membership.standby for source in others] == [True, True]
         assert not owner[1].membership.standby
         stage.stop(owner[0])
-        await stage.wait(lambda: any(source.owned for source in others), "a standby takes it")
+        await stage.wait(lambda: any(source.owned for source in others), "a standby owns the partition")
 
     staged(scene)
 
@@ -178,7 +178,7 @@ def test_reconnect_keeps_partitions() -> None:
         names = {number: stage.broker.stream.names(number) for number in (0, 1)}
         await stage.wait(
             lambda: all(stage.broker.stream.names(number)[0].sub == 1 for number in (0, 1)),
-            "it has taken over from itself",
+            "the member has taken over from itself",
         )
         stage.closed.clear()
         stage.publish(0, 1)
@@ -207,7 +207,9 @@ def test_kv_blackout_does_not_overlap_owners(seconds: float) -> None:
             source.link.cut = False
         stage.publish(0, 1)
         await stage.world.settled()
-        await stage.wait(lambda: sorted(n for source in joined for n in source.owned) == [0, 1], "all is owned")
+        await stage.wait(
+            lambda: sorted(n for source in joined for n in source.owned) == [0, 1], "all partitions are owned"
+        )
         again = sorted(token for source in joined for _, token in source.announced)
         assert (again == tokens) == (seconds < LEASE / 2)
 
@@ -253,7 +255,7 @@ def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, fi
         old = dict(list(first.announced))
         held = await stage.hold(0, 1)
         _, second = stage.join()
-        await stage.wait(lambda: any(part.draining for part in first.announced.values()), "one is to move")
+        await stage.wait(lambda: any(part.draining for part in first.announced.values()), "one partition must move")
         deadlines = {number: partition.deadline for (number, _), partition in first.announced.items()}
         stage.broker.lose(0, stage.world.now)
         if finished:
@@ -264,7 +266,7 @@ def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, fi
         lost = stage.world.now
         assert lost <= max(deadlines.values())
         stage.closed.clear()
-        await stage.wait(lambda: len(first.owned) == len(second.owned) == 1, "each owns one")
+        await stage.wait(lambda: len(first.owned) == len(second.owned) == 1, "each member owns one partition")
         assert stage.world.now - lost <= 3 * LEASE
         new = {number: token for source in (first, second) for number, token in source.announced}
         assert all(new[number] > old[number] for number in (0, 1))
@@ -287,7 +289,7 @@ def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply los
         await stage.owns(first, 0)
         positions = stage.publish(0, 0)
         await stage.pass_time(LEASE)
-        assert first.owned == [0], "the answer to a renewal is missing, and the lease is not"
+        assert first.owned == [0], "an answer to a renewal is lost, but the lease is kept"
         _, second = stage.join()
         stage.stop(worker)
         await stage.owns(second, 0)
@@ -305,7 +307,7 @@ def test_frozen_past_lease_believes_nothing() -> None:
         worker, first = stage.join()
         await stage.owns(first, 0)
         _, second = stage.join()
-        await stage.wait(lambda: second.membership.generation > 0, "it stands by")
+        await stage.wait(lambda: second.membership.generation > 0, "the new member is a standby")
         held = await stage.hold(0)
         queued = stage.publish(0, 0, key=f"key {len(stage.broker.records) - 1}")
         await stage.pass_time(0.5)
@@ -313,14 +315,14 @@ def test_frozen_past_lease_believes_nothing() -> None:
         acknowledged = stage.broker.stream.stale
         stage.freeze(worker, 4 * LEASE)
         await stage.owns(second, 0)
-        assert first.owned == [0], "it sleeps, and has heard of nothing"
+        assert first.owned == [0], "the frozen member has received no event"
         stage.closed.clear()
         await stage.world.settled()
         await stage.wait(lambda: not old.live, "it wakes")
         await stage.pass_time(LEASE)
         assert stage.starts("w-1") == held
         assert sorted(stage.starts("w-2")) == sorted(held + queued)
-        assert stage.broker.stream.stale == acknowledged, "it has sent nothing, and pulled nothing"
+        assert stage.broker.stream.stale == acknowledged, "the frozen member has sent no request"
         assert (first.owned, first.membership.deadline(0)) == ([], -math.inf)
 
     staged(scene)
@@ -333,7 +335,7 @@ def test_a_late_renewal_loses_the_partition_on_both_sides() -> None:
         tokens = [token for _, token in source.announced]
         (tenancy,) = source._partitions.by_number.values()
         tenancy.partition.deadline = stage.world.now
-        await stage.wait(lambda: len(source.announced) == 2, "it is lost and owned again")
+        await stage.wait(lambda: len(source.announced) == 2, "the partition is lost and owned again")
         assert max(token for _, token in source.announced) > tokens[0]
         before = stage.publish(0, 0)
         await stage.world.settled()

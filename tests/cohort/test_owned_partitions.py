@@ -81,7 +81,7 @@ async def test_a_partition_from_assignment_to_release() -> None:
         # The caller of the release has not received the events yet.
         assert of.names() == []
         wakes = of.wakes
-    assert of.wakes > wakes, "now there is something to tell"
+    assert of.wakes > wakes, "the source is woken for the next event"
     (assigned,) = of.partitions.next_events()
     assert isinstance(assigned, Assigned)
     assert assigned.partition.epoch == 8
@@ -242,7 +242,7 @@ async def test_a_release_without_a_revoke_makes_the_member_leave() -> None:
     await cut_short(release, of, owned.partition)
     assert of.told() == [("stop", -1), ("drained", 3)]
     of.tell((3, LeaseRevoked()))
-    assert of.names() == [], "it is being given up already"
+    assert of.names() == [], "the partition is already being given up"
 
 
 async def test_a_release_flushes_first_and_gives_up_even_after_an_error() -> None:

@@ -64,7 +64,7 @@ def imports(nodes: Iterator[ast.AST]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute here"
+            assert node.level == 0, "the module has a relative import; make it absolute"
             assert node.module is not None
             if node.module in ("lanes.core", "lanes.core.cohort"):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)

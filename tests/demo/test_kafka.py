@@ -123,7 +123,7 @@ asyncio.run(run(DemoConfig(broker="kafka", server=server, events=1_000, serial_s
 async def test_no_process_outlives_a_killed_demo(kafka: KafkaServer, temporary: Path, spawn: Spawn) -> None:
     demo = spawn("-c", _FREEZES_ONE, kafka.url, "killed")
     children = list(map(int, first_line(demo).split()))
-    assert len(children) == 4 and not any(map(is_gone, children)), "three members, and who asks for the group"
+    assert len(children) == 4 and not any(map(is_gone, children)), "three members, and the client that reads the group"
     demo.kill()
     wait_until(lambda: all(map(is_gone, children)), f"{children} to end")
     admin = AdminClient({"bootstrap.servers": kafka.url})

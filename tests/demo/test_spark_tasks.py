@@ -106,7 +106,7 @@ def handle(events: list[Event], letters: Letters) -> dict[str, int]:
 def test_a_task_that_is_run_again_has_each_effect_once(config: ReplayConfig, approvals: Approvals) -> None:
     events = load(None, 120, 3)
     poison = {(each.case, each.step) for each in events if FAULTS.failures(each.case, each.step) == POISON}
-    assert poison, "a few of them never succeed"
+    assert poison, "some events never succeed"
     tables = Tables(config.postgres, config.schema)
     tables.make((each.case, each.step) for each in events)
     try:

@@ -124,7 +124,7 @@ def test_named_checkers_and_planted_faults_exist_and_belong_together(name: str) 
     assert [checker for checker in promise.checkers if checker not in checkers.__all__] == []
     for fault in promise.faults:
         mutant = MUTANTS[fault]
-        assert mutant.campaign in IN_THE_SIMULATOR, "its campaign is another one"
+        assert mutant.campaign in IN_THE_SIMULATOR, "the fault belongs to another campaign"
         assert set(mutant.found_by) & set(promise.checkers), f"{fault} is found by {mutant.found_by}"
 
 

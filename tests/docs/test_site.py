@@ -148,12 +148,14 @@ def test_the_site(site: Path) -> None:
 
     described = {module: set(re.findall(r'id="([\w.]+)"', texts[f"reference/{module}.html"])) for module in PUBLIC}
     names = [(module, f"{module}.{name}") for (_, name), module in owners().items()]
-    assert [name for module, name in names if name not in described[module]] == [], "public, and not in the reference"
+    assert [name for module, name in names if name not in described[module]] == [], (
+        "these public names are missing in the reference"
+    )
     assert len(names) > 150
 
     fences = [page for page, text in texts.items() if "```" in text]
-    assert fences == [], "a fence that is not shown as code"
-    assert "examples/kafka/wrap_a_consumer.py.html" in texts, "an example that a page links to has a page"
+    assert fences == [], "these pages show a fence as text"
+    assert "examples/kafka/wrap_a_consumer.py.html" in texts, "a linked example must have a page"
 
     loads = r'<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)="?((?:https?:)?//[^" >]+)|@import|<form[^>]+http'
     assert {page: found for page, text in texts.items() if (found := re.findall(loads, text))} == {}

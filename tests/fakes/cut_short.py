@@ -29,4 +29,4 @@ async def cut_short(call: Callable[P, Awaitable[object]], /, *arguments: P.args,
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     if returned:
-        pytest.fail(f"it waited for nothing, and returned {returned[0]}")
+        pytest.fail(f"the call did not wait, and returned {returned[0]}")

@@ -28,7 +28,7 @@ async def test_messages_for_a_paused_durable_wait_and_stay_alive(stream: Stream)
         await stream.publish(2)
         with anyio.move_on_after(0.4):
             await source.receive(paused)
-        assert await stream.ack_pending() == 0, "it has asked for something"
+        assert await stream.ack_pending() == 0, "the source has sent a request"
         first = messages_of(await source.receive(Room(10, LARGE)))
         await source.settle([Settlement(assigned.partition, first)])
         with anyio.move_on_after(0.4):

@@ -58,7 +58,7 @@ def mock_cluster() -> Iterator[MockCluster]:
     handle = library.rd_kafka_new(_PRODUCER, library.rd_kafka_conf_new(), error, len(error))
     assert handle, error.value.decode()
     cluster = library.rd_kafka_mock_cluster_new(handle, 1)
-    assert cluster, "no mock cluster"
+    assert cluster, "the mock cluster does not start"
     library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, 0)
     library.rd_kafka_mock_set_group_consumer_heartbeat_interval_ms(cluster, 100)
     # Admin clients get no answer without a controller.
@@ -104,5 +104,5 @@ def _path() -> str:
         for found in sorted(folder.glob("librdkafka*")):
             return str(found)
     found_elsewhere = ctypes.util.find_library("rdkafka")
-    assert found_elsewhere is not None, "the client's library is not found"
+    assert found_elsewhere is not None, "cannot find the library of the client"
     return found_elsewhere

@@ -75,7 +75,7 @@ def test_the_client_is_paused_for_a_long_pause_or_for_all_partitions() -> None:
     held.rewind(paused(1), OWNED, 4, REWIND_AFTER)
     assert held.client_paused == frozenset()
     held.rewind(paused(1, 2, messages=0), OWNED, 5, REWIND_AFTER)
-    assert held.client_paused == frozenset(), "they wait for a commit, and the others for room"
+    assert held.client_paused == frozenset(), "the first partitions wait for a commit, and the others for room"
     held.rewind(paused(0, 1, 2, messages=0), OWNED, 6, REWIND_AFTER)
     assert held.client_paused == OWNED and held.due() == math.inf
 
@@ -90,7 +90,7 @@ def test_dropped_messages_are_requested_until_they_are_read_again() -> None:
     # A demand replaces the former one, which the thread may never have seen.
     assert held.rewind(Room(10, 100), OWNED, 4, REWIND_AFTER) == {PARTITIONS[0]: (3, 5)}
     held.add([run(0, 15, 5)], 2)
-    assert held.take(Room(10, 100)) == [], "it comes again, behind what was forgotten"
+    assert held.take(Room(10, 100)) == [], "the partition is delivered again, after the dropped messages"
     held.add([run(0, 5, 10)], 4)
     assert positions(held.take(Room(100, 100)), 0) == list(range(5, 15))
     held.add([Lost(PARTITIONS[0], "")], 4)
@@ -131,18 +131,18 @@ def wanted(
 
 def test_reading_ahead_is_bounded() -> None:
     ahead = ReadAhead()
-    assert wanted(ahead, 10) == 10 + READ_AHEAD, "the first look"
+    assert wanted(ahead, 10) == 10 + READ_AHEAD, "the first check of the partitions"
     ahead.gather([run(0, 0, 70), run(1, 0, 30)])
     assert wanted(ahead, 10) == 10 + READ_AHEAD - 100
     assert delivered(list(ahead.take())) == {0: 70, 1: 30} and ahead.take() == []
     # The messages are on their way to the loop.
     assert wanted(ahead, 10) == 0
-    assert wanted(ahead, 10, received=100) == 10, "handlers that keep up get what is there"
+    assert wanted(ahead, 10, received=100) == 10, "fast handlers get all messages"
     assert wanted(ahead, 0, received=100) == READ_AHEAD
     assert wanted(ahead, 0, held=READ_AHEAD // 2, received=100) == 0
     assert wanted(ahead, 0, partitions=1, received=100) == 0
     assert wanted(ahead, 0, received=100, average=READ_AHEAD_BYTES / 3) == 3
-    assert wanted(ahead, 10, received=100, average=1e12) == 1, "larger than all the room"
+    assert wanted(ahead, 10, received=100, average=1e12) == 1, "a message larger than the whole room"
 
 
 def test_messages_of_paused_partitions_are_bounded() -> None:
@@ -150,6 +150,6 @@ def test_messages_of_paused_partitions_are_bounded() -> None:
     assert wanted(ahead, 10, partitions=3, client_paused=1, aside=1_000) == 10 + READ_AHEAD - 1_000
     ahead.gather([run(0, 0, 1), run(1, 0, 1)])
     ahead.take()
-    assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD // 2, received=2) == 10, "the others go on"
+    assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD // 2, received=2) == 10, "the other partitions continue"
     assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD + 5, received=2) == 5
-    assert wanted(ahead, 10, client_paused=2, received=2) == 0, "nothing could be delivered"
+    assert wanted(ahead, 10, client_paused=2, received=2) == 0, "no message can be delivered"

@@ -68,7 +68,7 @@ async def test_a_revoke_does_not_wait_for_answers_after_it(protocol: str, topic:
         await members.owning(old=1, new=1)
         (moved,) = story.owned("new")
         again = [each.position for each in story.of("commit", "old", moved)][sent // 2 :]
-        assert again == [1], "it was sent again, and waited for"
+        assert again == [1], "the commit was sent again, and its answer awaited"
         old.client.withhold = False
     assert set(work.ended.values()) == {1}
 
@@ -135,7 +135,7 @@ async def test_clean_rebalance_repeats_nothing(protocol: str, commit_metadata: b
             await leaving.consumer.drain()
             await joined(members, joining, story, commit_metadata=commit_metadata)
             pace.steps += 1
-        assert len(work.ended) < _MESSAGES, "there was something to do in every rebalance"
+        assert len(work.ended) < _MESSAGES, "messages were in flight in every rebalance"
         pace.steps = _STEPS + 2
         while len(work.ended) < _MESSAGES:
             members.look()

@@ -69,7 +69,7 @@ def test_a_started_broker_answers_and_leaves_nothing(fresh_kafka: KafkaFactory, 
     admin = AdminClient({**QUIET, **server.config()})
     broker = ConfigResource(ResourceType.BROKER, "1")
     settings = admin.describe_configs([broker])[broker].result(10)
-    assert list(Path("/tmp").glob(f"hsperfdata_*/{pid}")) == [], "nobody would remove it after a kill"
+    assert list(Path("/tmp").glob(f"hsperfdata_*/{pid}")) == [], "this file would remain after a kill"
     assert settings["message.max.bytes"].value == "12345678"
     assert settings["auto.create.topics.enable"].value == "false"
 
@@ -141,7 +141,7 @@ def test_clients_log_in_and_may_do_what_acls_allow(fresh_kafka: KafkaFactory, to
     errors: list[KafkaError] = []
     wrong = {"sasl.password": "wrong", "error_cb": errors.append}
     stranger = Producer({**QUIET, **server.config("alice"), **wrong})
-    wait_until(lambda: bool(stranger.poll(0) or errors), "the broker to turn it away")
+    wait_until(lambda: bool(stranger.poll(0) or errors), "the broker to refuse the client")
     assert errors[0].code() == KafkaError._AUTHENTICATION
 
     refused: list[KafkaError | None] = []

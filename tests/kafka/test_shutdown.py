@@ -114,7 +114,7 @@ def test_a_queued_rebalance_is_served_before_the_client_closes(static: bool) -> 
         has: ClassVar = [TopicPartition("t", 0)]
 
         def unsubscribe(self) -> None:
-            assert not static, "it would leave its group"
+            assert not static, "the close would leave the group"
 
         def assignment(self) -> list[TopicPartition]:
             return self.has

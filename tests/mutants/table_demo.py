@@ -13,7 +13,7 @@ GROUP: Final = (
         "lanes_kafka.client.offsets",
         "found[partition_id] = StartPosition(floor, completed, uncommitted=False)",
         "found[partition_id] = StartPosition(floor + (floor < high), completed, uncommitted=False)",
-        "the lowest unfinished message is taken for finished by the next owner",
+        "the next owner treats the lowest unfinished message as finished",
         "demo",
         ("lost: ",),
     ),
@@ -22,7 +22,7 @@ GROUP: Final = (
         "lanes_kafka.client.commits",
         "if not self.limit or not settlement.completed:",
         "if True:",
-        "the next owner does not hear of what had finished above the position",
+        "the next owner does not get the completed set",
         "demo",
         ("duplicates: ",),
     ),
@@ -31,7 +31,7 @@ GROUP: Final = (
         "lanes_kafka.client.group",
         "while any(self.owns(each.partition) for each in waiting) and not self.closing and self.clock() < until:",
         "while False:",
-        "a partition is given away while its handlers run",
+        "a partition is released while its handlers run",
         "demo",
         ("duplicates: ", "overlaps: "),
     ),
@@ -40,7 +40,7 @@ GROUP: Final = (
         "lanes.core.chains",
         "            lane = message.lane\n            if lane is None:",
         "            lane = message.lane = None\n            if lane is None:",
-        "no message waits for the one before it of its key",
+        "a message does not wait for the earlier message of its key",
         "demo",
         ("order violations: ",),
     ),
@@ -52,11 +52,11 @@ COHORT: Final = (
         "lanes.workers.tasks",
         "                if now >= message.partition.deadline:\n",
         "                if False:\n",
-        "handlers start in a process that was frozen past its lease",
+        "a process that was frozen beyond its lease starts handlers",
         "demo",
         ("overlaps: ",),
     ),
 )
 
 MUTANTS: Final = CAMPAIGNS | {mutant.name: mutant for mutant in (*GROUP, *COHORT)}
-"""All that ``tests.mutants.worker`` can plant."""
+"""All mutants that ``tests.mutants.worker`` can plant."""

@@ -31,7 +31,7 @@ _COMMITTING: Final = (
         "client.commits",
         "        partition_id, floor = settlement.partition.id, settlement.floor\n",
         "        partition_id, floor = settlement.partition.id, (settlement.floor or 0) + 1\n",
-        "the first message that is unfinished counts as finished",
+        "the first unfinished message counts as finished",
         _contract("starts_at_the_committed_floor"),
     ),
     _mutant(
@@ -41,7 +41,7 @@ _COMMITTING: Final = (
         "        held = self.__dict__.setdefault('held', {})\n"
         "        text = encode(floor, held.get(partition_id, settlement.completed), self.limit)\n"
         "        held[partition_id] = settlement.completed\n",
-        "a position goes with what was completed at the commit before",
+        "a position is committed with the completed set of the commit before",
         _COMMIT_ANSWERS + "completed_runs_are_committed_with_their_own_position",
     ),
     _mutant(
@@ -49,7 +49,7 @@ _COMMITTING: Final = (
         "client.group",
         "        return assignment is not None and not assignment.released\n",
         "        return True\n",
-        "a partition is committed after it was given back or lost, over its next owner",
+        "a released or lost partition is committed, over the commit of the next owner",
         _ASSIGNMENTS + "a_released_partition_is_not_committed",
         _ASSIGNMENTS + "a_lost_partition_is_neither_revoked_nor_committed",
     ),
@@ -58,7 +58,7 @@ _COMMITTING: Final = (
         "client.group",
         '        self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")\n',
         "        self.on_revoke(client, partitions)\n",
-        "what is somebody else's already is drained and committed",
+        "a lost partition is drained and committed, although another member owns it",
         _ASSIGNMENTS + "a_lost_partition_is_neither_revoked_nor_committed",
     ),
     _mutant(
@@ -66,7 +66,7 @@ _COMMITTING: Final = (
         "client.mailbox",
         "            except Empty:\n                return\n            self._perform(command, until=None)\n",
         "            except Empty:\n                return\n            self._perform(command, until=1e12)\n",
-        "every commit waits for the broker, and nothing is read meanwhile",
+        "every commit blocks the source until the broker has answered",
         _COMMIT_ANSWERS + "only_callbacks_commit_synchronously",
     ),
     _mutant(
@@ -75,7 +75,7 @@ _COMMITTING: Final = (
         "        self._topic_id_check.resend(self._client, until)\n"
         "        self._mailbox.wait(min(until - self.clock(), _HOUSEKEEPING_EVERY), until=until)\n",
         "        self._mailbox.wait(min(until - self.clock(), _HOUSEKEEPING_EVERY))\n",
-        "a revoke waits for an answer that comes when it has ended",
+        "a revoke waits for an answer that arrives only after the revoke",
         _COMMIT_ANSWERS + "only_callbacks_commit_synchronously",
     ),
     _mutant(
@@ -83,7 +83,7 @@ _COMMITTING: Final = (
         "client.commits",
         '            self.lost(f"a commit was refused: {error.name()}")\n',
         "            pass\n",
-        "a member that the broker does not know any more starts handlers",
+        "a member that the broker has removed starts handlers",
         _COMMIT_ANSWERS + "commit_errors_are_classified[lost-25-awaited]",
         _COMMIT_ANSWERS + "commit_errors_are_classified[lost-25-sent]",
     ),
@@ -92,7 +92,7 @@ _COMMITTING: Final = (
         "client.thread",
         "        self._group.lose_all(reason, presumed=True)\n",
         "        pass\n",
-        "a member that the broker does not know any more goes on with its partitions",
+        "a member that the broker has removed continues with its partitions",
         _COMMIT_ANSWERS + "a_commit_by_a_former_member_fences_at_once",
     ),
     _mutant(
@@ -100,7 +100,7 @@ _COMMITTING: Final = (
         "client.commits",
         "        elif _has_ids(commit):\n            commit.deadline",
         "        elif False:\n            commit.deadline",
-        "what was read on in a topic that was made anew is committed to it",
+        "positions of the former topic are committed to a recreated topic",
         _TOPIC_IDS + "messages_read_on_in_a_recreated_topic_are_not_committed",
         _TOPIC_IDS + "nothing_is_committed_to_a_recreated_topic[sent]",
     ),
@@ -109,7 +109,7 @@ _COMMITTING: Final = (
         "client.topics",
         "        self._wanted = self._begun + 1\n        return self._wanted\n",
         "        return self._begun\n",
-        "a commit goes by an answer that is older than what it commits",
+        "a commit relies on a topic id that was read before its messages",
         _TOPIC_IDS + "a_commit_waits_for_a_topic_id_asked_for_after_it",
     ),
     _mutant(
@@ -117,7 +117,7 @@ _COMMITTING: Final = (
         "client.thread",
         "        elif is_permanent(error):\n            self._fail(",
         "        elif False:\n            self._fail(",
-        "a source that may never join its group waits for ever",
+        "a source without permission to join its group waits without end",
         _SHUTDOWN + "a_permanent_error_ends_the_source",
     ),
 )
@@ -128,7 +128,7 @@ _ASSIGNING: Final = (
         "client.group",
         "not to an assignment.\n        self.set_paused(client, started, self.is_full())\n",
         "not to an assignment.\n",
-        "a partition that was paused when it went is not read when it comes again",
+        "a partition that was paused at its release stays paused after its next assignment",
         _ASSIGNMENTS + "a_pause_ends_with_its_assignment",
     ),
     _mutant(
@@ -136,7 +136,7 @@ _ASSIGNING: Final = (
         "client.group",
         '        elif self.config.protocol == "eager":\n            client.assign(offsets)\n',
         '        elif self.config.protocol == "848":\n            client.assign(offsets)\n',
-        "the client is told in the other protocol's words where to begin",
+        "the start positions are set by the call of the other rebalance protocol",
         _contract("assigns_before_it_delivers"),
         _contract("assigns_before_it_delivers", "eager"),
     ),
@@ -145,7 +145,7 @@ _ASSIGNING: Final = (
         "client.group",
         "            waiting = [each for each in leaving if not each.released and not each.returning]\n",
         "            waiting = [each for each in self.owned.values() if not each.released]\n",
-        "a revoke drains what is not asked for, too",
+        "a revoke also drains partitions that stay",
         _ASSIGNMENTS + "a_revoke_concerns_the_leaving_partitions_alone",
     ),
     _mutant(
@@ -153,7 +153,7 @@ _ASSIGNING: Final = (
         "client.offsets",
         "    fresh = [one for one in ids if committed[one].offset < 0]\n",
         "    fresh = list(ids)\n",
-        'start="next" passes over everything that came while nobody ran',
+        'start="next" skips all messages that arrived while no member ran',
         _START_POSITIONS + "the_start_of_a_group_is_decided_once",
     ),
     _mutant(
@@ -161,7 +161,7 @@ _ASSIGNING: Final = (
         "client.group",
         "        self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}\n",
         "",
-        'start="next" is decided anew until something was committed',
+        'start="next" is decided again until the first commit',
         _START_POSITIONS + "the_start_of_a_group_is_decided_once",
     ),
     _mutant(
@@ -169,7 +169,7 @@ _ASSIGNING: Final = (
         "client.offsets",
         '            completed = decode(text or "", floor, _ANY_DISTANCE) or []\n',
         "            completed: Runs = []\n",
-        "what the former owner had completed is repeated",
+        "messages in the completed set of the former owner are repeated",
         _contract("completed_is_handed_over"),
     ),
     _mutant(
@@ -177,7 +177,7 @@ _ASSIGNING: Final = (
         "client.offsets",
         '    if out_of_range == "fail":\n',
         "    if False:\n",
-        "a gap that nobody has allowed is passed over",
+        "a missing position is skipped although the configuration forbids it",
         _OUT_OF_RANGE + "a_position_out_of_range_ends_the_source",
     ),
 )
@@ -189,7 +189,7 @@ _READING: Final = (
         "        return self._without_stale(raws, rebalances) if raws and "
         "self.group.rebalances != rebalances else raws\n",
         "        return raws\n",
-        "what was fetched for a former assignment moves the new one on",
+        "messages fetched for a former assignment move the position of the new one",
         _ASSIGNMENTS + "messages_of_a_former_assignment_are_read_again",
     ),
     _mutant(
@@ -197,7 +197,7 @@ _READING: Final = (
         "client.prefetch",
         "            elif isinstance(event, Lost | Revoking):\n                self.drop(event.partition)\n",
         "            elif isinstance(event, Lost | Revoking):\n",
-        "messages of a lost partition are delivered behind its loss",
+        "messages of a lost partition are delivered after its loss",
         _ASSIGNMENTS + "prefetched_messages_of_a_lost_partition_are_dropped",
     ),
     _mutant(
@@ -205,7 +205,7 @@ _READING: Final = (
         "client.thread",
         "        self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)\n",
         "        self._group.apply_pauses(self._client, demand.client_paused, demand.paused)\n",
-        "a client that is full is resumed and paused again and again",
+        "a full client is paused and resumed repeatedly",
         _ASSIGNMENTS + "without_room_nothing_is_resumed",
     ),
     _mutant(
@@ -213,7 +213,7 @@ _READING: Final = (
         "client.prefetch",
         "            self.client_paused = (self.client_paused & room.paused) | over\n",
         "            self.client_paused = room.paused\n",
-        "a commit that takes a moment costs the client what it has fetched",
+        "a slow commit makes the client discard its fetched messages",
         _PREFETCH + "the_client_is_paused_for_a_long_pause_or_for_all_partitions",
     ),
     _mutant(

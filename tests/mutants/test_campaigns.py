@@ -34,4 +34,6 @@ def _cases() -> list[ParameterSet]:
 def test_a_mutant_is_found(hidden: Mutant, found: dict[str, Hunted]) -> None:
     this = found[hidden.name]
     print(this.line(hidden))
-    assert this.by(hidden), f"{hidden.breaks}: found by {sorted(this.checks)} instead, beside it {this.beside}"
+    assert this.by(hidden), (
+        f"{hidden.breaks}: found by {sorted(this.checks)} instead; findings of the state machine: {this.beside}"
+    )

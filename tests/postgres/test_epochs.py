@@ -19,7 +19,7 @@ def test_a_lower_epoch_is_refused_and_an_equal_or_higher_one_passes(connection: 
     with pytest.raises(SourceError, match=r"orders/0 position 2 has epoch 6.*with epoch 7") as refused:
         handle(positions, connection, effects, message(2, b"k", zombie))
     assert not refused.value.retryable
-    assert handle(positions, connection, effects, message(1, b"k", zombie)) == [False], "it had its effect"
+    assert handle(positions, connection, effects, message(1, b"k", zombie)) == [False], "the message had its effect"
     assert handle(positions, connection, effects, message(1, b"other", zombie)) == [True]
     assert handle(positions, connection, effects, message(2, b"k", partition(epoch=7))) == [True]
     assert handle(positions, connection, effects, message(3, b"k", partition(epoch=8))) == [True]

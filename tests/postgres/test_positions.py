@@ -134,8 +134,10 @@ def test_a_batch_has_its_effects_once(connection: Connection, effects: Effects) 
         pytest.raises(SourceError, match="epoch 2"),
         positions.once_all(connection, [message(7, b"b", partition(epoch=2)), message(8, b"b", partition(epoch=1))]),
     ):
-        pytest.fail("one of them is refused")
-    assert handle(positions, connection, effects, message(4, b"b")) == [True], "and nothing of the batch is kept"
+        pytest.fail("one message is refused")
+    assert handle(positions, connection, effects, message(4, b"b")) == [True], (
+        "the transaction keeps no effect of the batch"
+    )
 
 
 def test_any_connection_settings_work(postgres: PostgresServer, effects: Effects) -> None:

@@ -51,7 +51,7 @@ def test_missing_tables_name_the_remedy(connection: Connection, schema: str) -> 
         check_schema(connection, schema=schema)
     migrate(connection, schema=schema)
     check_schema(connection, schema=schema)
-    assert once(positions, connection), "the same connection works on"
+    assert once(positions, connection), "the same connection still works"
     connection.execute(alter_positions(schema, "ALTER TABLE {} DROP COLUMN epoch"))
     connection.commit()
     with pytest.raises(ConfigError, match="42703"):
@@ -98,7 +98,7 @@ def test_a_timeout_is_retryable(limit: str, connection: Connection, effects: Eff
         with pytest.raises(SourceError, match=r"57014|55P03") as failed:
             once(positions, connection, 2)
         assert failed.value.retryable
-    assert not once(positions, connection, 2), "it was committed"
+    assert not once(positions, connection, 2), "the transaction was committed"
 
 
 def test_a_lost_connection_is_retryable(connection: Connection, effects: Effects) -> None:

@@ -47,7 +47,7 @@ def other(postgres: PostgresServer) -> Iterator[Connection]:
 
 def enter(block: contextlib.AbstractContextManager[Any]) -> None:
     with block:
-        pytest.fail("it should not begin")
+        pytest.fail("the block should not begin")
 
 
 def claim(positions: Positions, connection: Connection, position: int = 1) -> bool:
@@ -232,7 +232,7 @@ def test_a_deadlock_with_the_users_locks_is_retryable(
     assert positions.claim(connection, message(1, b"a"))
     assert positions.claim(other, message(1, b"b"))
     with beside(other, positions.claim, connection, message(1, b"b")) as waiting:
-        wait_until(lambda: waits(effects, connection), "the first to wait")
+        wait_until(lambda: waits(effects, connection), "the first claim to wait")
         with pytest.raises(SourceError, match="40P01") as failed:
             positions.claim(other, message(1, b"a"))
         assert failed.value.retryable

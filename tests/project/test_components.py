@@ -89,7 +89,7 @@ def test_a_server_that_answers_is_used_again(fresh_nats: NatsFactory, tmp_path: 
         guest.kill()
 
     guest.stop()
-    assert owner.get("/healthz") == {"status": "ok"}, "who started it stops it"
+    assert owner.get("/healthz") == {"status": "ok"}, "only the owner stops the server"
 
 
 def test_a_second_user_starts_the_server_after_its_owner_has_stopped_it(
@@ -209,7 +209,7 @@ def test_a_restart_fails_at_once_if_its_port_is_occupied(fresh_nats: NatsFactory
     with socket.create_server(("127.0.0.1", port_of(url))):
         with pytest.raises(ComponentError, match="is taken"):
             server.start()
-        assert (folder / "data").exists(), "the data is still there for the next start"
+        assert (folder / "data").exists(), "the data must stay for the next start"
     server.start()
     assert server.url == url and server.folder == folder
 
@@ -334,7 +334,7 @@ def test_remaining_processes_of_a_command_are_ended(spawn: Spawn) -> None:
     runner = spawn("-m", "tests.components", *COMMAND, "sleep 60 >/dev/null 2>&1 & echo $!")
     output, _ = runner.communicate()
     assert runner.returncode == 0
-    wait_until(lambda: is_gone(int(output)), "the left-over process to end")
+    wait_until(lambda: is_gone(int(output)), "the remaining process of the command to end")
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", "nats", "--"], ["walk", "--", "ls"]])

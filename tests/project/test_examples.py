@@ -60,7 +60,7 @@ def run(example: Path, folder: Path, **environment: str) -> None:
             raise
     assert process.returncode == 0, out + err
     assert out
-    assert list(folder.iterdir()) == [], "an example leaves nothing behind"
+    assert list(folder.iterdir()) == [], "an example must not leave files"
 
 
 @pytest.mark.parametrize("example", SIMULATED, ids=lambda example: example.name)

@@ -59,7 +59,7 @@ def test_every_name_of_a_public_module_can_be_imported(module: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in names_of(module) if not hasattr(found, name)] == []
     assert set(names_of(module)) <= set(read(module).all or ())
-    assert set(names_of(module)) <= set(dir(found)), "what a module gives is among what it lists"
+    assert set(names_of(module)) <= set(dir(found)), "every public name must be in dir() of its module"
 
 
 def taken(module: str) -> Iterator[tuple[str, str]]:

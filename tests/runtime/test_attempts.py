@@ -268,7 +268,7 @@ async def test_a_hold_lasts_until_its_failure_is_stored(caplog: pytest.LogCaptur
     async with started(keeping(MemorySource(broker), handler, store)) as run:
         await until(lambda: store.asked["keep an attempt"] == 1 and broker.acked() == [1])
         await turns(200)
-        assert handler.calls == [(0, 1), (1, 1)], "its lane waits, the others go on"
+        assert handler.calls == [(0, 1), (1, 1)], "the lane waits, and other lanes continue"
         handler.poison.clear()
         store.fails.clear()
         await until(lambda: broker.unfinished == 0 and store.kept() == {})

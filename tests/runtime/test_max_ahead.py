@@ -109,7 +109,7 @@ async def test_failing_commits_are_named_with_their_error(
     monkeypatch.setattr("lanes.runtime.settle.SETTLE_RETRY", (0.001, 0.001))
     group = group_of("abcdef")
     source = GroupSource(group, "m")
-    source.fail("settle", SourceError("the group is away", retryable=True), times=1_000_000)
+    source.fail("settle", SourceError("the group is unreachable", retryable=True), times=1_000_000)
     with caplog.at_level(logging.WARNING, "lanes"):
         async with started(consumer_of(source, Gated(free=[b"a", b"b", b"c"]), max_ahead=3)) as run:
             await until(lambda: any("position 3 (commits fail: the group is away" in said for said in stalled(caplog)))

@@ -119,7 +119,7 @@ def test_two_replays_at_once_on_one_checkpoint_are_refused(spark: Any, tmp_path:
     running = threading.Thread(target=first)
     running.start()
     try:
-        wait_until(begun.exists, "the first replay to have begun", seconds=300)
+        wait_until(begun.exists, "the start of the first replay", seconds=300)
         with pytest.raises(lanes.SourceError, match=rf"another replay uses the checkpoint .*process {os.getpid()} on"):
             replay(spark, table, noting(tmp_path / "nothing"), checkpoint=checkpoint)
     finally:
@@ -333,7 +333,7 @@ def test_a_lost_database_stops_the_replay_without_lost_or_doubled_effects(
 
     # The server stops again, and restarts after an attempt of a message.
     def come_back() -> None:
-        wait_until(refused.exists, "a message to be tried", seconds=300)
+        wait_until(refused.exists, "an attempt of a message", seconds=300)
         server.start()
 
     coming = threading.Thread(target=come_back)

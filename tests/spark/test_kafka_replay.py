@@ -224,7 +224,7 @@ def read_all(kafka: KafkaServer, topic: str, partitions: int) -> list[tuple[int,
         consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
         while len(ended) < partitions:
             message = consumer.poll(SECONDS)
-            assert message is not None, "nothing more comes, and no end"
+            assert message is not None, "the consumer got neither a message nor the end of a partition"
             partition, offset, error = message.partition(), message.offset(), message.error()
             assert partition is not None
             assert offset is not None
@@ -292,7 +292,7 @@ def test_a_compacted_topic_of_transactions_is_replayed_as_a_consumer_reads_it(
         settled.append(read_all(kafka, name, partitions))
         return len(settled) > 1 and settled[-1] == settled[-2]
 
-    wait_until(still, "the cleaner to have ended", seconds=60.0)
+    wait_until(still, "the end of the broker's cleaner", seconds=60.0)
     there = settled[-1]
     assert {(partition, offset) for partition, offset in last.values()} <= {one[:2] for one in there}
     topic = KafkaTopic(servers=kafka.url, topic=name)

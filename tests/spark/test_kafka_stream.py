@@ -96,14 +96,14 @@ def test_a_stream_handles_new_messages_until_it_is_stopped(connected: Any, kafka
     more: dict[str, Any] = {"checkpoint": checkpoint, "interval": 0.2}
     with stream(connected, topic.source, noting(seen), **more, progress=told.append) as running:
         topic.publish(200)
-        wait_until(lambda: len(noted(seen)) == 500, "the rows that came", seconds=LONG)
+        wait_until(lambda: len(noted(seen)) == 500, "the first rows", seconds=LONG)
         topic.publish(100)
-        wait_until(lambda: len(noted(seen)) == 600, "the rows that came then", seconds=LONG)
-        wait_until(lambda: bool(told) and told[-1].left == 0, "the lag to be none", seconds=LONG)
+        wait_until(lambda: len(noted(seen)) == 600, "the next rows", seconds=LONG)
+        wait_until(lambda: bool(told) and told[-1].left == 0, "the lag to be zero", seconds=LONG)
         assert not running.join(0)
         assert running.progress.positions == 600
         # Several batches; the stop takes effect after the current batch.
-        wait_until(lambda: running.report.batches >= 2, "the last batch to be done", seconds=LONG)
+        wait_until(lambda: running.report.batches >= 2, "the end of the last batch", seconds=LONG)
     report = running.report
     assert (report.finished, report.skipped, report.dead_lettered) == (300, 0, 0)
     assert positions(noted(seen)) == positions(topic.sent)
@@ -113,7 +113,7 @@ def test_a_stream_handles_new_messages_until_it_is_stopped(connected: Any, kafka
     assert replay(connected, topic.source, noting(seen), checkpoint=checkpoint).batches == 0
     topic.publish(30)
     running = stream(connected, topic.source, noting(seen), **more)
-    wait_until(lambda: len(noted(seen)) >= 630, "the rows that came last", seconds=LONG)
+    wait_until(lambda: len(noted(seen)) >= 630, "the last rows", seconds=LONG)
     topic.admin.create_partitions([NewPartitions("streamed", 4)])["streamed"].result(SECONDS)
     with pytest.raises(lanes.SourceError, match=r"streamed: partition 3 is new since .*aligned=False, from_="):
         running.join(LONG)

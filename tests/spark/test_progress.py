@@ -64,7 +64,7 @@ def test_what_tasks_of_a_batch_tell_is_added_up() -> None:
             other(told(30, ended=True))
             given_up(told(600, age=99.0))
             one(told(10, age=2.0))
-            wait_until(lambda: reports.running().delivered == 40, "what was sent last")
+            wait_until(lambda: reports.running().delivered == 40, "the last report")
         found = reports.running()
         assert (found.tasks, found.finished, found.dead_lettered) == (1, 38, 2)
         assert found.oldest == OldestMessage(partition="orders/1", position=7, attempt=2, age=2.0, key="00" * 8)
@@ -91,7 +91,7 @@ def test_what_anybody_sends_says_nothing() -> None:
                 json.dumps(good).encode(),
             ):
                 stranger.sendto(data, (host, port))
-        wait_until(lambda: reports.running().delivered == 7, "the one that is a report")
+        wait_until(lambda: reports.running().delivered == 7, "the only valid report")
         assert reports.running().tasks == 1
 
 

@@ -32,7 +32,7 @@ def run(example: str, folder: Path, **environment: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list(folder.iterdir()) == [], "an example leaves nothing behind"
+    assert list(folder.iterdir()) == [], "an example must not leave files"
     return done.stdout
 
 

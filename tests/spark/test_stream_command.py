@@ -26,7 +26,7 @@ class Running:
 
     def join(self, timeout: float | None = None) -> bool:
         self.looks += 1
-        assert self.looks < 1_000, "nothing stops it"
+        assert self.looks < 1_000, "the stream does not stop"
         if "cancel" in self.calls:
             return True
         if "stop" in self.calls and self.polls is not None:

@@ -28,7 +28,7 @@ TTL = 10.0
 MARGIN = 2.0
 KEYS = 2
 CALLS = 3000
-"""A walk needs some hundreds of actions; a longer walk never comes to rest."""
+"""Largest number of actions of a walk, which needs some hundreds; a longer walk fails."""
 
 NewMachine = Callable[..., LeaseMachine]
 
@@ -122,7 +122,7 @@ class World:
 
     def count(self) -> None:
         self.calls += 1
-        assert self.calls < CALLS, f"(g) the walk never comes to rest: {self!r}"
+        assert self.calls < CALLS, f"(g) the walk does not reach its plan: {self!r}"
 
     def ask(self, member: Member) -> Action:
         self.count()

@@ -28,7 +28,7 @@ async def test_an_older_server_is_refused(fresh_nats: Callable[..., NatsServer])
     ):
         await lanes.run(stream.source("a"), Log().handler("a"))
     answer = await client.request("$JS.API.STREAM.NAMES", timeout=5)
-    assert json.loads(answer.data)["streams"] == [stream.name], "nothing was made there"
+    assert json.loads(answer.data)["streams"] == [stream.name], "the refused member created nothing"
     await client.close()
 
 

@@ -13,7 +13,7 @@ from tests.components import KafkaServer, NatsServer
 @contextlib.asynccontextmanager
 async def killed(server: KafkaServer | NatsServer | None) -> AsyncIterator[None]:
     """The broker is killed inside the context, and started again after the context."""
-    assert server is not None, "the harness was made without one to kill"
+    assert server is not None, "the harness has no broker to kill"
     await run_sync(server.kill)
     yield
     await run_sync(server.start)

@@ -141,7 +141,7 @@ def test_the_source_contract_has_the_checks_of_its_version() -> None:
     }
     assert asked == ASKED[CONTRACT_VERSION], (
         "The contract has changed. If a source that kept it may break it now, raise lanes.source.CONTRACT_VERSION "
-        "and say so in docs/guides/writing-a-source.md and CHANGELOG.md. In any case update ASKED."
+        "and describe the change in docs/guides/writing-a-source.md and CHANGELOG.md. In any case update ASKED."
     )
 
 

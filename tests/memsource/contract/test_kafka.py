@@ -189,7 +189,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaHarne
     ending.set()
     for peer in peers:
         peer.join(20)
-        assert not peer.is_alive(), "a peer did not come to its end"
+        assert not peer.is_alive(), "a peer did not end"
     for one in made:
         one.delete()
 

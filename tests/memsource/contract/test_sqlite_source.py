@@ -170,7 +170,7 @@ async def test_a_claim_that_ends_while_its_extension_waits_is_not_extended(harne
             await harness.elapse(harness.ack_wait * 0.1)
             (again,) = await take(other, 1)
         await settle(other, [again])
-        assert values(await take(other)) == [b"a2"], "no process has a claim on it"
+        assert values(await take(other)) == [b"a2"], "no process has a claim on the key"
 
 
 @pytest.mark.anyio
@@ -232,7 +232,7 @@ async def test_a_missing_table_is_refused(there: bool, tmp_path: Path) -> None:
     with pytest.raises(lanes.ConfigError, match=r"other\.db: .*call create\(\) with this path first"):
         await source.open()
     await source.aclose()
-    assert path.exists() == there, "opening makes no file"
+    assert path.exists() == there, "`open` creates no file"
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])

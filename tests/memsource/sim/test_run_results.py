@@ -103,7 +103,7 @@ def test_a_pytest_failure_is_shrunk() -> None:
         world.workers(1, handle)
         await world.settled()
         if world.crashes:
-            pytest.fail("it has crashed")
+            pytest.fail("the worker has crashed")
 
     failure = test.campaign().failure
     assert failure is not None
