@@ -112,7 +112,7 @@ class AckWorld:
                 raise Broken("nothing_raises", f"{type(error).__name__}: {error}", text) from error
             yield partial(str, text), following
         if not moving:
-            self.reached["came to rest"] += 1
+            self.reached["no further event"] += 1
             invariants.nothing_stands_still(set(range(len(self._keys))) - state.acked)
 
     def _events(self, state: AckState) -> Iterator[tuple[str, bool, Callable[[], AckState]]]:
@@ -131,7 +131,7 @@ class AckWorld:
                 more = state._replace(redeliveries=state.redeliveries + 1)
                 yield f"delivered again: {position}", True, partial(self._delivered, more, position)
         if engine.ready and engine.running_handlers < engine.concurrency:
-            yield "takes", False, partial(self._take, state)
+            yield "starts a handler", False, partial(self._take, state)
         for running in _running(engine):
             name = message_id(running)
             yield f"ends well: {name.position}", False, partial(self._ends, state, name)

@@ -149,7 +149,7 @@ def events(scope: Scope, member: Member) -> list[Event]:
     engine, known = restore(member.engine), dict(member.assignments)
     found: list[Event] = []
     if engine.ready and engine.running_handlers < engine.concurrency:
-        found.append(Event("takes"))
+        found.append(Event("starts a handler"))
     for state in member.engine.assignments:
         shell = known.get(state.assignment)
         for position in running_of(state):
@@ -225,7 +225,7 @@ class _Actor:
                 self._hears(event.notices)
             case "fetches":
                 self._fetches(event)
-            case "takes":
+            case "starts a handler":
                 self._takes()
             case "parked":
                 self._parked(event.assignment, event.position)

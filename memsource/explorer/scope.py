@@ -113,7 +113,7 @@ def check(scope: Scope, invariant: Callable[P, None], *args: P.args, **kwargs: P
         invariant(*args, **kwargs)
 
 
-_ALWAYS: Final = "hears, fetches, takes, ends well, commits, confirmed, came to rest"
+_ALWAYS: Final = "hears, fetches, starts a handler, ends well, commits, confirmed, no further event"
 _MOVES: Final = "joins, stops, leaves, drained, releases, abandoned by a drain"
 _FAULTS: Final = (
     "crashes, starts again, session expires, joins again, loses, deadline, is cancelled, fences, settles late, "

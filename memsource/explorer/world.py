@@ -441,7 +441,7 @@ class GroupWorld:
         for number, owner in enumerate(self._groups.owners(state.group)):
             if owner is None:
                 continue  # The group has no member, or the next rebalance assigns the partition.
-            self.reached["came to rest"] += 1
+            self.reached["no further event"] += 1
             shells = self._members[state.members[self._names.index(owner)]].assignments
             shell = next((s for _, s in shells if s.number == number and not s.over), None)
             positions = set(self._topic[number])

@@ -64,7 +64,7 @@ def test_the_dead_letter_contract_has_the_checks_of_its_version() -> None:
     }
     assert asked == ASKED[DEAD_LETTER_CONTRACT_VERSION], (
         "The contract has changed. If a backend that kept it may break it now, raise DEAD_LETTER_CONTRACT_VERSION and "
-        "say so in docs/guides/writing-a-source.md and CHANGELOG.md. In any case update ASKED."
+        "describe the change in docs/guides/writing-a-source.md and CHANGELOG.md. In any case update ASKED."
     )
 
 

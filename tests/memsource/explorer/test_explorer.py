@@ -47,7 +47,7 @@ def test_individual_acknowledgements_keep_the_promises_too(name: str) -> None:
     assert exploration.violation is None, str(exploration.violation)
     assert exploration.complete
     expected = {"delivered", "delivered again", "held when it came again", "settled when it came again"}
-    expected |= {"takes", "ends well", "settles", "acknowledged", "came to rest"}
+    expected |= {"starts a handler", "ends well", "settles", "acknowledged", "no further event"}
     expected |= {"acknowledgements get lost", "sending fails", "sent, and not known"} if scope.unknown else set()
     expected |= (
         {"lost and assigned again", "redelivered after the loss", "a fenced handler ended"} if scope.faults else set()
@@ -65,7 +65,7 @@ def test_without_either_form_of_drain_a_clean_rebalance_repeats_finished_work() 
     assert len(found.path) == 18
     # A message that finished before a queued one runs again at the next owner.
     assert found.path[7] == "a: the handler of 3 ends well"
-    assert found.path[-1] == "b takes"
+    assert found.path[-1] == "b starts a handler"
 
 
 @pytest.mark.parametrize("form", ["hands_over", "close_prefix"])

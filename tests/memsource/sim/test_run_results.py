@@ -107,9 +107,9 @@ def test_a_pytest_failure_is_shrunk() -> None:
 
     failure = test.campaign().failure
     assert failure is not None
-    assert failure.run.findings == {"Failed": "the test raised an exception: it has crashed"}
+    assert failure.run.findings == {"Failed": "the test raised an exception: the worker has crashed"}
     assert [fault.kind for fault in failure.run.plan.faults] == ["crash"]
-    with pytest.raises(SimulationFailed, match="it has crashed"):
+    with pytest.raises(SimulationFailed, match="the worker has crashed"):
         test()
 
 
