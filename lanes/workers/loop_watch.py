@@ -4,8 +4,9 @@ A handler holds the loop if it blocks, for example in ``time.sleep`` or in a cli
 else on the loop runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn, finds
 the handler in the stack of the loop's thread, and names the handler in the log.
 
-A frozen process is not reported, because the thread was frozen too. A C function that keeps the interpreter's
-lock stops the thread like a freeze, so such a function is not found.
+A C function that keeps the interpreter's lock stops the thread too. The thread runs again in the moment when the
+function returns, finds its caller in the stack, and names the caller afterwards. A freeze of the process stops the
+thread as well, but then the loop's thread has used no processor, so no function is reported.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
@@ -45,8 +47,14 @@ _REST_SHARE: Final = 0.01
 _REST_LIMIT: Final = 0.05
 """Maximum number of seconds that the workers leave to the loop. An answer of a broker arrives within this time."""
 
-_FROZEN_AFTER: Final = 0.5
-"""Excess of a wait of the thread over its length, in seconds, above which the process counts as frozen."""
+_LATE_AFTER: Final = 0.5
+"""Excess of a wait of the thread over its length, in seconds, above which the thread could not run."""
+
+_COMPUTED_SHARE: Final = 0.1
+"""Part of these seconds for which the loop's thread used a processor if a function kept the interpreter's lock.
+
+The part is small, because other processes may use the processor too.
+"""
 
 _JOINED_WITHIN: Final = 1.0
 """Seconds that the thread gets to end, which a log handler may delay."""
@@ -117,6 +125,7 @@ class LoopWatch:
         self._message_in: Callable[[FrameType], Message | None]
         self._enter: Callable[[Callable[[], None]], object]
         self._loop_thread = 0
+        self._computed: Callable[[], float]
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._turn = threading.Event()
@@ -124,6 +133,9 @@ class LoopWatch:
         self._since = 0.0
         self._answered = 0.0
         self._frozen = 0.0
+        # The last hold in which the thread could not run, and the function that kept the interpreter's lock.
+        self._locked = 0.0
+        self._locked_by: _Holder | None = None
         self._by = ""
         self._last: Hold | None = None
         self._warn_at = 0.0
@@ -146,6 +158,7 @@ class LoopWatch:
         self._message_in = message_in
         self._enter = entry_of_loop()
         self._loop_thread = threading.get_ident()
+        self._computed = _processor_clock()
         # The name does not begin like those of the threads for handlers.
         thread = threading.Thread(target=self._watch, name="lanes.loop", daemon=True)
         try:
@@ -161,7 +174,10 @@ class LoopWatch:
             self._thread = thread
 
     def stop(self) -> None:
-        """End the thread. Idempotent."""
+        """End the thread, after its last lines. Idempotent."""
+        if self._since:
+            # The loop has had a turn, whose answer may come too late.
+            self._answer()
         self._over.set()
         self._turn.set()
         if self._thread is not None:
@@ -191,46 +207,71 @@ class LoopWatch:
     # --- in the thread
 
     def _watch(self) -> None:
-        while not self._over.wait(INTERVAL):
+        while True:
+            over = self._waits(self._over, INTERVAL)
+            self._report_locked()
             self._turn.clear()
-            if self._over.is_set():
-                return
+            if over or self._over.is_set():
+                break
             self._frozen = 0.0
             asked = self._clock()
             try:
                 self._enter(self._answer)
             except RuntimeError:
                 # The loop is closed.
-                return
-            if not self._answers(HELD_AFTER):
+                break
+            if not self._waits(self._turn, HELD_AFTER):
                 self._follow(asked)
+            self._report_locked()
+        if self._untold:
+            log.warning(
+                "%s: since the last such line %s held the event loop %d more time(s), for %.1f s: %s",
+                self._name,
+                self._handler,
+                self._untold,
+                self._untold_seconds,
+                self._remedy,
+            )
 
-    def _answers(self, within: float) -> bool:
-        before = self._clock()
-        answers = self._turn.wait(within)
-        over = self._clock() - before - within
-        if over > _FROZEN_AFTER:
-            self._frozen += over
-        return answers
+    def _waits(self, event: threading.Event, within: float) -> bool:
+        """Wait for an event, and find out why this thread could not run meanwhile."""
+        before, computed = self._clock(), self._computed()
+        found = event.wait(within)
+        late = self._clock() - before - within
+        if late > _LATE_AFTER:
+            # The loop may have computed for the whole wait that was asked for.
+            busy = self._computed() - computed - within > late * _COMPUTED_SHARE
+            # The function that kept the lock has returned just now, so its caller is still on the stack.
+            holder = self._holder() if busy and not self._over.is_set() else None
+            if holder is None:
+                self._frozen += late
+            else:
+                self._locked, self._locked_by = late, holder
+        return found
 
     def _follow(self, asked: float) -> None:
         """Wait for the end of a hold."""
-        self._by = ""
+        self._by = "" if self._locked_by is None else self._locked_by.name
         self._since = asked
         holder, told = None, False
-        if not self._answers(WARNED_AFTER - HELD_AFTER) and not self._frozen:
+        if not self._waits(self._turn, WARNED_AFTER - HELD_AFTER) and not self._frozen:
             holder = self._holder()
             if holder is not None:
                 self._by = holder.name
                 told = self._tell(holder, self._clock() - asked)
-        while not self._answers(1.0):
+        while not self._waits(self._turn, 1.0):
             pass
         self._since = 0.0
-        if self._over.is_set():
+        seconds = self._answered - asked - self._frozen
+        if seconds <= 0.0:
+            # The run has ended, and no hold with it.
             return
-        seconds = max(0.0, self._answered - asked - self._frozen)
-        self.seconds += seconds
-        self._lost(seconds)
+        if holder is None and self._locked_by is not None:
+            # ``_report_locked`` follows, with the whole time.
+            self._locked = seconds
+            return
+        self._locked_by = None
+        self._count(seconds)
         if seconds < WARNED_AFTER:
             return
         if told:
@@ -241,18 +282,39 @@ class LoopWatch:
             self._untold += 1
             self._untold_seconds += seconds
 
+    def _report_locked(self) -> None:
+        """Report a hold in which no thread could run, once."""
+        holder, seconds = self._locked_by, self._locked
+        if holder is None:
+            return
+        self._locked_by = None
+        self._count(seconds)
+        if seconds < WARNED_AFTER:
+            return
+        self._last = Hold(seconds, self._clock(), holder.name)
+        before = self._time_for_a_line()
+        if before is None:
+            self._untold += 1
+            self._untold_seconds += seconds
+            return
+        log.warning(
+            "%s: %s held the event loop and the interpreter's lock for %.1f s, and no thread of this process ran: run "
+            "the call in a process of its own, or give it less to do%s",
+            self._name,
+            holder,
+            seconds,
+            before,
+        )
+
+    def _count(self, seconds: float) -> None:
+        self.seconds += seconds
+        self._lost(seconds)
+
     def _tell(self, holder: _Holder, seconds: float) -> bool:
         """Log that a hold goes on, and return whether it is time for a line."""
-        now = self._clock()
-        if now < self._warn_at:
+        before = self._time_for_a_line()
+        if before is None:
             return False
-        self._warn_at = now + WARNED_EVERY
-        before = ""
-        if self._untold:
-            before = (
-                f"; since the last such line it was held {self._untold} more time(s), for {self._untold_seconds:.1f} s"
-            )
-            self._untold, self._untold_seconds = 0, 0.0
         log.warning(
             "%s: %s has been holding the event loop for %.1f s, and nothing else on this loop runs: %s%s",
             self._name,
@@ -262,6 +324,18 @@ class LoopWatch:
             before,
         )
         return True
+
+    def _time_for_a_line(self) -> str | None:
+        """Return the end of a line, about the holds without a line; None = the last line is too new for another."""
+        now = self._clock()
+        if now < self._warn_at:
+            return None
+        self._warn_at = now + WARNED_EVERY
+        if not self._untold:
+            return ""
+        before = f"; since the last such line it was held {self._untold} more time(s), for {self._untold_seconds:.1f} s"
+        self._untold, self._untold_seconds = 0, 0.0
+        return before
 
     def _what_to_do(self, holder: _Holder | None) -> str:
         in_handler = holder is not None and holder.message is not None
@@ -289,6 +363,22 @@ class LoopWatch:
         if innermost.f_globals.get("__name__", "").partition(".")[0] in _IDLE:
             return None
         return _Holder(innermost.f_code.co_qualname.rpartition("<locals>.")[2], _line(innermost), None)
+
+
+def _processor_clock() -> Callable[[], float]:
+    """Return a clock of the seconds for which the calling thread, or else the process, has used a processor."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.process_time
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def read() -> float:
+        try:
+            return time.clock_gettime(clock)
+        except OSError:
+            # The loop's thread has ended.
+            return 0.0
+
+    return read
 
 
 def _line(frame: FrameType) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -24,9 +25,11 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 MESSAGES = 48
 HELD = 2.0
+LONG = 8.0
+"""Seconds for which each of the 48 handlers holds the loop in the slow tests: more than six minutes in all."""
 _numbers = count()
 
-Job = Callable[[], subprocess.Popen[str]]
+Job = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(params=["kafka", "jetstream", "cohort"])
@@ -41,12 +44,12 @@ def job(request: pytest.FixtureRequest, spawn: Spawn) -> Iterator[Job]:
         for number in range(MESSAGES):
             producer.produce(name, b"", key=str(number))
         producer.flush(30)
-        yield lambda: spawn("-m", "tests.backends.blocking_process", kind, server.url, name, str(HELD))
+        yield lambda held=HELD: spawn("-m", "tests.backends.blocking_process", kind, server.url, name, str(held))
         topic.delete()
     else:
         url = request.getfixturevalue("nats_server").url
         anyio.run(_make_stream, url, name)
-        yield lambda: spawn("-m", "tests.backends.blocking_process", kind, url, name, str(HELD))
+        yield lambda held=HELD: spawn("-m", "tests.backends.blocking_process", kind, url, name, str(held))
         anyio.run(_delete_stream, url, name)
 
 
@@ -102,3 +105,35 @@ def test_two_signals_end_the_process(job: Job) -> None:
     answered = time.monotonic()
     assert process.wait(timeout=30) == EXIT_AT_ONCE
     assert time.monotonic() - answered < GRACE + 1
+
+
+@pytest.mark.slow
+def test_one_signal_ends_a_process_that_each_message_blocks_for_long(job: Job) -> None:
+    process = job(LONG)
+    assert says(process) == "running"
+    answer(process, signal.SIGINT, "lanes: SIGINT: draining")
+    answered = time.monotonic()
+    assert says(process) == "ended"
+    ended = time.monotonic()
+    assert answered < ended + 0.2
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (EXIT_DRAINED, "")
+    assert time.monotonic() - ended < 3.0
+    assert "has been holding the event loop for 1." in err
+    found = re.search(r"held the event loop for ([0-9.]+) s", err)
+    # The thread asks for a turn ten times a second.
+    assert found is not None and abs(float(found[1]) - LONG) < 0.5
+
+
+@pytest.mark.slow
+def test_two_signals_end_a_process_that_each_message_blocks_for_long(job: Job) -> None:
+    process = job(LONG)
+    assert says(process) == "running"
+    answer(process, signal.SIGINT, "lanes: SIGINT: draining")
+    select.select([], [], [], 1.1)
+    sent = time.monotonic()
+    answer(process, signal.SIGINT, "lanes: SIGINT: stopping at once")
+    assert process.wait(timeout=30) == EXIT_AT_ONCE
+    assert time.monotonic() - sent < 3.0
+    assert process.stdout is not None
+    assert "ended" not in process.stdout.read()

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -96,6 +102,125 @@ async def test_warnings_are_limited_and_count_the_rest(
         assert len(lines(caplog)) == 2
         assert "since the last such line it was held 2 more time(s), for 1." in lines(caplog)[1]
         assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_the_line_at_the_end_comes_in_a_short_program(caplog: pytest.LogCaptureFixture) -> None:
+    """The run ends right after the handler."""
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+    consumer = consumer_of(source, charge)
+    async with started(consumer) as run:
+        assert await run.end() is None
+    assert (len(lines(caplog)), len(ends(caplog))) == (1, 1)
+    assert HELD / 2 < consumer.status().loop_held < 2 * HELD
+
+
+@pytest.mark.anyio
+async def test_the_last_line_counts_the_holds_without_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    source = MemorySource(published(*"abc"))
+    source.finish()
+    async with started(consumer_of(source, charge, concurrency=1)) as run:
+        assert await run.end() is None
+    assert len(lines(caplog)) == 1
+    assert "memory: since the last such line charge held the event loop 2 more time(s), for 1." in ends(caplog)[-1]
+
+
+def keep_the_lock(length: int) -> None:
+    """Call a C function that keeps the interpreter's lock, for twice as long as with a length that is one less."""
+    re.match(r"(a+)+$", "a" * length + "b")
+
+
+def length_for(seconds: float) -> int:
+    """A length with which ``keep_the_lock`` uses a processor for so long, or for up to twice as long."""
+    length, took = 16, 0.0
+    while took < 0.05:
+        length += 1
+        began = time.thread_time()
+        keep_the_lock(length)
+        took = time.thread_time() - began
+    return length + math.ceil(math.log2(seconds / took))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("pause", [0.0, 0.15])
+async def test_a_handler_that_keeps_the_lock_is_named_afterwards(
+    pause: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No thread runs meanwhile, not even the thread that watches."""
+    source = MemorySource(published("a"))
+    source.finish()
+    length = length_for(1.2)
+
+    async def parse(message: Message) -> None:
+        # The thread waits for its next question, or for an answer.
+        await anyio.sleep(pause)
+        keep_the_lock(length)
+
+    consumer = consumer_of(source, parse)
+    async with started(consumer) as run:
+        assert await run.end() is None
+    (line,) = ends(caplog)
+    number = f"{parse.__code__.co_firstlineno + 3}"
+    assert line.startswith(
+        f"memory: parse at memory/0 position 0 (test_loop_watch.py:{number}) held the event loop and "
+    )
+    assert "the interpreter's lock for " in line
+    assert "and no thread of this process ran: run the call in a process of its own" in line
+    assert lines(caplog) == []
+    assert consumer.status().loop_held > 0.5
+
+
+FROZEN = """
+import logging, os, signal, sys, time
+import anyio
+from lanes import Consumer
+from lanes.workers import loop_watch
+from memsource import MemoryBroker, MemorySource
+
+logging.basicConfig(level=logging.WARNING)
+
+
+async def handle(message):
+    print("running", flush=True)
+    # Busy before and after the freeze, on the event loop.
+    end = time.monotonic() + 0.4
+    while time.monotonic() < end:
+        pass
+
+
+broker = MemoryBroker()
+source = MemorySource(broker)
+
+
+async def main():
+    async with Consumer(source, handle) as consumer:
+        await consumer.opened()
+        broker.publish("x", key="a")
+        while broker.unfinished:
+            await anyio.sleep(0.01)
+        await anyio.sleep(0.3)
+        print(f"held {consumer.status().loop_held:.1f}", flush=True)
+
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.process
+def test_a_frozen_process_is_not_accused() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FROZEN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    os.kill(process.pid, signal.SIGCONT)
+    out, err = process.communicate(timeout=30)
+    assert err == ""
+    assert float(out.split()[1]) < 1.0
 
 
 @pytest.mark.anyio
