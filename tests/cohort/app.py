@@ -118,7 +118,7 @@ class _Cohort:
             highest[number] = token
 
     def settle(self) -> None:
-        """A new plan needs a change of the members or of the drained ones."""
+        """A new plan needs a change of the members, or of the set of drained members."""
         generation = max(source.membership.generation for source in self.broker.members)
         most = self.case.members + sum(_CHANGES.get(action, 0) for _, action, _ in self.case.actions)
         if generation > most:
@@ -180,7 +180,7 @@ class _Cohort:
             self.world.find("RepeatsNothing", f"{number}/{message.position} ran twice, and nothing had gone wrong")
 
     def starts(self, member: str, number: int, message: Message) -> None:
-        """No handler starts under an ownership after a newer one has begun."""
+        """No handler starts under an ownership after a newer ownership has begun."""
         newest, owner = max((token, member) for at, token, member in self.broker.owned if at == number)
         if message.epoch != newest:
             what = f"partition {number}: {member} starts position {message.position} under epoch {message.epoch}"

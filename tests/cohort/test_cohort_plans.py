@@ -58,7 +58,7 @@ class Team:
 
 
 def test_join_moves_only_what_balance_requires() -> None:
-    """Only the new member gains partitions, and only its share."""
+    """Only the new member gains partitions, at most its share."""
 
     async def test() -> None:
         async with anyio.create_task_group() as tasks:

@@ -204,7 +204,7 @@ async def test_a_missing_delivery_needs_a_takeover() -> None:
 
 
 async def test_settlements_count_only_while_the_lease_holds() -> None:
-    """Not after the loss, not after the deadline, and not for an earlier assignment."""
+    """No settlement counts after the deadline, after the loss, or for an earlier assignment."""
     clock = Moving()
     of, owned = owning(clock=clock)
     owned.ledger.delivered(5)
@@ -325,7 +325,7 @@ async def test_a_leaving_member_with_unfinished_messages_does_not_leave_in_order
 
 
 async def test_unread_losses_do_not_keep_a_member_from_leaving() -> None:
-    """A loss was reported, another one was not, one is found by leaving, and one comes from giving up."""
+    """Four losses: a reported one, an unreported one, one that the leave finds, and one by the give-up."""
     of = stub_cohort()
     of.tell(*((number, taken_over(7)) for number in (1, 2, 3, 4)))
     of.partitions.next_events()

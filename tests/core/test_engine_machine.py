@@ -1,4 +1,4 @@
-"""The engine against a naive model: any order of all its calls, checked after each.
+"""The engine agrees with a naive model after every call, for any order of calls.
 
 The harness plays source and runtime: it keeps to ``room``, picks the outcomes of handlers, and settles.
 """
@@ -204,7 +204,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(handlers=HANDLERS)
     def work(self, handlers: list[tuple[int, str, Failure]]) -> None:
-        """Start handlers, and end running ones."""
+        """Start handlers, and end running handlers."""
         for index, what, failure in handlers:
             if what == "start":
                 self.take()

@@ -1,4 +1,4 @@
-"""The engine against a naive model in every mode: orders, lanes, poison policies, batches, commits, both drains.
+"""The engine agrees with a naive model in every mode: orders, lanes, poison policies, batches, commits, both drains.
 
 The harness plays source, runtime and broker. Each partition has a log. A new assignment continues from the committed
 position and completed set, or with every message that was not settled.
@@ -130,7 +130,7 @@ class ModesMachine(RuleBasedStateMachine):
 
     @rule(steps=STEPS)
     def work(self, steps: list[tuple[str, int]]) -> None:
-        """Do any step. All steps are in one rule, because Hypothesis leaves whole rules out of an example."""
+        """Do a random step. One rule has all steps, because Hypothesis leaves whole rules out of an example."""
         for name, seed in steps:
             getattr(self, name)(Random(seed))
             self.everything_holds()

@@ -50,7 +50,7 @@ NEUTRAL = [
 
 
 def tree_of(path: Path) -> ast.Module:
-    """Parse a source, without a collection of garbage in between: Python 3.11 fails where a finalizer runs in it."""
+    """Parse a source without garbage collection, because Python 3.11 fails if a finalizer runs during the parse."""
     gc.disable()
     try:
         return ast.parse(path.read_text(), str(path))

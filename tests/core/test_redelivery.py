@@ -134,7 +134,7 @@ def test_a_forgotten_position_runs_again() -> None:
 
 
 def late_ones(engine: Engine, partition: Partition) -> None:
-    """Deliver positions 7, 3, 12 and 5 late into a lane with 10 and 20."""
+    """Deliver the late positions 7, 3, 12 and 5 into a lane with 10 and 20."""
     for position in (7, 3, 12, 5):
         assert again(engine, partition, position)[1] == fx.LATE
 

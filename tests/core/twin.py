@@ -1,4 +1,4 @@
-"""An engine that makes every call twice: itself, and in an engine restored from a snapshot before the call."""
+"""An engine that makes every call twice: on itself, and on an engine restored from a snapshot before the call."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ HERE = PartitionId("memory", 0)
 
 
 class Later(Nak):
-    """A failure whose next attempt comes long after the test."""
+    """A failure whose next attempt would start long after the test."""
 
     def __init__(self, why: str) -> None:
         super().__init__(delay=3600.0)

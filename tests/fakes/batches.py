@@ -44,7 +44,7 @@ def batching(source: Any, handler: Any, **arguments: Any) -> Consumer:
 
 
 def finite(broker: MemoryBroker) -> MemorySource:
-    """A source that ends."""
+    """A source whose messages end."""
     source = MemorySource(broker)
     source.finish()
     return source

@@ -29,7 +29,7 @@ def say(line: str) -> None:
 
 
 async def wait_for_a_line(message: Message) -> None:
-    """Runs until the test sends a line."""
+    """Wait until the test sends a line."""
     say("running")
     await anyio.to_thread.run_sync(sys.stdin.readline)
     say(f"ended {message.position}")

@@ -1,4 +1,5 @@
-"""Runs a consumer beside its test: start it, wait for a condition, read how it ended."""
+"""Runs a consumer concurrently with its test: helpers that start the consumer, wait for a condition, and read its
+error."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ TIMEOUT = 10.0
 
 
 class Run:
-    """A consumer that runs in a task of its own. ``error`` is what ``run`` raised, ``scope`` cancels it."""
+    """A consumer that runs in a separate task. ``error`` is what ``run`` raised, ``scope`` cancels it."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -52,7 +53,7 @@ class Run:
         return self.error
 
     async def stop(self) -> BaseException | None:
-        """Stop in order, and wait for the end."""
+        """Stop the consumer in order, and wait for its end."""
         self.consumer.stop()
         return await self.end()
 
@@ -63,7 +64,7 @@ def _is_cancelled() -> bool:
 
 @asynccontextmanager
 async def started(consumer: Consumer) -> AsyncIterator[Run]:
-    """Run a consumer beside the block; at the end of the block it is cancelled if it still runs."""
+    """Run a consumer during the block; at the end of the block, a consumer that still runs is cancelled."""
     run = Run(consumer)
     try:
         async with anyio.create_task_group() as tasks:
@@ -78,7 +79,7 @@ async def started(consumer: Consumer) -> AsyncIterator[Run]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition, a turn of the loop at a time."""
+    """Wait for a condition, which each turn of the loop checks."""
     with anyio.fail_after(TIMEOUT):
         while not condition():
             await anyio.lowlevel.checkpoint()
@@ -181,7 +182,7 @@ class Gated:
 
     @property
     def running(self) -> int:
-        """How many have started and not ended."""
+        """Number of handlers that run."""
         return len(self.started) - len(self.ended) - len(self.cancelled)
 
     def let(self, *positions: int) -> None:
@@ -227,7 +228,7 @@ def deliver_beside_the_assignment(source: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def break_positions(source: MemorySource, positions: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a source deliver these positions as unreadable."""
+    """Let a source deliver these positions as unreadable."""
     receive = source.receive
 
     async def broken(room: Any) -> Any:

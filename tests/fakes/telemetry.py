@@ -65,7 +65,7 @@ def message(
 
 
 def status(**changes: Any) -> Status:
-    """A status in which no two figures are equal."""
+    """A status whose figures all differ."""
     names = [
         *("in_flight", "max_in_flight", "peak_in_flight", "in_flight_bytes", "max_in_flight_bytes"),
         *("peak_in_flight_bytes", "running", "concurrency", "ready", "held", "blocked", "parking"),
@@ -92,7 +92,7 @@ def status(**changes: Any) -> Status:
 
 
 def count_everything(telemetry: Telemetry, one: Message) -> None:
-    """Each call that counts, once."""
+    """Make each call that changes a counter once."""
     telemetry.consumed(one.partition, 1)
     telemetry.settled(one.partition, 1)
     telemetry.retried(one)
@@ -157,7 +157,7 @@ def use(monkeypatch: pytest.MonkeyPatch, tracers: object = None, meters: object 
 def handle(
     telemetry: Telemetry, *messages: Message, result: Result = "ack", error: BaseException | None = None
 ) -> None:
-    """One call of a handler that does nothing."""
+    """Run one handler call without effect."""
     with telemetry.handling(messages[0]) if len(messages) == 1 else telemetry.handling_batch(messages) as handling:
         pass
     handling.end(result, error)

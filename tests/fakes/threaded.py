@@ -1,4 +1,4 @@
-"""Plain functions as handlers that a test controls, and the threads they are called in."""
+"""Plain functions as handlers that a test controls, and the threads that call them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Gates:
         return len(self.started) - len(self.ended)
 
     def let(self, *positions: int) -> None:
-        """Let these end, now or when they start."""
+        """Let the handlers of these positions end, now or when they start."""
         for position in positions:
             self._gate(position).set()
 
@@ -55,7 +55,7 @@ class Gates:
             del self._gates[position]
 
     def join(self) -> None:
-        """Wait for the threads that have called it."""
+        """Wait for the threads that have called the handler."""
         for thread in self.threads:
             thread.join(TIMEOUT)
             assert not thread.is_alive()
@@ -76,7 +76,7 @@ class Order:
 
 
 def threads() -> list[threading.Thread]:
-    """The threads that handlers are called in."""
+    """The threads that call handlers."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("lanes-")]
 
 

@@ -199,7 +199,7 @@ class Gate:
             self._waits.remove(wait)
 
     def let_one_through(self, keys: Collection[bytes] | None = None) -> None:
-        """Let the handler through that has waited longest, of some keys only."""
+        """Release the handler of these keys that has waited longest."""
         next(event for key, event in self._waits if (keys is None or key in keys) and not event.is_set()).set()
 
     def open(self) -> None:
@@ -209,7 +209,7 @@ class Gate:
 
 
 class Deadlines:
-    """A handler that records each partition's deadline while the member may start handlers, then waits."""
+    """A handler that records the partitions and tokens of its messages, then waits."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

@@ -18,7 +18,7 @@ LARGE = 1 << 20
 
 
 async def test_messages_for_a_paused_durable_wait_and_stay_alive(stream: Stream) -> None:
-    """Otherwise another process that pulls the durable would get messages that are here."""
+    """Without the extensions, another process that pulls the durable would get these messages."""
     source = stream.source(shared=True, ack_wait=1.0)
     await source.open()
     try:

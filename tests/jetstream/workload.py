@@ -116,7 +116,7 @@ class Stream:
 class Recorder:
     """A handler that checks order and overlap, and records the finished messages.
 
-    Positions may repeat. A position that comes for the first time must be above all earlier ones of its key.
+    Positions may repeat. A new position must be above all earlier positions of its key.
     """
 
     def __init__(self, pause: Callable[[lanes.Message], float] = lambda message: 0.001) -> None:
@@ -157,7 +157,7 @@ class Recorder:
 
 @asynccontextmanager
 async def running(consumer: lanes.Consumer) -> AsyncIterator[None]:
-    """Run the consumer beside the block; at the end stop it in order and check that ``run`` returns."""
+    """Run the consumer during the block; at the end, stop it in order and check that ``run`` returns."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consumer.run)
         yield
@@ -166,7 +166,7 @@ async def running(consumer: lanes.Consumer) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def crashing(consumer: lanes.Consumer) -> AsyncIterator[None]:
-    """Run the consumer beside the block; at the end cancel it, so its messages stay unacknowledged."""
+    """Run the consumer during the block; at the end, cancel it, so its messages stay unacknowledged."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consumer.run)
         yield
@@ -189,7 +189,7 @@ def inner(source: JetStreamSource) -> DurableSource:
 
 
 async def moment_behind(client: Client, stream: str, sequence: int) -> datetime:
-    """A time after the storage of a message, by this machine's clock, which the server shares."""
+    """Return a time after the storage of a message, by the clock that server and test share."""
     while True:
         answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)
         state, now = json.loads(answer.data)["state"], datetime.now(UTC)
@@ -211,7 +211,7 @@ async def never_called(message: lanes.Message) -> None:
 async def stops(
     consumer: lanes.Consumer, words: str, *, error: type[Exception] = lanes.SourceError
 ) -> AsyncIterator[None]:
-    """Run the consumer beside the block, and expect that it ends by itself with such an error."""
+    """Run the consumer during the block, and expect that it fails with such an error."""
     ended = anyio.Event()
 
     async def run() -> None:

@@ -60,7 +60,7 @@ async def confirmed(target: KafkaDeadLetters, one: lanes.DeadLetter) -> None:
 
 
 class NotYet(Exception):
-    """A write that may be retried."""
+    """Try one write; a failure must be retryable."""
 
 
 async def attempt(target: KafkaDeadLetters, one: lanes.DeadLetter) -> None:
@@ -73,7 +73,7 @@ async def attempt(target: KafkaDeadLetters, one: lanes.DeadLetter) -> None:
 
 
 def config_of(topic: Topic, **more: Any) -> dict[str, Any]:
-    """A consumer's dictionary, as a team has it."""
+    """A typical configuration of a consumer."""
     return {"bootstrap.servers": topic.url, "group.id": "g", "auto.offset.reset": "earliest"} | more
 
 

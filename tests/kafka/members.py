@@ -62,7 +62,7 @@ class Story:
         return len(self.events) - 1 - self.events[::-1].index(self.of(what, member, partition)[-1])
 
     def owned(self, member: str) -> set[int]:
-        """Partitions that a member was assigned, and neither released nor lost."""
+        """The partitions that a member owns."""
         owned: set[int] = set()
         for each in self.events:
             if each.member == member and each.what == "assigned":
@@ -288,7 +288,7 @@ class Member:
         self.ended.set()
 
     async def polled(self, times: int) -> None:
-        """Wait for so many further polls of the client."""
+        """Wait for a number of further polls of the client."""
         before = self.client.polls
         while self.client.polls < before + times:
             await anyio.sleep(0.01)
@@ -339,7 +339,7 @@ class Group:
         return member
 
     async def owning(self, **counts: int) -> None:
-        """Wait until the members own so many partitions each."""
+        """Wait until each member owns its given number of partitions."""
         story = self._work.story
         while any(len(story.owned(name)) != count for name, count in counts.items()):
             self.look()

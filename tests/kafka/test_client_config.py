@@ -1,4 +1,4 @@
-"""The configuration of a team: passed through, completed, and refused by name where it is unsafe."""
+"""The user's configuration is passed to the client and completed; unsafe settings are refused by name."""
 
 from __future__ import annotations
 

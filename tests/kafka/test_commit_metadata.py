@@ -88,7 +88,7 @@ async def handed_over(orders: Topic, room: int) -> Runs:
 
 
 async def next_owner(orders: Topic) -> set[int]:
-    """The positions that a next owner runs."""
+    """The positions that the next owner runs."""
     handled: set[int] = set()
 
     async def handler(message: lanes.Message) -> None:
@@ -173,7 +173,7 @@ async def test_a_source_reports_whether_it_hands_over(
 
 
 class FakeClient:
-    """A client that accepts so many characters of metadata, and records each attempt."""
+    """A client that accepts a limited number of characters of metadata, and records each attempt."""
 
     def __init__(self, room: int) -> None:
         self.room = room

@@ -85,7 +85,7 @@ async def test_a_dead_letter_survives_a_killed_broker(private: KafkaServer, topi
 
 @pytest.mark.slow
 async def test_a_dead_letter_outage_stops_only_its_lane(private: KafkaServer, topic: MakeTopic) -> None:
-    """The broker of dead letters hangs: the lane of the poison waits unsettled, and other lanes go on."""
+    """While the broker of dead letters hangs, the lane of the failed message waits, and other lanes continue."""
     dead = topic(on=private)
     broker = MemoryBroker()
     source = MemorySource(broker)

@@ -152,7 +152,7 @@ class FakeClient:
 
 
 class Stand:
-    """End offsets of so many partitions, with a manual clock."""
+    """The end offsets of several partitions, with a manual clock."""
 
     def __init__(self, partitions: int) -> None:
         self.client = FakeClient()

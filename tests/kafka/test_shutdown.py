@@ -93,7 +93,7 @@ async def test_a_close_during_a_poll_is_served_at_once(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_no_callback_runs_while_the_client_closes(cluster: MockCluster, name: str, protocol: str) -> None:
-    """librdkafka may never answer a callback's request then, and holds the interpreter's lock meanwhile."""
+    """During a close, librdkafka may never answer a callback's request, and it holds the interpreter's lock."""
     async with reading(cluster, protocol, name, 2) as reader:
         await reader.assigned(2)
     assert reader.client.called_back == {"before": ["on_assign", "on_revoke"], "in close": []}

@@ -354,7 +354,7 @@ def test_an_older_answer_is_ignored(pending: bool) -> None:
 
 
 async def made_anew(topic: Topic, count: int) -> None:
-    """Delete a topic and create it again at once, with so many messages."""
+    """Delete a topic, create it again at once, and publish ``count`` messages."""
     topic.delete()
     new = NewTopic(topic.name, 1, 1)
     made = False

@@ -1,4 +1,4 @@
-"""Records that are large, empty or undecodable."""
+"""Large, empty and undecodable records are handled in order, or block only their key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The callbacks and the logger in the configuration of a team are still called."""
+"""The source still calls the callbacks and the logger of the user's configuration."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class Sent(NamedTuple):
-    """The place of a message at the broker."""
+    """The partition and offset of a message."""
 
     partition: int
     offset: int
@@ -179,6 +179,6 @@ def produce(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition without a signal."""
+    """Wait for a condition by polling."""
     while not condition():
         await anyio.sleep(0.01)

@@ -1,7 +1,7 @@
 """The campaigns that search for mutants: whole consumers in the simulator, and the engine against its naive models.
 
-A campaign ends when a requested check has found a failure, or after a bounded number of runs. Its runs are always the
-same. It does not shrink a failure, because only the name of the check matters.
+A campaign ends when a requested check has found a failure, or after a bounded number of runs. Its runs are
+deterministic. It does not shrink a failure, because only the name of the check matters.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_no_headers_stop_a_handler(sdk: Sdk, headers: Headers) -> None:
 
 
 class Asking(TextMapPropagator):
-    """Asks for one header in other letters, and records the answers."""
+    """A propagator that reads one header under another letter case, and records the results."""
 
     def __init__(self) -> None:
         self.told: list[str] | None = []

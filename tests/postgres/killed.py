@@ -1,8 +1,8 @@
 """A handler whose process is killed by -9 at each statement: ``python -m tests.postgres.killed URL SCHEMA KIND``.
 
 KIND is ``one`` (a transaction for each message) or ``batch``. For each wait for the server, one process dies just
-before it and one just after it. The next process begins with the first message, as after a crash. Each point uses its
-own subscription. Prints one line of JSON: the subscriptions and the number of points.
+before the wait, and another process just after. The next process begins with the first message, as after a crash. Each
+point uses its own subscription. Prints one line of JSON: the subscriptions and the number of points.
 """
 
 from __future__ import annotations

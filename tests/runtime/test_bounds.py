@@ -1,4 +1,4 @@
-"""``max_in_flight`` is a hard bound in messages and in bytes, and intake changes twice a crossing."""
+"""``max_in_flight`` is a hard bound in messages and in bytes; intake stops and resumes once for each crossing."""
 
 from __future__ import annotations
 

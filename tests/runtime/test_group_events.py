@@ -91,7 +91,7 @@ async def test_lanes_run_reports_events() -> None:
 
 @pytest.mark.anyio
 async def test_a_failed_release_is_a_loss_even_during_a_lease() -> None:
-    """A hand-over needs the confirmation of the source, which may know of a loss before the deadline."""
+    """A handover needs the confirmation of the source, which may know of a loss before the deadline."""
     source, told = MemorySource(MemoryBroker(), assigned=[]), list[str]()
     async with started(Consumer(source, Gated(), on_event=lambda event: told.append(event.name))) as run:
         await until(lambda: run.consumer.ready)

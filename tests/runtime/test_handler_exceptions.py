@@ -1,4 +1,4 @@
-"""Exceptions that are no failed attempt stop the consumer in order."""
+"""Exceptions that do not count as a failed attempt stop the consumer in order."""
 
 from __future__ import annotations
 

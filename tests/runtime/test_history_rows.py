@@ -135,7 +135,7 @@ async def test_a_shortened_drain_has_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_messages_completed_by_a_former_owner_are_committed_in_time(tmp_path: Path) -> None:
-    """Nothing else finishes that could wake the settler."""
+    """No other message finishes, so no such event wakes the settlement task."""
     group = group_of("ab")
     first = Gated(free=[b"b"])
     async with started(consumer_of(GroupSource(group, "m-1"), first, drain_timeout=0.0, grace=0.01)) as run:
@@ -149,7 +149,7 @@ async def test_messages_completed_by_a_former_owner_are_committed_in_time(tmp_pa
 
 @pytest.mark.anyio
 async def test_a_commit_cancelled_with_its_run_has_a_failed_row(tmp_path: Path) -> None:
-    """A second commit may follow. It would seem to overtake one without an end."""
+    """A second commit may follow. That commit would appear to overtake a commit without an end."""
     history = History(tmp_path)
     source = GroupSource(group_of("a"), "m-1")
     source.block("settle")
@@ -193,7 +193,7 @@ async def test_a_batch_that_outlives_its_partition_is_a_zombie_at_the_end(tmp_pa
 
 
 class AsksAndDelivers(MemorySource):
-    """After the revoke comes a run that was already on its way: the first one, again."""
+    """After the revoke, the source delivers the first run again, because it was already under way."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)

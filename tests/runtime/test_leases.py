@@ -27,8 +27,8 @@ Releasing = tuple[Run, MemorySource, list[str]]
 
 
 class Jobs:
-    """The same handler in every way that handlers are called. The first message, which has no lease, runs until
-    ``gate`` is set; ``started`` are all that were called."""
+    """The same handler as a coroutine, as a plain function and for batches. The first message, which has no lease, runs
+    until ``gate`` is set; ``started`` are all that were called."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -20,7 +20,7 @@ def two_partitions(*keys: str) -> MemoryBroker:
 
 
 class ByPartition:
-    """A handler with a gate for every partition. It records (partition, position)."""
+    """A handler that waits at the gate of its partition. It records (partition, position)."""
 
     def __init__(self) -> None:
         self.started: list[tuple[int, int]] = []

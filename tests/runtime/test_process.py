@@ -41,7 +41,7 @@ def complains(process: subprocess.Popen[str]) -> str:
 
 
 def is_of_the_watch(line: str) -> bool:
-    """Whether a line names a handler that holds the event loop; such a line comes after a second."""
+    """Whether a line names a handler that blocks the event loop; such a line is printed after a second."""
     return "holding the event loop" in line
 
 

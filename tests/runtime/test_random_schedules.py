@@ -53,7 +53,7 @@ def impatient() -> Iterator[None]:
 
 
 class World:
-    """One broker, and one consumer after the other on it."""
+    """A broker, and consumers that run one after another."""
 
     def __init__(self, directory: str, concurrency: int, spare: int, traffic: list[tuple[bytes | None, int]]) -> None:
         self.broker = MemoryBroker(PARTITIONS)

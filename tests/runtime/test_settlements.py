@@ -1,4 +1,4 @@
-"""Settlements: repeated until sent, one at a time, beside handlers that never suspend."""
+"""Settlements are repeated until sent, one at a time, even while handlers never suspend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads and their messages when partitions and consumers end: threads cannot be cancelled."""
+"""Threads cannot be cancelled: their messages at the end of a partition or consumer."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def nothing(message: Message) -> None:
 
 
 class Called:
-    """Callables of every kind."""
+    """Methods of every kind, which a consumer may get as its handler."""
 
     async def __call__(self, message: Message) -> None: ...
 

@@ -126,7 +126,7 @@ class Server:
         return sorted(s for s in MESSAGES - self.gone if not durable.has(s))
 
     def lose_bucket(self) -> None:
-        """Lose the bucket. A new one exists at once, with higher revisions."""
+        """Lose the bucket. A new bucket exists at once, with higher revisions."""
         self.entries.clear()
         self.revision += 1000
 

@@ -106,7 +106,7 @@ def test_a_missing_state_waits_for_the_longest_lease_of_a_consumer() -> None:
 
 @pytest.mark.parametrize("ends", ["unplanned", "fenced"])
 def test_a_second_acquisition_after_a_lost_bucket_waits_again(ends: str) -> None:
-    """The bucket may be lost twice, with an owner in between that has not heard of the loss."""
+    """The bucket may be lost twice, and an owner in between may not know of the loss."""
     world = World("limits")
     (member, _) = world.up()
     world.lose_bucket()

@@ -126,7 +126,7 @@ def test_a_member_with_the_same_settings_may_join() -> None:
 
 
 def test_another_start_is_no_difference() -> None:
-    """The start is for the first member. A deploy that computes its start could otherwise never join again."""
+    """Only the first member uses the start. Otherwise, a deployment that computes its start could never join again."""
     assert records.difference(CONFIG, replace(CONFIG, start="2026-01-01T00:00:00+00:00")) is None
 
 

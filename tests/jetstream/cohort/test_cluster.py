@@ -1,4 +1,5 @@
-"""A cohort on three servers: a killed leader of its bucket, stream or durable loses nothing and overlaps no owners."""
+"""In a cohort on three servers, a kill of the leader of the bucket, stream or durable loses no message and overlaps no
+owners."""
 
 from __future__ import annotations
 

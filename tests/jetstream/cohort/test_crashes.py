@@ -73,7 +73,7 @@ async def process(stream: CohortStream, member: str, path: Path) -> AsyncIterato
 
 @pytest.mark.slow
 async def test_a_member_frozen_past_its_lease_acknowledges_nothing(cohort_stream: CohortStream, tmp_path: Path) -> None:
-    """It wakes with messages in its lanes and an expired lease: it starts and settles none of them."""
+    """The member wakes with messages in its lanes and an expired lease, and starts and settles none of them."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     b = lanes.Consumer(stream.source("b"), log.handler("b", gate), settings=FAST)
@@ -109,7 +109,7 @@ async def test_a_member_frozen_past_its_lease_acknowledges_nothing(cohort_stream
 async def test_a_killed_member_loses_nothing_and_repeats_only_unacknowledged_messages(
     cohort_stream: CohortStream, tmp_path: Path
 ) -> None:
-    """Its partitions move to other members. Messages that it acknowledged are not handled again, all others are."""
+    """The partitions of the killed member move. Its acknowledged messages are not handled again, but all others are."""
     stream, log = cohort_stream, Log()
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     with anyio.fail_after(50):

@@ -40,7 +40,7 @@ async def backlogged(stream: CohortStream, consumer: lanes.Consumer) -> None:
 async def test_a_message_that_left_the_stream_is_not_unfinished(
     make_cohort_stream: MakeCohortStream, retention: str
 ) -> None:
-    """Handed over unfinished, and purged before the next owner gets it: no member can finish it."""
+    """A purge drops an unfinished message after its handover, so no member can finish the message."""
     stream, log = await make_cohort_stream(partitions=1, retention=retention), Log()
     keys = [stream.key(0, number) for number in range(4)]
     gate = Gate(*keys[:3])
@@ -106,7 +106,7 @@ async def test_a_purge_is_skipped_with_out_of_range_earliest(
 async def test_a_purge_of_one_subject_is_logged(
     cohort_stream: CohortStream, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Earlier messages still exist, so the purge was deliberate, and the others continue."""
+    """Earlier messages still exist, so the purge was deliberate, and the other messages continue."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     # Requests from before the room became scarce end soon.

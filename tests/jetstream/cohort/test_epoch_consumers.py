@@ -110,7 +110,7 @@ class Harness:
         return came
 
     async def _behind(self, durable: Durable, name: str) -> bool:
-        """Whether it has not heard yet of what the stream has taken, of which a publisher hears first."""
+        """Whether the consumer does not know the newest message yet, although its publisher has the confirmation."""
         asked = json.dumps({"last_by_subj": f"{self._stream}.{durable.partition}.key"}).encode()
         answer = await self._names.client.request(f"$JS.API.STREAM.MSG.GET.{self._stream}", asked, timeout=5)
         last = json.loads(answer.data).get("message", {}).get("seq", 0)
@@ -265,7 +265,7 @@ async def test_a_listing_reads_all_pages(client: Client, names: Names) -> None:
 
 
 async def test_concurrent_calls_share_a_listing(client: Client, names: Names) -> None:
-    """A later call sees the state of its own time."""
+    """A later call sees the later state of the server."""
     _, durables = await made(names)
     for partition in range(8):
         await durables.create(partition, 1, 0, nonce="n", start=1)
@@ -333,7 +333,7 @@ async def test_a_missing_answer_is_an_unknown_result(client: Client, names: Name
 
 
 async def test_a_durable_deleted_during_a_listing_is_listed_again(client: Client, names: Names) -> None:
-    """The listing has its name, but the consumer is gone: the next listing decides."""
+    """A listing may name a deleted consumer, so the next listing decides."""
     _, durables = await made(names)
     await durables.create(1, 1, 0, nonce="n", start=1)
     await durables.create(1, 2, 0, nonce="n", start=1)

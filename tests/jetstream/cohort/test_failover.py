@@ -112,7 +112,8 @@ async def test_a_dead_owner_does_not_block_a_partition(cohort_stream: CohortStre
 
 
 async def test_a_former_owner_cannot_acknowledge(cohort_stream: CohortStream) -> None:
-    """Its acknowledgements have no effect, its pulls are refused, and the next owner handles its messages."""
+    """Acknowledgements of a former owner have no effect, its pulls are refused, and the next owner handles its
+    messages."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     deadlines = Deadlines(gate)
@@ -277,7 +278,7 @@ async def test_unblock_resumes_the_head_with_its_attempts(cohort_stream: CohortS
 
 
 async def test_a_deleted_durable_loses_its_partition_only(cohort_stream: CohortStream) -> None:
-    """A foreign client deletes it: its partition is lost and acquired again, and no message is missed."""
+    """If a foreign client deletes a durable, its partition is lost and acquired again, and no message is missed."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)

@@ -44,7 +44,7 @@ async def test_a_member_id_in_two_namespaces_is_two_members(cohort_stream: Cohor
 
 
 async def test_a_second_cohort_in_a_namespace_is_refused(cohort_stream: CohortStream) -> None:
-    """On one stream and namespace; the first cohort continues."""
+    """A second cohort on the same stream and namespace is refused, and the first cohort continues."""
     stream, log = cohort_stream, Log()
     a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
     async with members() as running:

@@ -140,7 +140,7 @@ async def test_each_write_sends_a_hint(client: Client, bucket: str) -> None:
 
 
 async def test_a_write_is_not_sent_after_a_reconnect(fresh_nats: Callable[..., NatsServer]) -> None:
-    """The client itself would keep a write while it reconnects, and send it later."""
+    """By default, the client keeps a write during a reconnect, and sends the write later."""
     server = fresh_nats()
     client = await connect(server.url)
     try:

@@ -37,7 +37,7 @@ async def test_an_unread_loss_does_not_stop_a_member_from_leaving() -> None:
 
 
 async def test_a_partition_that_only_repeats_finished_messages_is_busy() -> None:
-    """There may be any number of such redeliveries behind a stuck message, and all of them are read."""
+    """A stuck message may precede any number of such redeliveries, and all of them are read."""
     side = StubInbox()
     of = owned_partition(side.pulls[0], Done(9, ()))
     assert positions(of) == []

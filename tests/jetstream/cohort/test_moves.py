@@ -95,7 +95,7 @@ async def test_a_move_drains_only_the_moving_partitions(cohort_stream: CohortStr
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
 async def test_a_move_repeats_no_finished_message(make_cohort_stream: MakeCohortStream, retention: str) -> None:
-    """One key is far behind: finished messages above it do not run again, unfinished ones do."""
+    """With a stuck key, the next owner repeats the unfinished messages above it, but no finished message."""
     stream, log = await make_cohort_stream(retention=retention), Log()
     stuck = stream.a_key_each()
     others = [stream.key(partition, 1) for partition in range(4)]
@@ -213,7 +213,7 @@ async def test_an_overdue_drain_keeps_the_partition_by_default(
 
 
 async def test_an_overdue_drain_is_forced(cohort_stream: CohortStream) -> None:
-    """Running handlers are cancelled and run again at the next owner; finished messages after them do not."""
+    """Cancelled messages run again at the next owner; finished messages after them do not."""
     stream, log = cohort_stream, Log()
     stuck = stream.a_key_each()
     gate = Gate(*stuck)

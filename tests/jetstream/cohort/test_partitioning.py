@@ -52,7 +52,7 @@ _TOKENS = st.text(st.characters(exclude_characters=". *>\t\r\n\x00", exclude_cat
 
 @pytest.mark.anyio
 async def test_partition_of_agrees_with_the_server(client: Client, names: Names) -> None:
-    """For one token, for two in the order of the call, and for the whole subject."""
+    """The partition agrees for one token, for two tokens in the order of the call, and for the whole subject."""
     streams: dict[str, tuple[str, Callable[[str, str, str], list[str]]]] = {
         "one": ("{{partition(64,1)}}.%s.{{wildcard(1)}}.{{wildcard(2)}}", lambda a, b, prefix: [a]),
         "two": ("{{ Partition(7, 2,1) }}.%s.$1.$2", lambda a, b, prefix: [b, a]),

@@ -18,13 +18,13 @@ class NoDeadLetters:
     """Dead letters that a test expects never to be written."""
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: a test has no connection."""
 
     async def put(self, dead_letter: lanes.DeadLetter) -> None:
         raise AssertionError(f"{dead_letter!r} was to be skipped")
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: a test has no connection."""
 
 
 class Letters:
@@ -35,13 +35,13 @@ class Letters:
         self.repaired = False
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: a test has no connection."""
 
     async def put(self, dead_letter: lanes.DeadLetter) -> None:
         self.positions.append(dead_letter.position)
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: a test has no connection."""
 
 
 async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortStream) -> None:
@@ -69,7 +69,7 @@ async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortS
 
 
 async def test_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeCohortStream) -> None:
-    """With the default policy, a message that exhausts its retries is not skipped: the next owner begins there."""
+    """By default, a message that exhausts its retries is not skipped, and the next owner begins with this message."""
     stream, log = await make_cohort_stream(partitions=1), Log()
     with pytest.raises(lanes.ConfigError, match='order="serial" with poison="skip"'):
         lanes.Settings(order="serial", poison="skip")

@@ -37,7 +37,7 @@ async def test_an_older_server_is_refused(fresh_nats: Callable[..., NatsServer])
 async def test_members_join_die_and_leave_without_loss(
     fresh_nats: Callable[..., NatsServer], version: str, retention: str
 ) -> None:
-    """One joins, one dies in the middle of its messages, the server restarts, one leaves: order holds, no loss."""
+    """The order holds without loss while a member joins, a member dies, the server restarts, and a member leaves."""
     server = fresh_nats(program=program(version))
     client = await connect(server.url)
     stream = CohortStream(server.url, client, "OLD")

@@ -51,7 +51,8 @@ async def test_a_new_cohort_begins_at_start(cohort_stream: CohortStream, start: 
 async def test_the_start_of_later_members_is_only_logged(
     cohort_stream: CohortStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if the first member begins beyond the end of the stream, which a later one cannot tell from a loss."""
+    """The start also holds if it is after the end of the stream, which a later member cannot distinguish from a
+    loss."""
     caplog.set_level("INFO", "lanes")
     stream, log = cohort_stream, Log()
     await stream.publish(*stream.a_key_each())

@@ -36,7 +36,7 @@ async def test_every_partition_is_served_in_scarce_room(
 
 
 async def test_a_changed_division_stops_the_members(cohort_stream: CohortStream) -> None:
-    """From then on, a key may be in two partitions. After the change is reverted, the cohort continues."""
+    """After the change, a key may be in two partitions. After the change is reverted, the cohort continues."""
     stream, log = cohort_stream, Log()
     gate = Gate(stream.key(0))
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=SCARCE)

@@ -33,7 +33,7 @@ RELEASED: Final = b'"released":true'
 async def test_an_unknown_result_of_a_write_is_resolved(
     cohort_stream: CohortStream, what: Literal["request", "reply"]
 ) -> None:
-    """One write of each kind, from the setup to leaving, has no answer; the member reads its result and loses nothing.
+    """If a write of any kind has no answer, the member reads the result and loses no message.
 
     Only missing writes are repeated, except for a ledger, whose fence makes a repeat safe.
     """
@@ -96,7 +96,8 @@ async def test_an_unknown_result_of_a_write_is_resolved(
 async def test_a_bucket_that_is_lost_during_a_drain_loses_no_message(
     cohort_stream: CohortStream, finished: bool
 ) -> None:
-    """The draining member cannot hand over: it gives up all, and its messages run again once under higher tokens."""
+    """A draining member without its bucket gives up all partitions, and its messages run once more under higher
+    tokens."""
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     gate = Gate(*keys)

@@ -100,7 +100,7 @@ async def test_every_copy_of_a_dead_letter_is_deleted(stream: Stream, client: Cl
     await jetstream.add_stream(name=name, subjects=[f"{name}.x"], duplicate_window=0.1)
 
     async def copied(one: lanes.DeadLetter) -> None:
-        """Parked, however often it was before: the server drops copies for a moment only."""
+        """Park the dead letter again, because the server drops equal copies only for a short time."""
         with anyio.fail_after(10):
             while (await jetstream.publish(f"{name}.x", one.value, headers=dead_letter_headers(one))).duplicate:
                 await anyio.sleep(0.01)

@@ -46,7 +46,7 @@ class JetStreamHarness:
 
     @contextlib.asynccontextmanager
     async def made(self) -> AsyncIterator[None]:
-        """While the stream of the dead letters is there."""
+        """Create the stream of the dead letters, and delete it after the test."""
         jetstream = self._stream.client.jetstream()
         await jetstream.add_stream(name=self._dead, subjects=[f"{self._dead}.x"], duplicate_window=0.1)
         yield

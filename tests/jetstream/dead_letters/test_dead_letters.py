@@ -116,18 +116,18 @@ async def test_dead_letters_are_read_back_by_an_ordinary_source(
         found.append(message.data)
 
     class Refused:
-        """Where what is no letter goes."""
+        """The target for messages that are no dead letters."""
 
         async def open(self) -> None:
-            """Nothing to open."""
+            """Do nothing: a test has no connection."""
 
         async def put(self, dead_letter: lanes.DeadLetter) -> None:
-            """Note what was said."""
+            """Record the dead letter."""
             refused.append(dead_letter.error_text)
             done.set()
 
         async def aclose(self) -> None:
-            """Nothing to close."""
+            """Do nothing: a test has no connection."""
 
     source = JetStreamSource(stream.url, stream=f"{stream.name}dead", durable="reader", key=None)
     async with running(lanes.Consumer(source, read, dead_letters=Refused(), decode=read_dead_letter)):

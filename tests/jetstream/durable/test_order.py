@@ -50,7 +50,7 @@ async def test_a_restart_before_ack_wait_keeps_order(stream: Stream, takeover: s
 
 
 async def test_a_queued_message_outlives_ack_wait(stream: Stream) -> None:
-    """Messages behind one slow key are kept alive too, so none is delivered twice."""
+    """Messages after a slow one of the same key are extended too, so no message is delivered twice."""
     await stream.publish(8, keys=1)
     recorder = Recorder(lambda message: 0.4)
     consumer = lanes.Consumer(stream.source(ack_wait=1.0), recorder, settings=FAST)
@@ -61,7 +61,7 @@ async def test_a_queued_message_outlives_ack_wait(stream: Stream) -> None:
 
 
 async def test_a_lost_delivery_is_detected_by_its_number(stream: Stream, caplog: Any) -> None:
-    """A delivery that never arrives would return after newer ones of its key."""
+    """A lost delivery would return after newer messages of its key."""
     await stream.publish(600, keys=5)
     recorder = Recorder()
     source = stream.source()

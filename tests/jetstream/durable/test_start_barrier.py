@@ -33,7 +33,7 @@ def barriers(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_a_backoff_survives_a_killed_takeover(stream: Stream, spawn: Spawn) -> None:
-    """The process that shrank the timers was killed by -9; the metadata holds the original timers."""
+    """After a kill -9 of the process that shrank the timers, the metadata still has the original timers."""
     backoff = [20 * SECOND, 60 * SECOND]
     await stream.publish(60, keys=4)
     await stream.add_consumer(backoff=backoff, metadata={"team": "billing"}, max_ack_pending=1_000)

@@ -35,7 +35,7 @@ async def test_a_recreated_stream_stops_the_source(stream: Stream) -> None:
 
 
 async def test_a_stream_recreated_beside_a_full_consumer_stops_the_source(stream: Stream) -> None:
-    """No pull request is open that the server could end."""
+    """The source has no open pull request, so the server cannot end one."""
     await stream.publish(20)
     recorder = Recorder()
     handle, _ = held_up(recorder, 0)
@@ -101,7 +101,7 @@ async def test_a_changed_durable_stops_the_source(stream: Stream) -> None:
 
 
 async def test_a_stream_that_lost_its_end_stops_the_source(fresh_stream: FreshStream) -> None:
-    """Sequences that are used again would pass for settled ones, and be acknowledged without being handled."""
+    """Reused sequences would count as settled, and be acknowledged without a handler call."""
     server, stream = await fresh_stream()
     await stream.publish(10, keys=2)
     recorder = Recorder()

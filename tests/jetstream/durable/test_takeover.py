@@ -135,7 +135,7 @@ async def test_more_messages_than_max_in_flight_return_in_order(stream: Stream) 
 
 
 async def test_a_cancelled_receive_repeats_the_takeover(stream: Stream) -> None:
-    """When room becomes free, the pump cancels ``receive``, and that must not end a takeover halfway."""
+    """If room becomes free, the consumer cancels ``receive``, and that must not end a takeover halfway."""
     await stream.publish(200, keys=4)
     await stream.add_consumer(ack_wait=1_500_000_000, max_ack_pending=1_000)
     held = await stream.pull_raw(50)

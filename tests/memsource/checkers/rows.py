@@ -182,7 +182,7 @@ def segment(
 
 
 def renumbered(rows: Rows) -> Rows:
-    """After rows were moved, added or taken away as if they had never been: no holes, and time never goes back."""
+    """Renumber moved, added or removed rows, so that the segment has no holes and its time never falls."""
     latest = 0.0
     result = []
     for index, row in enumerate(rows):

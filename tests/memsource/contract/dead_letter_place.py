@@ -1,4 +1,4 @@
-"""The simplest place of dead letters that keeps the whole contract, for tests of the contract itself."""
+"""The simplest store of dead letters that keeps the whole contract, for tests of the contract itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memsource.contract.dead_letters import DeadLetterAbility, Origin, Published
 
 
 class Place:
-    """A place of dead letters, and the origin of their messages."""
+    """A store of dead letters, and the origin of their messages."""
 
     def __init__(self) -> None:
         self.stored: list[StoredDeadLetter | None] = []

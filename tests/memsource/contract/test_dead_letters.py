@@ -171,7 +171,7 @@ class _StopsInAnOutage(Writer):
 
 
 class _Breaks(Writer):
-    """Like a connection that was dropped before the next one was made."""
+    """The former connection is closed before the next one is open."""
 
     absence = AttributeError("'Connection' object has no attribute 'client'")
 

@@ -66,7 +66,7 @@ def _take(cluster: Cluster, member: Member, count: int, partition: int = 0) -> l
 
 
 def _whatever(cluster: Cluster, member: Member, partition: int = 0) -> list[int]:
-    """The events within the patience."""
+    """Poll for the patience of the test, and return the events."""
     cluster.wait(PATIENCE, member)
     return member.taken(partition)
 

@@ -85,7 +85,7 @@ class VirtualMember:
 
 
 class VirtualCluster:
-    """The personality and a clock."""
+    """The personality in virtual time."""
 
     def __init__(self, protocol: RebalanceProtocol, settings: Settings) -> None:
         self.protocol = protocol

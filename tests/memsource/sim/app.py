@@ -345,7 +345,7 @@ class _Application:
             raise ValueError("no")
 
     async def stubborn(self, call: Sequence[Message]) -> None:
-        """A handler that ignores its cancellation, and succeeds later."""
+        """Ignore the cancellation, and succeed later."""
         try:
             await anyio.sleep(9.0)
         except anyio.get_cancelled_exc_class():
