@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from lanes.core.lane import FINISHED, SETTLED
@@ -372,8 +373,12 @@ class OffsetLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first, or None. O(delivered above the floor)."""
-        return next((message for message in self.in_flight() if message.state != FINISHED), None)
+        """Return the unfinished message that was delivered first, or None.
+
+        O(messages that finished after the last call of ``floor``), even far above the floor.
+        """
+        above = islice(self._messages, self._first, None)
+        return next((message for message in above if message is not None and message.state != FINISHED), None)
 
     def holes(self) -> int:
         """Return the number of unfinished deliveries above the floor. O(delivered above the floor)."""

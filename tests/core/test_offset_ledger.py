@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -244,6 +245,22 @@ def test_memory_follows_the_unfinished_messages() -> None:
         assert ledger.floor() == offset + 1
         assert len(ledger._open) == len(ledger._offsets) == len(ledger._messages) <= 1_025
     assert (ledger.next_ordinal, ledger.floor_ordinal, ledger.last_finished()) == (10_000, 10_000, 9_999)
+
+
+def test_a_finished_message_above_an_unfinished_one_takes_about_50_bytes() -> None:
+    """docs/guides/long-retries.md names the number."""
+    ledger = OffsetLedger(BILLION)
+    (held,) = deliver(ledger, BILLION)
+    tracemalloc.start()
+    try:
+        for start in range(BILLION + 1, BILLION + 30_001, 100):
+            ledger.settle(deliver(ledger, *range(start, start + 100)))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 30_000 * 40 < taken < 30_000 * 60
+    assert (ledger.floor(), ledger.oldest()) == (BILLION, held)
+    assert ledger.completed() == [(BILLION + 1, BILLION + 30_001)]
 
 
 # --- against dicts and sets
