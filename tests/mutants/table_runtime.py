@@ -117,6 +117,15 @@ RUNTIME: Final = (
         ("KeptAlive",),
     ),
     Mutant(
+        "extension_misses_held",
+        "lanes.runtime.settle",
+        "            messages = self._engine.in_flight_since(self._clock() - period)",
+        "            messages = [m for m in self._engine.in_flight_since(self._clock() - period) if m.state != 3]",
+        "a message that waits for its next attempt comes again, behind the ack wait",
+        "jetstream",
+        ("KeptAlive",),
+    ),
+    Mutant(
         "extension_too_late",
         "lanes.runtime.settle",
         "        period = interval / 2",

@@ -27,7 +27,7 @@ from tests.memsource.sim.watched import Watching, watching
 
 __all__ = ["Case", "app", "broker", "case_of", "staying"]
 
-QUICK, STEPS, SLOW, IO, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN = range(9)
+QUICK, STEPS, SLOW, IO, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN, HELD = range(10)
 """The outcomes of messages; the value of a message names its outcome."""
 
 _USUAL: Final = (QUICK, QUICK, STEPS, STEPS, IO)
@@ -139,6 +139,11 @@ def case_of(seed: int) -> Case:
         policy = "block_and_dlq" if settings.poison == "skip" else settings.poison
         settings = replace(settings, order="serial", lanes=None, poison=policy)
         case = replace(case, partitions=1)
+    if rng.random() < 0.1 and not calm:
+        # One message waits for longer than each ack_wait.
+        kinds_drawn = list(case.kinds)
+        kinds_drawn[rng.randrange(n)] = HELD
+        case = replace(case, kinds=tuple(kinds_drawn))
     return replace(case, kafka=kafka, settings=settings)
 
 
@@ -339,6 +344,8 @@ class _Application:
             await self.stubborn(call)
         elif kind == FAILS_ONCE and message.attempt == 1:
             raise Nak(delay=0.5)
+        elif kind == HELD and message.attempt == 1:
+            raise Nak(delay=40.0)
         elif kind == TERMINAL:
             raise Term("never")
         elif kind == FAILS:
