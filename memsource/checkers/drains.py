@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from math import inf
 from typing import Final
 
@@ -76,7 +77,7 @@ class _Closing(Drain):
 
 
 class DrainStartsNothing(PromiseChecker):
-    """No handler of a partition starts after ``revoking`` (37).
+    """No handler of a partition starts after ``revoking``, and none after the partition was handed over or lost (37).
 
     A source without a handover of the completed set is an exception: queued messages below the highest started message
     still run until the drain times out. For a batch, only the row of the first message is written at its start. If the
@@ -90,6 +91,7 @@ class DrainStartsNothing(PromiseChecker):
         super().__init__(timeline)
         self._highest: dict[Assignment, int] = {}
         self._draining: dict[Assignment, _Closing] = {}
+        self._given_up: dict[Segment, dict[tuple[str, int], str]] = defaultdict(dict)
         self._ended: dict[Segment, float] = {}
         self._gaps: set[Segment] = set()
 
@@ -98,6 +100,12 @@ class DrainStartsNothing(PromiseChecker):
         assignment = segment, row.partition, row.assignment
         if self._draining and assignment in self._draining:
             self._judge(segment, row, self._draining[assignment])
+        elif segment in self._given_up and (row.partition, row.assignment) in self._given_up[segment]:
+            # The row of a batch's later message may be written at the end of the call.
+            if segment.rules.batch == 0:
+                event = self._given_up[segment][row.partition, row.assignment]
+                what = "was lost" if event == "lost" else "was handed over"
+                self._findings.violation(segment, row, f"started after its partition {what}")
         elif row.position > self._highest.get(assignment, -1):
             self._highest[assignment] = row.position
 
@@ -146,6 +154,7 @@ class DrainStartsNothing(PromiseChecker):
     def _over(self, segment: Segment, row: Row) -> None:
         self._highest.pop((segment, row.partition, row.assignment), None)
         self._draining.pop((segment, row.partition, row.assignment), None)
+        self._given_up[segment][row.partition, row.assignment] = row.event
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:
@@ -154,6 +163,10 @@ class DrainStartsNothing(PromiseChecker):
         self._forget(segment, row)
 
     @on("over")
+    def _end_of_segment(self, segment: Segment, row: Row) -> None:
+        self._given_up.pop(segment, None)
+        self._forget(segment, row)
+
     def _forget(self, segment: Segment, row: Row) -> None:
         for assignment in [one for one in self._highest if one[0] is segment]:
             del self._highest[assignment]

@@ -310,6 +310,20 @@ DRAINING: list[Case] = [
         witness="started while its partition was drained",
     ),
     Case(
+        make=DrainStartsNothing,
+        what="nothing after a loss",
+        keeps=[delivered(0), started(0), ended(0), DRAIN, owned("lost")],
+        breaks=[delivered(0), owned("lost"), started(0)],
+        witness="started after its partition was lost",
+    ),
+    Case(
+        make=DrainStartsNothing,
+        what="nothing after a handover",
+        keeps=[delivered(0), started(0), DRAIN, ended(0), owned("drained"), owned("revoked")],
+        breaks=[delivered(0), DRAIN, owned("drained"), owned("revoked"), started(0)],
+        witness="started after its partition was handed over",
+    ),
+    Case(
         make=DrainWaitsForRunning,
         what="and for nothing else",
         more=OPEN,

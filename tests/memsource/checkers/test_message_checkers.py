@@ -310,8 +310,9 @@ class TestSettlement:
         assert violated(segment(archived, ack(1))) == {"AtLeastOnce", "NoSettleBeforeEnd"}
         # The message was unblocked and has ended.
         assert not violated(segment(archived, handled(1), ack(1)))
-        # The message was parked: its dead letter is confirmed once more.
-        assert not violated(segment(archived, DEAD_LETTER, ack(1)))
+        # The message was parked: its dead letter was written before.
+        assert not violated(segment(archived, DEAD_LETTER[1:], ack(1)))
+        assert violated(segment(archived, DEAD_LETTER, ack(1))) == {"DeadLetterBeforeSettle"}
 
     def test_a_gap_may_hide_the_confirmation(self) -> None:
         run = segment(delivered(1), failed(1), DEAD_LETTER, ack(1))
