@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from lanes.core.types import Partition, Room, Settlement
-from lanes.errors import ContractError, SourceError
+from lanes.errors import ConfigError, ContractError, SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, Source, SourceEvent
 from memsource import Group, GroupSource
 from memsource.contract.source import Ability, Check, ContractBroken, Sample, checks
@@ -375,7 +375,7 @@ async def test_a_finite_source_ends_only_after_a_rebalance() -> None:
 
 
 def test_invalid_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="batch"):
+    with pytest.raises(ConfigError, match="batch"):
         GroupSource(Group(), "m-1", batch=0)
 
 

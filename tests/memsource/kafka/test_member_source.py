@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from lanes.core.types import Partition, Room, Settlement
-from lanes.errors import ContractError, SourceError
+from lanes.errors import ConfigError, ContractError, SourceError
 from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent
 from memsource.kafka.client import Commit
 from memsource.kafka.source import KafkaMemberSource
@@ -380,7 +380,7 @@ async def test_open_fails_while_the_broker_is_down() -> None:
         await source.open()
     assert caught.value.retryable
     assert repr(source) == "<KafkaMemberSource one of T: 0 partitions>"
-    with pytest.raises(ValueError, match="batch"):
+    with pytest.raises(ConfigError, match="batch"):
         KafkaMemberSource(stand.broker, "two", batch=0)
 
 
