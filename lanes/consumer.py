@@ -31,7 +31,7 @@ from lanes.observe.otel import Telemetry
 from lanes.observe.status import Status, snapshot, undisturbed
 from lanes.observe.tap import Tap
 from lanes.runtime.run import Run
-from lanes.source import Addressed, DeadLetters, Lagging, Reading, Source
+from lanes.source import Addressed, DeadLetters, Declaring, Lagging, Reading, Source, SourceTraits
 from lanes.workers.outcomes import cancellation_of
 
 log = logging.getLogger("lanes")
@@ -112,6 +112,9 @@ class Consumer:
         self._settings = settings or Settings()
         check_handler(handler, decode, self._settings)
         self._poison = self._settings.poison_policy(has_dead_letters=dead_letters is not None)
+        declaring: object = source
+        if isinstance(declaring, Declaring):
+            self._check_traits(declaring.declared())
         self._source = source
         self._lagging = source if isinstance(source, Lagging) else None
         self._reading = source if isinstance(source, Reading) else None
@@ -483,10 +486,7 @@ class Consumer:
         traits = await self._source.open()
         self._name = traits.name
         settings = self._settings
-        bound = settings.in_flight_bound(traits.max_in_flight)
-        settings.check_drain(traits.revoke_limit)
-        settings.check_partitions(traits.name, traits.partitions)
-        settings.check_order(traits.name, ordered=traits.ordered)
+        bound = self._check_traits(traits)
         self._check_destination()
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, the limit of the broker's consumer", self._name, bound)
@@ -521,6 +521,15 @@ class Consumer:
                 rules=Rules.of(settings, traits, self._poison, attempts_kept=self._attempts is not None),
             )
         return self._run
+
+    def _check_traits(self, traits: SourceTraits) -> int:
+        """Return the bound on messages in flight. Raises ``ConfigError`` if the settings contradict the source."""
+        settings = self._settings
+        bound = settings.in_flight_bound(traits.max_in_flight)
+        settings.check_drain(traits.revoke_limit)
+        settings.check_partitions(traits.name, traits.partitions)
+        settings.check_order(traits.name, ordered=traits.ordered)
+        return bound
 
     def _check_destination(self) -> None:
         """Raise ``ConfigError`` if the source reads its own dead letters, because each would make another one."""

@@ -18,6 +18,7 @@ __all__ = [
     "Addressed",
     "Assigned",
     "DeadLetters",
+    "Declaring",
     "Delivered",
     "Destination",
     "Exhausted",
@@ -286,6 +287,24 @@ class Lagging(Protocol):
         Returns:
             The last known lag, in messages, or in positions if the source commits positions. The broker's own tools
             count the lag in the same way. ``None`` = unknown.
+        """
+
+
+@runtime_checkable
+class Declaring(Protocol):
+    """An optional part of a source that knows some of its traits before ``open``.
+
+    The constructor of a consumer then refuses settings that contradict these traits, so that no connection is opened
+    for them. ``open`` returns the complete traits, which the consumer checks too.
+    """
+
+    def declared(self) -> SourceTraits:
+        """Return the traits that the arguments of the source decide, and defaults for traits that the broker decides.
+
+        Sends nothing and does not block.
+
+        Returns:
+            The traits.
         """
 
 

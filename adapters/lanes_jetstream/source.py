@@ -240,6 +240,14 @@ class JetStreamSource:
         """Close the inboxes, leave the cohort, and close a connection that the source opened. Idempotent."""
         await self._source.aclose()
 
+    def declared(self) -> SourceTraits:
+        """Return the traits that the arguments decide; see ``lanes.source.Declaring.declared``.
+
+        Returns:
+            The traits, without those that the stream and the consumer decide.
+        """
+        return self._source.declared()
+
     def lag(self, partition: Partition) -> int | None:
         """Return the lag of a partition; see ``lanes.source.Lagging``.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -139,12 +140,9 @@ class KafkaSource:
         opened: Answer[None] = Answer(self._bridge)
         self._client_thread.start(opened)
         await opened.wait()
-        return SourceTraits(
-            name=self._name,
-            system=_SYSTEM,
-            settles="cumulative",
+        return dataclasses.replace(
+            self.declared(),
             hands_over=self._hands_over and can_carry(self._client_thread.limit),
-            revoke_limit=OF_POLL_INTERVAL * self._config.max_poll_interval,
             partitions=self._client_thread.partitions,
         )
 
@@ -217,6 +215,20 @@ class KafkaSource:
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
         await self._command(Release(partition, self._answer(), committed if complete else None))
+
+    def declared(self) -> SourceTraits:
+        """Return the traits that the configuration decides; see ``lanes.source.Declaring.declared``.
+
+        Returns:
+            The traits, without the number of partitions.
+        """
+        return SourceTraits(
+            name=self._name,
+            system=_SYSTEM,
+            settles="cumulative",
+            hands_over=self._hands_over,
+            revoke_limit=OF_POLL_INTERVAL * self._config.max_poll_interval,
+        )
 
     def lag(self, partition: Partition) -> int | None:
         """Distance in offsets from the committed position to the end of the log; see ``lanes.source.Lagging.lag``.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lanes import ConfigError
+from lanes import ConfigError, Consumer, Message, Settings, Source
 from lanes_jetstream import Cohort, CohortStream, JetStreamDeadLetters, JetStreamSource
 from lanes_kafka import KafkaDeadLetters, KafkaSource
 
@@ -77,3 +77,40 @@ def test_a_wrong_kind_is_refused(kind: Any, others: dict[str, Any], name: str, v
             continue
         with pytest.raises(ConfigError):
             kind(**{**others, name: value})
+
+
+async def handler(message: Message) -> None:
+    """A handler that is never called."""
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "said"),
+    [
+        (
+            KafkaSource(CONFIG | {"max.poll.interval.ms": 46_000}, topics="orders"),
+            Settings(),
+            "drain_timeout=30 and grace=2, .* exceed the 36.8 s that the broker allows for a drain",
+        ),
+        (
+            JetStreamSource(SERVER, stream="orders", durable="billing", key=None, shared=True),
+            Settings(),
+            'order="key": several processes receive from one consumer of jetstream orders/billing',
+        ),
+        (
+            JetStreamSource(SERVER, stream="orders", cohort="billing", key=None, max_ack_pending=10),
+            Settings(concurrency=5, max_in_flight=20),
+            "max_in_flight=20 is above the 10 unsettled messages",
+        ),
+        (
+            JetStreamSource(SERVER, stream="orders", cohort=Cohort("billing", partitions=4), key=None),
+            Settings(order="serial", concurrency=1),
+            'order="serial": .* has 4 partitions',
+        ),
+    ],
+    ids=["drain", "shared", "bound", "serial"],
+)
+def test_settings_that_contradict_the_source_are_refused_before_a_connection(
+    source: Source, settings: Settings, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Consumer(source, handler, settings=settings)

@@ -9,6 +9,7 @@ delivers in order.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -164,13 +165,17 @@ class CohortSource:
         self._membership_task.add_done_callback(lambda _: self._inbox.wake.set())
         await self._until_joined(membership)
         self._cohort_watch.start()
+        return dataclasses.replace(self.declared(), partitions=found.partitioning.partitions)
+
+    def declared(self) -> SourceTraits:
+        """Return the traits that do not depend on the stream; see ``lanes.source.Declaring.declared``."""
         return SourceTraits(
             name=self._name,
             system="nats",
             extend_interval=self.ack_wait / 3,
             max_in_flight=self.max_ack_pending,
             remembers=True,
-            partitions=found.partitioning.partitions,
+            partitions=self.cohort.partitions,
             plans=True,
         )
 

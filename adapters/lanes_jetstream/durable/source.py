@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -115,14 +116,13 @@ class DurableSource:
         self._watch.start(self._reading, self._is_ours)
         self._opened.push_async_callback(self._watch.stop)
         shortest, _ = self.durable.ack_waits
-        return SourceTraits(
-            name=self._name,
-            system="nats",
-            extend_interval=shortest / 3,
-            max_in_flight=self.durable.max_ack_pending,
-            partitions=1,
-            ordered=not self.shared,
+        return dataclasses.replace(
+            self.declared(), extend_interval=shortest / 3, max_in_flight=self.durable.max_ack_pending
         )
+
+    def declared(self) -> SourceTraits:
+        """Return the traits that do not depend on the consumer; see ``lanes.source.Declaring.declared``."""
+        return SourceTraits(name=self._name, system="nats", partitions=1, ordered=not self.shared)
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for messages; see ``lanes.source.Source.receive``."""
