@@ -43,7 +43,7 @@ ARGUMENTS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...]]] = [
     (JetStreamSource, DURABLE, "start_timeout", (5,)),
     (JetStreamDeadLetters, {"subject": "dead"}, "server", ()),
     (JetStreamDeadLetters, {"server": SERVER}, "subject", ()),
-    (Cohort, {}, "name", ()),
+    (Cohort, {}, "name", (None,)),
     (Cohort, {"name": "billing"}, "member", (None,)),
     (Cohort, {"name": "billing"}, "namespace", ()),
     (Cohort, {"name": "billing"}, "partitions", (5, None)),
