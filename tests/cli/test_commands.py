@@ -1,4 +1,4 @@
-"""Commands report every mistake by one clear line and an exit status."""
+"""A mistake in a command prints one clear line, and ends with an exit status above 0."""
 
 from __future__ import annotations
 

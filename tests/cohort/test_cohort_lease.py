@@ -1,4 +1,4 @@
-"""Members of one cohort with different leases never own a partition at once."""
+"""Members of one cohort with different leases never own a partition concurrently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Obstacles of an acquisition: a foreign durable, and requests without an answer."""
+"""A foreign durable is logged once, and requests without an answer delay neither renewals nor heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that members make over a bucket in virtual time, and the partitions that move."""
+"""Members agree on a plan through a bucket, and only the necessary partitions move, in virtual time."""
 
 from __future__ import annotations
 

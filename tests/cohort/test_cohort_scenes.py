@@ -1,4 +1,4 @@
-"""Moves and losses of partitions between real members in virtual time."""
+"""Partitions move between real members, and are lost and acquired again, without lost messages, in virtual time."""
 
 from __future__ import annotations
 

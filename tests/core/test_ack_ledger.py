@@ -1,4 +1,5 @@
-"""The ledger of a source that settles each message: in flight, settled and unknown positions."""
+"""The ledger of a source that settles each message distinguishes positions in flight, settled positions and unknown
+ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backpressure: intake stops at a bound of messages or bytes, and at the user's pause."""
+"""Intake stops at a bound of messages or bytes, and at the user's pause."""
 
 from __future__ import annotations
 

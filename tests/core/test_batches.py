@@ -1,4 +1,4 @@
-"""Batches: several messages in one call of a handler, in order within each lane."""
+"""A call of a batch handler gets several messages, in order within each lane."""
 
 from __future__ import annotations
 

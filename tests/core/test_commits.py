@@ -1,4 +1,4 @@
-"""Commits: when a partition commits, what it commits, and one commit at a time."""
+"""A partition commits its floor and completed set when a commit is due, with one commit at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of a drain: its table of transitions, its steps in the engine, its times, and every path."""
+"""A drain passes through its phases only by the transitions of its table, within its timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status of an engine: its oldest message, its messages in flight, and its counts."""
+"""The status of an engine shows its oldest message, its messages in flight, and its counts."""
 
 from __future__ import annotations
 

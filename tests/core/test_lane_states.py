@@ -1,4 +1,4 @@
-"""The state machine of a lane, pair by pair."""
+"""A lane changes its state only by the pairs of its table."""
 
 from __future__ import annotations
 

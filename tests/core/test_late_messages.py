@@ -1,4 +1,4 @@
-"""Late messages: the order of a redelivered unknown position within its lane."""
+"""A late message is inserted into its lane by its position, after messages that have started."""
 
 from __future__ import annotations
 

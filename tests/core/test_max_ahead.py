@@ -1,4 +1,4 @@
-"""The bound max_ahead: messages beyond it wait until a higher floor is confirmed."""
+"""Messages beyond max_ahead wait until a higher floor is confirmed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of a source that commits: the floor, and the finished offsets above it."""
+"""The ledger of a source that commits knows the floor, and the finished offsets above the floor."""
 
 from __future__ import annotations
 

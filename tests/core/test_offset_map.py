@@ -1,4 +1,4 @@
-"""The completed set as text: decoded unchanged or ignored, and cut at the highest offsets if it does not fit."""
+"""The text of a completed set is decoded unchanged or ignored; a set above the limit loses its highest offsets."""
 
 from __future__ import annotations
 

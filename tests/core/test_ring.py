@@ -1,4 +1,4 @@
-"""Slot, partition and lane of a key: pinned by vectors, near uniform, and independent of each other."""
+"""Slot, partition and lane of a key are fixed by vectors, almost uniform, and independent of each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots: a value with exactly the state that decides the next steps of an engine."""
+"""A snapshot is a value with exactly the state that decides the next steps of an engine."""
 
 from __future__ import annotations
 

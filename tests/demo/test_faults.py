@@ -1,4 +1,4 @@
-"""The planned failures of events: about as many as requested, and the same for every process."""
+"""About as many events fail as requested, and the same events fail in every process."""
 
 from __future__ import annotations
 

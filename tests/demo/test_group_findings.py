@@ -1,4 +1,4 @@
-"""The figures of a group: the overlaps of two processes, the repeats, and the cause of each."""
+"""The figures of a group count overlaps and repeats, and name the cause of each repeat."""
 
 from __future__ import annotations
 

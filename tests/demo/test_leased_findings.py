@@ -1,5 +1,4 @@
-"""The figures of a cohort, whose assignments have leases: the moves, the overlaps, the repeats, and the cause of
-each."""
+"""The figures of a cohort count moves, overlaps and repeats, and name the cause of each repeat."""
 
 from __future__ import annotations
 

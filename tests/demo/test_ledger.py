@@ -1,4 +1,4 @@
-"""The ledger: each answer to a step, and each line of the audit."""
+"""The ledger answers each step correctly, and its audit reports each kind of fault."""
 
 from __future__ import annotations
 

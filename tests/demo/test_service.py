@@ -1,4 +1,4 @@
-"""The approval service and its client: answers, batches, latency, broken connections."""
+"""The approval service answers in batches with its latency, and its client survives broken connections."""
 
 from __future__ import annotations
 

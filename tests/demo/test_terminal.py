@@ -1,4 +1,4 @@
-"""The end of the demo's report: a table for a person, and a JSON line for a program."""
+"""The demo's report ends with a table on a terminal, and with a JSON line elsewhere."""
 
 from __future__ import annotations
 

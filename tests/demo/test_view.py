@@ -1,4 +1,4 @@
-"""The view of a run: plain lines, a panel, or a table."""
+"""The view of a run is a panel and a table on a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a history: their fields, their order in the file, and the bounds of the buffer."""
+"""A history writes rows with fixed fields, in order, through a bounded buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A paused partition: messages that arrive wait in the source, stay alive, and are not redelivered."""
+"""Messages for a paused partition wait in the source, and their ack_wait is extended, so none is redelivered."""
 
 from __future__ import annotations
 

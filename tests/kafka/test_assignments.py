@@ -1,4 +1,4 @@
-"""Partitions that are assigned, paused, revoked, lost and assigned again, on a mock cluster."""
+"""On a mock cluster, partitions are assigned, paused, revoked, lost and assigned again in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to commits: which commit they belong to, and what each error means."""
+"""Each answer belongs to its commit, and each error of a commit has its effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits on a real broker: the position, its metadata, gaps and failures."""
+"""On a real broker, commits have the correct position and metadata, also at gaps and after failures."""
 
 from __future__ import annotations
 

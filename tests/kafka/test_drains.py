@@ -1,4 +1,4 @@
-"""Drains: partitions that are revoked while handlers run, fill the process or hang, and a close."""
+"""A revoke or a close drains partitions within its timeout, even while handlers fill the process or hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions lost by a frozen member, which commits nothing of them."""
+"""A frozen member commits nothing of its lost partitions."""
 
 from __future__ import annotations
 

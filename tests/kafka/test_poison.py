@@ -1,4 +1,4 @@
-"""A message that always fails, on a real broker, under each poison policy."""
+"""On a real broker, each poison policy has its effect on a message that always fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefetched messages: shared among partitions, dropped for long pauses, never skipped."""
+"""Prefetched messages are shared among partitions, dropped for long pauses, and never skipped."""
 
 from __future__ import annotations
 

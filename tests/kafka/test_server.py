@@ -1,4 +1,4 @@
-"""The starter of a real Kafka: its brokers, its cleanup and its errors."""
+"""The starter of a real Kafka starts and ends brokers, removes their files, and names each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topic ids: a commit waits for an id that was asked for after it, and a recreated topic gets no commit."""
+"""A commit waits for a topic id that is read after its messages, and a recreated topic gets no commit."""
 
 from __future__ import annotations
 

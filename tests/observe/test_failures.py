@@ -1,4 +1,4 @@
-"""The first failure of a message is a warning; further ones of the same type are counted for 10 s."""
+"""The first failure of a message is a warning; further failures of the same type are counted for 10 s."""
 
 from __future__ import annotations
 

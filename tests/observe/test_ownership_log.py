@@ -1,4 +1,4 @@
-"""The log lines about partitions: folded, and with the cost of a drain in messages."""
+"""The log lines about partitions are folded, and show the cost of a drain in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts in a store: the order of writes, drops by the hundred, and a changed policy."""
+"""A store of attempts gets failures before drops, drops share one call, and a failed drop is repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""When a consumer commits, also on a failing broker."""
+"""A consumer commits finished messages after an interval or a number of messages, and at a drain, on a failing broker
+too."""
 
 from __future__ import annotations
 

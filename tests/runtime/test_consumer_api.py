@@ -1,4 +1,4 @@
-"""Questions and commands of a consumer: readiness, health, status, pause, drain, unblock, park."""
+"""A consumer reports its readiness, health and status, and obeys pause, drain, unblock and park."""
 
 from __future__ import annotations
 

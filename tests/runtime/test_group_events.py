@@ -1,4 +1,4 @@
-"""Events about ownership, and the fencing token in every message."""
+"""A consumer reports each change of ownership as an event, and every message has the fencing token."""
 
 from __future__ import annotations
 

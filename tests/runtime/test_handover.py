@@ -1,4 +1,4 @@
-"""The handover of partitions: the repeats of the next owner, and the end of a drain."""
+"""After a handover, the next owner repeats only unfinished messages, and the drain ends within its timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of rare events in a history, from which the checkers learn the duties of a run."""
+"""Rare events have rows in the history, from which the checkers learn the duties of a run."""
 
 from __future__ import annotations
 

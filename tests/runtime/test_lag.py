@@ -1,4 +1,4 @@
-"""The lag of each partition, and its oldest unfinished message."""
+"""The status shows the lag of each partition, and its oldest unfinished message."""
 
 from __future__ import annotations
 

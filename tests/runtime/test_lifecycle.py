@@ -1,4 +1,4 @@
-"""Start and end of a run: errors of the source, closing, cancellation."""
+"""A run closes everything that it opened, and raises the first error, also after a failed start or a cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``max_ahead``: which messages wait, which partitions stop, and the warning."""
+"""``max_ahead``: messages beyond the bound wait, only the partition at the bound stops, and a warning names the
+cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each poison policy for a message whose attempts are used up, and for one that cannot be read."""
+"""Each poison policy has its effect on a message without an attempt left, and on an unreadable message."""
 
 from __future__ import annotations
 

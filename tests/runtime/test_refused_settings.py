@@ -1,4 +1,4 @@
-"""Settings and handlers that a consumer refuses."""
+"""A consumer refuses settings that do not fit its source or handler, and handlers that cannot be called."""
 
 from __future__ import annotations
 

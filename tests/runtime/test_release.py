@@ -1,4 +1,4 @@
-"""The bounds on the settlement and the release of a drained partition."""
+"""The release of a drained partition has a time limit, and a late or failed release is a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stop drains: running handlers end, waiting messages are abandoned, finished ones are settled."""
+"""A stop drains: running handlers end, waiting messages are abandoned, and finished messages are settled."""
 
 from __future__ import annotations
 

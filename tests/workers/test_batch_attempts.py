@@ -1,4 +1,4 @@
-"""Attempts of messages that share a call: only the outcomes that count are stored."""
+"""Messages that share a call have separate attempts, and only outcomes that count are stored."""
 
 from __future__ import annotations
 

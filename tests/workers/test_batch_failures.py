@@ -1,4 +1,4 @@
-"""Whole calls of a batch handler that fail or are interrupted, and their span."""
+"""A batch call that fails, times out or is cancelled keeps the order within a key, and each call has one span."""
 
 from __future__ import annotations
 

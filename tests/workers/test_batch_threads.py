@@ -1,4 +1,4 @@
-"""Plain handlers of batches, in threads or on the event loop."""
+"""Plain batch handlers run in threads or on the event loop, with order within each key."""
 
 from __future__ import annotations
 

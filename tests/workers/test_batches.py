@@ -1,4 +1,4 @@
-"""Handlers of batches: the messages of a call, the order within a key, and no outcome after a failure in its lane."""
+"""A batch handler gets its messages in order within each key, and no outcome after a failure in its lane counts."""
 
 from __future__ import annotations
 

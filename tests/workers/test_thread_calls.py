@@ -1,4 +1,4 @@
-"""The call of a handler in a thread: decoding, span and context."""
+"""A handler in a thread is called with the decoded message, its span and its context."""
 
 from __future__ import annotations
 

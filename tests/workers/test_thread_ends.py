@@ -1,4 +1,5 @@
-"""Threads cannot be cancelled: their messages at the end of a partition or consumer."""
+"""Threads cannot be cancelled: at the end of a partition or run, running handlers may end, and queued messages never
+start."""
 
 from __future__ import annotations
 

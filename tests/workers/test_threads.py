@@ -1,4 +1,4 @@
-"""Plain handlers in threads: order within a key, and results for the loop."""
+"""Plain handlers run in threads with order within each key, and the loop gets their results."""
 
 from __future__ import annotations
 

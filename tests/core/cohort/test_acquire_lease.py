@@ -1,4 +1,4 @@
-"""Acquisitions of a lease, and takeovers of a member from itself, case by case."""
+"""A lease is acquired only when no other member can rely on it, and a member can take over from itself."""
 
 from __future__ import annotations
 

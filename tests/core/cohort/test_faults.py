@@ -1,4 +1,4 @@
-"""Lease machines under every fault at every call and in random orders, which find every planted bug."""
+"""Lease machines keep their promises under every fault at every call, and these tests find every planted bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Leases that are kept, lost and handed over, case by case. ``test_faults`` has the orders of events."""
+"""An owner renews its lease in time, detects its loss, and hands it over after a drain. ``test_faults`` has the orders
+of events."""
 
 from __future__ import annotations
 

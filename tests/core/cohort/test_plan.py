@@ -1,4 +1,4 @@
-"""The plan of a cohort: even, with as few moves as possible, and the same at every member."""
+"""The plan of a cohort is even, needs as few moves as possible, and is the same at every member."""
 
 from __future__ import annotations
 

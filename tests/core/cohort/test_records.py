@@ -1,4 +1,4 @@
-"""The records of a cohort's bucket: encoded and decoded, and refused if invalid."""
+"""The records of a cohort's bucket are decoded as they were encoded, and invalid records are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backlog of a durable, from deliveries and answers that arrive in any order."""
+"""The backlog of a durable is correct for deliveries and answers in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen and killed members: a frozen member commits nothing after its lease, and a crash repeats little."""
+"""A frozen member commits nothing after its lease, and the messages repeated after a crash are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that die, are cut off or lose their durables: owners never overlap and no message is lost."""
+"""If members die, are cut off or lose their durables, owners never overlap and no message is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member that leaves the cohort: losses, cancelled closes, and partitions that only repeat finished messages."""
+"""A member leaves the cohort in order, also with an unread loss, and after a cancelled close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions that move between members on a real server: drained, in order, and no others move."""
+"""Partitions move between members on a real server after a drain and in order; other partitions stay."""
 
 from __future__ import annotations
 

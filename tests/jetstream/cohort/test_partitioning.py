@@ -1,4 +1,4 @@
-"""How a stream is divided into cohort partitions, read from its configuration, and compared with the server."""
+"""The division of a stream into cohort partitions is read from its configuration, and agrees with the server."""
 
 from __future__ import annotations
 

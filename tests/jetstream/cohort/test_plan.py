@@ -1,4 +1,4 @@
-"""The plan of a cohort on real members: who owns each partition, and how little moves."""
+"""Real members follow the plan of the cohort, and a change of members moves as few partitions as possible."""
 
 from __future__ import annotations
 

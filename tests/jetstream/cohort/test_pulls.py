@@ -1,4 +1,4 @@
-"""How a member shares its room among the cohort partitions, without a server."""
+"""A member shares its room among its partitions: all can request, and busy ones get most; no server runs."""
 
 from __future__ import annotations
 

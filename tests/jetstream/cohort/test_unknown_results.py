@@ -1,4 +1,4 @@
-"""Writes to the bucket without an answer, and a bucket that disappears during a move."""
+"""A write to the bucket without an answer, or the loss of the bucket during a move, loses no message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member's periodic check of its durables, without a server: dropped messages and deleted durables."""
+"""A member's periodic check finds dropped messages and deleted durables; no server runs."""
 
 from __future__ import annotations
 

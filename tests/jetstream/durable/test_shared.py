@@ -1,4 +1,4 @@
-"""shared=True: several processes work on one durable, without order and without takeovers."""
+"""With shared=True, several processes use one durable, without order and without takeovers."""
 
 from __future__ import annotations
 

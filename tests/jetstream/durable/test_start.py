@@ -1,4 +1,4 @@
-"""start=: where a new consumer begins, and the refusal of invalid starts."""
+"""A new consumer begins at the position of start=, and an invalid start is refused."""
 
 from __future__ import annotations
 

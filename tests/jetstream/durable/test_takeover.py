@@ -1,4 +1,4 @@
-"""Takeover: messages of an earlier run come first and in order, and the consumer's timers are always restored."""
+"""A takeover delivers messages of an earlier run first and in order, and restores the consumer's timers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partition keys of messages: from subjects, headers and functions; a failing function affects only its message."""
+"""Keys come from subjects, headers and functions; a failing key function affects only its message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transform is undone: the published subject of a stored one, or none if the transform loses a part of it."""
+"""A published subject is derived from its stored subject, unless the transform loses a part of the subject."""
 
 from __future__ import annotations
 
