@@ -34,7 +34,7 @@ _HOLDER_LIMIT: Final = 500  # bytes
 
 
 class CheckpointLock:
-    """Lock on a checkpoint, held until ``release`` or the end of the process."""
+    """Lock on a checkpoint. The lock ends with ``release``, with this object or with the process."""
 
     def __init__(self, descriptor: int) -> None:
         self._close = weakref.finalize(self, os.close, descriptor)
@@ -145,7 +145,7 @@ def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> d
     except (ValueError, KeyError, TypeError):
         raise SourceError(
             f"the checkpoint is damaged: {path} has an unexpected content; restore that file, or use a new checkpoint "
-            "with from_= after the last handled message"
+            "with from_= after the last finished batch"
         ) from None
 
 

@@ -50,7 +50,7 @@ _REMEDIES: Final[Mapping[re.Pattern[str], str]] = {
         ),
         r"PATH_ALREADY_EXISTS": "set results_to= to a new folder",
         r"terminated with exception: assertion failed|Incomplete log file|MALFORMED_LOG": (
-            "the checkpoint is damaged; restore it, or use a new checkpoint with from_= after the last handled message"
+            "the checkpoint is damaged; restore it, or use a new checkpoint with from_= after the last finished batch"
         ),
         r"No FileSystem for scheme|ClassNotFoundException: Class org\.apache\.hadoop\.fs": (
             "Spark lacks the jars of that file system; name them in spark.jars.packages"
@@ -92,8 +92,8 @@ def mapped_errors(topic: str) -> Iterator[None]:
 def as_ours(topic: str, name: str, text: str) -> LanesError:
     """Return the error of ``lanes`` for an exception of Spark, whose text may contain the error of a worker.
 
-    If ``text`` contains a worker's error, the result has the text of the worker's error in one line, and its
-    ``retryable``. Only Spark's text contains the worker's traceback.
+    If ``text`` contains a note of ``crossing``, the result has the class, the text and the ``retryable`` of the
+    worker's error. Only Spark's text contains the worker's traceback.
 
     Args:
         topic: Topic name, for an error that ``lanes`` did not raise.

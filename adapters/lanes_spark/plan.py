@@ -44,7 +44,7 @@ Effects = Literal["none", "fenced", "unfenced"]
 
 Eras = Sequence[Mapping[int, int]]
 """Changes of the number of partitions, in order. A change maps each earlier partition to its first position in the new
-era. A partition that the change does not name was added by the change."""
+era. A partition that a change does not name was added by that change or by a later change."""
 
 _SORT: Final[tuple[str, ...]] = ("offset", "partition")
 _SPREAD: Final = f"CAST(pmod(hash(partition, offset), {BUCKETS}) AS INT)"
@@ -99,8 +99,8 @@ def make_plan(
         partitions: Number of selected topic partitions.
         aligned: Whether each task of the source reads whole partitions, in order.
         eras: Changes of the number of partitions, see ``Eras``.
-        tasks: Number of shuffle tasks, 1 or more, and at most one a partition unless ``order`` is ``"key"``. Default:
-            4 per core.
+        tasks: Number of shuffle tasks, 1 or more. If ``order`` is ``"partition"`` or ``"serial"``, the plan reduces the
+            number to ``partitions``. Default: 4 per core.
 
     Returns:
         The plan, with its reasons.

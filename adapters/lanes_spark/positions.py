@@ -3,7 +3,7 @@
 A batch has one range of positions of every partition. Unless a journal selects positions, the range directly follows
 the range of the previous batch. A batch never has rows of two eras. The cap bounds the positions of a batch, and
 therefore its rows. With gaps between positions, a batch has fewer rows. If a journal selects positions, a batch has at
-most one island (range of selected positions) of each partition, and positions between islands are not read.
+most one island (range around selected positions) of each partition, and positions between islands are not read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ Span = tuple[int, int]
 """A range of positions: the first position, and the end, exclusive."""
 
 Islands = Mapping[int, Sequence[Span]]
-"""Rising, separate ranges to read, by partition. A partition without an entry is read completely."""
+"""Rising, separate ranges to read, by partition. Except in ``narrowed``, a partition without an entry is read
+completely."""
 
 
 def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None:
-    """Raise ``SourceError`` if the source has lost rows that were not read yet. The error names the lost positions."""
+    """Raise ``SourceError`` if the source has lost a partition or unread rows, or ends below ``start``."""
     for partition, position in start.items():
         if partition not in spans:
             raise SourceError(
@@ -101,7 +102,7 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return these positions. A position between islands becomes the first position of the next island, if any."""
+    """Return these positions. A position outside the islands becomes the first position of the next island, if any."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
@@ -116,7 +117,7 @@ def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
-    """Cut each range to the islands inside it.
+    """Cut each range to its first and last position inside an island.
 
     A partition without an entry in ``islands`` keeps its range. An empty range is left out.
     """
@@ -134,7 +135,7 @@ def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
-    """Count the selected positions of these ranges."""
+    """Count the positions of these ranges that are inside islands."""
     count = 0
     for partition, (first, end) in ranges.items():
         for one, other in islands.get(partition, ((first, end),)):
@@ -143,7 +144,7 @@ def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
 
 
 def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, int | None]:
-    """Return the first selected position from ``position`` on, and the end of its island; None without an island."""
+    """Return the first position of an island from ``position`` on, and the island's end; else ``position`` and None."""
     if islands is None:
         return position, None
     number = bisect_right(islands, position, key=lambda island: island[1])
@@ -159,7 +160,7 @@ def next_positions(
     """Return the end of the next batch, by partition.
 
     Partitions share the cap by their remaining positions, so that all partitions end in about the same batch. If no
-    position remains, the result is ``start``.
+    position remains, the batch has no rows.
 
     Args:
         start: First position of the batch, by partition.
@@ -193,7 +194,7 @@ def next_positions(
 def _era_ends(at: Positions, ends: Positions, eras: Eras) -> Mapping[int, int]:
     """Return the end of each partition in the first era that has unread positions."""
     for era in eras:
-        # If an era does not name a partition, the era has added the partition.
+        # If an era does not name a partition, the partition was added by that era or a later era.
         of_era = {partition: min(end, era.get(partition, 0)) for partition, end in ends.items()}
         if any(at[partition] < end for partition, end in of_era.items()):
             return of_era

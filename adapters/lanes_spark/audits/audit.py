@@ -22,13 +22,13 @@ class Audit:
 
     Attributes:
         verdicts: One verdict for each checker.
-        rows: Number of rows of the journal.
+        rows: Number of rows in complete files of the journal, without copied files.
         processes: Number of processes that wrote the journal.
         duplicates: Number of repeated messages by cause. ``held``: redelivered while in flight. ``settled``:
-            redelivered after its settlement. ``late``: delivered below the highest position, and not known.
-            ``retry``: a handler was started again in the same assignment. ``takeover``: a handler was started again
-            in another assignment, before the message was finished. ``repeat``: a handler was started again in another
-            assignment, after the message was finished.
+            redelivered after its settlement. ``late``: delivered below the highest position, and not known to the
+            engine. ``retry``: a handler was started again in the same assignment. ``takeover``: a handler was started
+            again in another assignment, before the message was finished. ``repeat``: a handler was started again in
+            another assignment, after the message was finished.
         unfinished: Number of incomplete files, which no verdict includes. With Spark Connect, which cannot list
             incomplete files, the number is 0.
         findings: One row for each violation: checker, what, member, run, n, partition, assignment, position and key.
@@ -44,7 +44,7 @@ class Audit:
 
     @property
     def status(self) -> int:
-        """Exit status of the audit: 0 if all promises held, 1 after a violation, 2 if a promise is unproven."""
+        """Exit status of the audit: 1 after a violation, else 2 if a promise is unproven, else 0."""
         statuses = {verdict.status for verdict in self.verdicts}
         return 1 if "violated" in statuses else 2 if "unproven" in statuses else 0
 
@@ -75,12 +75,12 @@ def audit(
     DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs from ``lanes check`` where a verdict
     needs every row in order:
 
-    - If a process lacks rows, neither that process nor events across processes are judged. The promises are
-      ``unproven``, even if the other rows show a violation. AtLeastOnce then has no violation, as in ``lanes check``.
+    - If a process lacks rows, neither that process nor events across processes are judged. A promise is then
+      ``unproven``, unless the other processes violate it. AtLeastOnce then has no violation, as in ``lanes check``.
     - If one violation causes another, their number may differ. If the committed floor of an assignment
       falls, the audit does not judge some commits of this assignment.
-    - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message
-    counts as left at the broker.
+    - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message counts
+      as left at the broker.
     - A task that was killed before it completed a file has no rows. ``Audit.unfinished`` counts its incomplete file.
 
     Args:

@@ -132,8 +132,8 @@ def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
 def _queued_again(turns: DataFrame) -> DataFrame:
     """Return the intervals in which a finished message is unfinished again, because the broker redelivered it.
 
-    In an idle lane, the interval begins with the delivery. In a busy lane, earlier deliveries start first, and the
-    interval begins with the start of the message.
+    The lane is idle at the delivery, and the interval begins with the delivery. In a busy lane, earlier deliveries
+    start first, and ``_unfinished`` returns the interval from the start of the message.
     """
     repeats = turns.where(F.col("mark") == "R").withColumn("open", F.col("begin"))
     known = _unfinished(turns, (*_LANE, "position"))
@@ -228,7 +228,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         .where(event == "started")
         .withColumns(
             {
-                # Without an order, a message only must not run concurrently with itself.
+                # Without an order, only two runs of the same message must not overlap.
                 "name": F.when(keyed, F.col("key")).otherwise(F.concat(F.lit("position "), F.col("position"))),
                 "beside": F.when(~keyed, F.col("assignment")),
                 "barred": F.when(F.col("comparable") & ~F.col("leased") & known, F.col("until")),

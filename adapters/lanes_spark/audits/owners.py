@@ -72,7 +72,7 @@ def _ownerships(events: DataFrame) -> DataFrame:
 
 def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame:
     """Find owners that worked while another process owned the partition too, and that later handed it over."""
-    # If another ownership of the assignment follows, only the later ownership counts.
+    # If the assignment begins again before its handover, only the later ownership counts.
     revoked = F.col("revoked")
     own = ownerships.where(
         F.col("rival")

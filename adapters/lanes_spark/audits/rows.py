@@ -45,9 +45,9 @@ class Known:
 
     Attributes:
         rows: All rows, with ``COLUMNS`` and ``history``.
-        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` is added to
-            the clock of a process, which makes the clocks of processes comparable. ``slack`` is the largest step back
-            of a process's clock, in seconds. ``gap`` describes the missing rows, or is null.
+        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` is added to the
+            clock of a process, which makes the clocks of processes comparable. ``slack`` is an upper bound of each step
+            back of a process's clock, in seconds. ``gap`` describes missing or unreadable rows, or is null.
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
         partitions: Partitions that cannot be judged across processes, with ``why`` and ``recreated``.
@@ -114,7 +114,7 @@ def computed(frame: DataFrame) -> DataFrame:
 
 
 def partition_number() -> Column:
-    """Return a number for the partition of a row. The number identifies the partition within its history."""
+    """Return a number for the partition of a row, a hash of its history and partition."""
     return F.xxhash64("history", "partition")
 
 
@@ -127,7 +127,7 @@ def assignment_number() -> Column:
 
 
 def know(raw: DataFrame) -> Known:
-    """Collect facts about rows with ``COLUMNS`` and ``history``. Blocks: two passes, without a shuffle of rows."""
+    """Collect facts about rows with ``COLUMNS`` and ``history``. Blocks: a few passes, without a shuffle of rows."""
     rows = raw.select("history", *COLUMNS).withColumn("run", F.coalesce("run", F.lit("")))
     stretches = _stretches(rows)
     segments = computed(_ordered(_segments(rows, stretches)))

@@ -1,8 +1,9 @@
 """The one pass over the messages of a journal, which finds the suspect messages. DataFrames only.
 
-Nearly every message is delivered, started and ended once, after the end of its key's previous message. The numbers of
-a message's first and last rows prove this order. All other messages are suspects. Only suspects can break a promise
-about order, exclusion or settlement. Messages of two keys with the same hash are suspects too.
+Nearly every message is delivered, started and ended once, after the end of its key's previous message. The numbers of a
+message's first and last rows prove this order. All other messages are suspects, and so is each message of a key with a
+start out of order. Apart from commits and leases, only suspects can break a promise about order, exclusion or
+settlement. Messages of two keys with the same hash may be suspects too.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Screened:
     """Result of the pass.
 
     Attributes:
-        messages: One row for each message and assignment. ``starts`` counts its starts, and ``in_order`` its starts
-            in order. ``first`` marks one row of each position, ``plain`` a message that was handled once in order,
-            and ``suspect`` a message to examine row by row.
+        messages: One row for each message and assignment. ``starts`` counts its starts, and ``in_order`` its starts to
+            which an order applies. ``first`` marks one row of each position, ``plain`` a message that was delivered,
+            started and ended once, and ``suspect`` a message to examine row by row.
         assignments: Assignments in which a commit may have passed an unfinished message; None without commits.
     """
 
@@ -165,7 +166,7 @@ def _grouped(known: Known) -> DataFrame:
 
 
 def _passed(known: Known, messages: DataFrame) -> DataFrame:
-    """Find assignments in which a commit was sent before the last row of a message below its floor."""
+    """Find assignments in which a commit was sent before a message below the commit's floor had finished."""
     numbers = known.assignments.where(F.col("committing")).select(*ASSIGNMENT, "number")
     commits = known.owned.where(F.col("event") == "commit_sent").join(F.broadcast(numbers), list(ASSIGNMENT))
     both = (
@@ -187,8 +188,8 @@ def _passed(known: Known, messages: DataFrame) -> DataFrame:
 def suspects(known: Known, screened: Screened) -> DataFrame:
     """Return the rows of suspect messages, with facts about their processes and assignments. Blocks.
 
-    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of the end of the process. An ``ended`` row after a
-    fence gets the event ``zombie``.
+    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of the end of the process. A row ``ended`` or
+    ``dlq_confirmed`` after a fence gets the event ``zombie``.
     """
     wanted = screened.messages.where(F.col("suspect")).select(*MESSAGE).distinct()
     rows = known.rows.where(F.col("event").isin(*MESSAGES, "produced")).withColumn(

@@ -20,7 +20,7 @@ def passed(committed: DataFrame) -> DataFrame:
     """Find messages that a commit passed too early.
 
     A commit passes a message if it is the assignment's first commit above that message and above all earlier
-    deliveries. A source that commits never delivers a lower position within an assignment.
+    deliveries. Within an assignment, a source that commits never delivers a position below an earlier delivery.
 
     Args:
         committed: Rows of ``screen.committed``.
@@ -135,7 +135,7 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
 
 
 def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
-    """Find unhandled messages that were settled, with the row of the acknowledgement or commit.
+    """Mark the unhandled messages that were settled, and name a row of the process that settled them.
 
     A commit also settles messages that its assignment never received. ``passed`` does not find these messages.
     """

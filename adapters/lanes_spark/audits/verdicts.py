@@ -19,7 +19,7 @@ WITNESSES: Final = 5
 """Maximum number of violations, and of reasons of a kind, that a verdict names. The findings contain all violations."""
 
 CAUSES: Final = ("held", "settled", "late", "retry", "takeover", "repeat")
-"""Causes of repeated messages, see ``settling.duplicates``."""
+"""Causes of repeated messages, see ``Audit.duplicates``."""
 
 AuditStatus = Literal["held", "violated", "unproven"]
 

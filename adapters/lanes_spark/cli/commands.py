@@ -186,7 +186,7 @@ def _console() -> Console:
 
 @contextmanager
 def _exit_statuses() -> Iterator[None]:
-    """Convert an error of ``lanes`` that the block raises to one line on stderr and an exit status."""
+    """Convert an error of ``lanes``, or an interruption, to one line on stderr and an exit status."""
     try:
         yield
     except HandlerHalted as error:

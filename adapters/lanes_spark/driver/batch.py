@@ -65,7 +65,7 @@ class BatchRun:
             batch: Number of the batch in its checkpoint; None without a checkpoint.
 
         Raises:
-            SourceError: The topic was recreated, or its brokers did not answer for minutes. The batch is not finished.
+            SourceError: The topic was recreated, or its brokers did not answer for 180 s. The batch is not finished.
         """
         from pyspark.sql import Observation
         from pyspark.sql import functions as F  # noqa: N812
@@ -101,8 +101,8 @@ class BatchRun:
     def _check_incarnation(self, spark: SparkSession) -> None:
         """Raise ``SourceError`` if the topic was recreated during the batch, which tasks cannot detect.
 
-        While the brokers do not answer, the check waits, because a failure would repeat the whole batch. The wait
-        hides no recreation, because Kafka never reuses a topic id.
+        While the brokers do not answer, the check waits up to ``_PATIENCE``, because a failure repeats the whole batch.
+        The wait hides no recreation, because Kafka never reuses a topic id.
         """
         source = self.scope.source
         until = time.monotonic() + _PATIENCE

@@ -28,7 +28,7 @@ _PATIENCE: Final = 180.0
 """Maximum time in seconds for an answer. An answer needs several questions to the brokers."""
 
 _LOOK: Final = 0.1
-"""Maximum time in seconds until ``close`` ends the server."""
+"""Seconds between two checks of the server whether ``close`` was called."""
 
 
 class OffsetServer(socketserver.UnixStreamServer):
@@ -95,8 +95,8 @@ class OffsetServer(socketserver.UnixStreamServer):
             return {"error": f"{type(error).__name__}: {error_text(error)}"}
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log the failure of one answer: the source's process has ended, which also ends the query."""
-        log.debug("the query no longer waits for offset ranges: %s", sys.exception())
+        """Log the failure of one answer, for example because the source's process has ended."""
+        log.debug("cannot send offset ranges to the query: %s", sys.exception())
 
 
 class _Question(socketserver.StreamRequestHandler):

@@ -53,15 +53,18 @@ class OldestMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Progress of a replay or a stream. The counts include running attempts of tasks, but no failed attempts.
+    """Progress of a replay or a stream.
+
+    The counts cover the finished batches and, for each task of the current batch, the newest attempt that reported.
 
     Attributes:
         batches: Number of finished batches.
         delivered: Number of delivered rows, as in ``Report``.
         finished: Number of delivered rows that were handled or dead-lettered.
         dead_lettered: Number of delivered rows that were dead-lettered.
-        positions: Number of positions that ``only``, ``partitions``, ``from_`` and ``to`` select, including those that
-            earlier runs on this checkpoint handled. For a stream, the end of the topic at the latest check counts.
+        positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including those that earlier
+            runs on this checkpoint handled. With ``only``, positions between near selected positions count too. For a
+            stream, the end of the topic at the latest check counts.
         left: Number of selected positions that are not handled yet. For a stream, this is the lag.
         seconds: Seconds since this run began.
         running: Number of tasks that have reported and have not ended.

@@ -1,8 +1,8 @@
 """The Spark query of a replay with a checkpoint, and of a stream: a sequence of batches.
 
-The query itself reads no messages. Each row of its source is the range of positions of one partition in a batch.
-Spark logs the ranges before the batch runs, and logs the end of the batch. A killed replay therefore repeats exactly
-the logged ranges of its last batch.
+The query itself reads no messages. Each row of its source is the range of positions of one partition in a batch. Spark
+logs the ranges before the batch runs, and logs the end of the batch. A killed replay therefore repeats exactly the
+logged ranges of its unfinished batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def begin_query(
         spark: Session that runs the query.
         run: The replay or stream.
         checkpoint: Folder in which Spark logs the batches.
-        done: Called after each batch with its ranges.
+        done: Called with the ranges of each finished batch that has positions.
         live: Path of an ``OffsetServer`` for a stream; "" = a replay, which ends with the last position of its scope.
         interval: Seconds between two requests to the server.
 
@@ -105,13 +105,13 @@ class RangeOptions:
         topic: Topic name.
         replay: Identity of the replay, which the checkpoint stores.
         spans: Ranges of positions, by partition.
-        starts: First positions of a new checkpoint, for partitions whose first position differs from ``spans``.
+        starts: First positions of a new checkpoint, for partitions whose first position may differ from ``spans``.
         cap: Maximum number of positions of a batch.
         eras: Changes of the number of partitions.
         islands: The only ranges to read, by partition; empty = all positions.
         fixed: Whether a partition that is added later is an error.
         live: Path of an ``OffsetServer`` with the current ``spans``; "" if ``spans`` never change.
-        begin: First selected position, by partition.
+        begin: Position of ``from_``, by partition; empty without such positions.
         unnamed: Identity of the same replay over a topic without an id; "" if the topic has no id.
     """
 

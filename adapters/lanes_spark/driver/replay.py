@@ -85,9 +85,10 @@ def replay(
         ConfigError: An argument is invalid, a promise cannot be kept with these arguments, or a worker cannot load the
             handler.
         HandlerHalted: A message failed under the poison policy ``exit``.
-        SourceError: Rows are gone, the topic was recreated, or Spark failed. An error of a task keeps its class, its
-            text in one line and its ``retryable``. Its ``__cause__`` is Spark's exception with the task's traceback.
-            Exception: The exception of ``progress``, unchanged.
+        SourceError: Rows are gone, the topic was recreated, another replay uses the checkpoint, or Spark or the brokers
+            failed. An error of ``lanes`` in a task keeps its class, its text in one line and its ``retryable``. Its
+            ``__cause__`` is Spark's exception with the task's traceback.
+        Exception: The exception of ``progress``, unchanged.
     """
     run = open_run(spark, source, handler, options, to=to, only=only, checkpoint=checkpoint, explain=explain)
     scope, missing = run.scope, None

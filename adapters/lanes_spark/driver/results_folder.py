@@ -9,7 +9,8 @@ checkpoint:
 - The note in the checkpoint has an id of the results folder, so that the folder may be moved. A different folder
   would lack the results of finished batches.
 
-A replay that was killed between the two notes has written no results. Such a replay may continue with any folder.
+A replay that was killed between the two notes has written no results. Such a replay may continue with the same folder
+or a new folder.
 
 Two replays may find the same folder empty at the same time, but at most one replay takes the folder. Each replay first
 creates a file with the name of its query, and then lists these files. The later replay sees both files and stops. The
@@ -50,8 +51,8 @@ class ResultsFolder:
         whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other folder.
 
         Raises:
-            ConfigError: The folder has results of another checkpoint, or the checkpoint was begun with another folder
-                or without a folder.
+            ConfigError: The folder has other files, belongs to another checkpoint, contains the checkpoint or has lost
+                its note; or the checkpoint was begun with another folder or without a folder.
         """
         if self._taken:
             return

@@ -121,7 +121,7 @@ class SparkRun:
         """Return the report of the finished batches.
 
         Args:
-            read: Number of rows in the source.
+            read: Number of rows in the source; for a stream, of positions in its batches.
             seconds: Duration of the run, in seconds. Default: until now.
             missing: Number of journal positions that the source lacks.
 

@@ -39,8 +39,9 @@ class ReplayScope:
         selection: Selected keys, slots, partitions and positions.
         spans: Positions of the source, by partition.
         selected: Selected ranges of positions, without empty ranges.
-        places: Selected ranges of positions, with empty ranges, because an empty partition is not a lost partition.
-        starts: First positions of a new checkpoint, for partitions whose first position differs from ``places``.
+        places: As ``selected``; for a Kafka topic also empty ranges, because an empty partition is not a lost
+            partition.
+        starts: First positions of a new checkpoint, for partitions whose first position may differ from ``places``.
         plan: Plan by which the rows reach the tasks.
         fixed: Whether partitions that are added later would break the order.
         chosen: Positions of a journal; None without ``only=``.
@@ -208,8 +209,8 @@ def _joined(plan: Plan, chosen: Chosen, cap: int | None) -> Plan:
     if not small and plan.kind != "reshard":
         raise ConfigError(
             f"only=… selects {chosen.facts.positions:,} positions, more than the {SMALL:,} that an executor may have "
-            f'in memory, and the plan "{plan.kind}" has no shuffle: set aligned=False, or give a checkpoint, which '
-            "divides the positions into batches"
+            f'in memory, and the plan "{plan.kind}" has no shuffle: give a checkpoint with rows_per_batch={SMALL} or '
+            "less, or set aligned=False if the source is aligned"
         )
     islands = sum(map(len, chosen.islands.values()))
     why = (

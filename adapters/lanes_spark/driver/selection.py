@@ -31,8 +31,8 @@ class Selection:
         keys: Selected keys, as bytes.
         slots: Selected slots, see ``lanes.core.ring``.
         partitions: Numbers of the selected partitions.
-        start: First selected position.
-        end: End of the selected positions, exclusive.
+        start: First selected position or time.
+        end: End of the selected positions or times, exclusive.
     """
 
     keys: tuple[bytes, ...] | None = field(default=None, repr=False)
@@ -75,7 +75,7 @@ class Selection:
         )
 
     def place(self, partition: int, span: Span) -> Span | None:
-        """Return the selected part of a range, which may be empty; None if the partition is not selected."""
+        """Return the part of a range that positions select, maybe empty; None if the partition is not selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         first, end = span

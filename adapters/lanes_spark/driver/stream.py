@@ -42,8 +42,7 @@ def stream(
 ) -> Stream:
     """Run ``handler`` over the existing and all new messages of a topic, batch by batch, until a call stops the stream.
 
-    Blocks until the query runs. A stream may continue the checkpoint of a replay, and a replay may continue the
-    checkpoint of a stream.
+    Blocks until the query runs. A stream and a replay with the same selection may continue each other's checkpoint.
 
     Args:
         spark: Session whose executors run the handler.

@@ -1,7 +1,7 @@
 """Positions that a journal selects: messages that were dead-lettered, given up, or never finished.
 
 A journal has positions and no messages, so a replay joins the positions to the messages of the source. If two positions
-are far apart, the replay does not read the messages between them.
+are far apart, a replay with a checkpoint does not read the messages between them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Of = Literal["dead_lettered", "abandoned", "unfinished"]
 """State of the selected messages, see ``JournalSelection``."""
 
 GAP: Final = 200_000
-"""Largest gap between two ranges of one batch, in positions. A larger gap begins another batch."""
+"""Smallest gap between two ranges, in positions. Ranges with a smaller gap are merged into one range."""
 
 SMALL: Final = 1_000_000
 """Maximum number of selected positions of a batch that an executor keeps in memory."""
@@ -181,7 +181,9 @@ class Chosen:
         return rows
 
     def join(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Return the rows at chosen positions, in the order of ``rows``. Reads no row yet.
+        """Return the rows at chosen positions. Reads no row yet.
+
+        The order of ``rows`` is kept only if the positions are ``small``; otherwise Spark may shuffle the rows.
 
         Args:
             rows: Rows of the source.
@@ -237,7 +239,7 @@ class _Kept:
         return JournalFacts(**{**found, "doubts": tuple(found["doubts"])})
 
     def check_new(self, checkpoint: str, topic: str) -> None:
-        """Raise ``SourceError`` if the checkpoint was begun without a selection.
+        """Raise ``SourceError`` if the checkpoint was begun without a selection, or has lost its selection.
 
         The replay would continue in the middle of the new selection, and never handle its first messages.
         """

@@ -45,7 +45,8 @@ _CLASSES: Final[Mapping[str, str]] = {
     "kafka-clients": "org.apache.kafka.clients.admin.AdminClient",
     "commons-pool2": "org.apache.commons.pool2.PooledObject",
 }
-"""A class of each jar of the connector, by name of the jar. Without any of these jars, the tasks of a batch fail."""
+"""A class of each jar of the connector, by name of the jar. If one of these jars is missing, the tasks of a batch
+fail."""
 
 _UNKNOWN: Final = "UnknownTopicOrPartitionException"
 
@@ -62,8 +63,8 @@ _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.
 class KafkaTopic:
     """The messages of a Kafka topic.
 
-    Messages of open and aborted transactions are skipped, as in a live consumer, unless ``kafka.isolation.level`` says
-    otherwise.
+    As in a live consumer, messages of aborted transactions and messages after the begin of an open transaction are not
+    read, unless ``kafka.isolation.level`` says otherwise.
 
     Args:
         servers: Brokers as host:port, separated by commas.
@@ -165,7 +166,7 @@ class KafkaTopic:
         return known_rows(found, self.topic, {})
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Find in each of these spans the first position with a timestamp of ``time`` or later. Blocks.
+        """Find in each span the first position with a timestamp of ``time``, in whole milliseconds, or later. Blocks.
 
         All messages below that position are earlier than ``time``, even if timestamps are out of order.
 

@@ -66,7 +66,7 @@ class ParquetTable:
         check_eras(self.eras)
 
     def spans(self, spark: SparkSession) -> Spans:
-        """Read the positions of the table, by one pass over two columns. Blocks.
+        """Read the positions of the table by one pass, without keys and values. Blocks.
 
         Args:
             spark: Session that reads the table.
@@ -75,7 +75,7 @@ class ParquetTable:
             The positions by partition.
 
         Raises:
-            ConfigError: A column is missing or has a wrong type, or a row has no partition or offset.
+            ConfigError: A column is missing or has a wrong type, or a partition or an offset is missing or negative.
         """
         return spans_of(self._all(spark))
 
@@ -109,7 +109,7 @@ class ParquetTable:
         return {}
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Check that one task reads each partition, by one pass over the column ``partition``. Blocks.
+        """Check by one pass over the rows that one task reads each partition. Blocks.
 
         Args:
             rows: Rows of this table.
@@ -193,7 +193,7 @@ class Spans:
 
     Attributes:
         by_partition: Positions by partition, the end exclusive.
-        rows: Number of rows.
+        rows: Number of rows; for a Kafka topic, of positions.
         timed: Whether rows have a timestamp.
         cut: Whether the source may have lost positions below the first position. A table never loses positions.
         incarnation: Id of the topic, which changes when the topic is recreated; "" if it is unknown.

@@ -78,7 +78,7 @@ class TaskJob:
                 raise ConfigError(f"{name}={hook!r} is not callable: pass a function without arguments, async or plain")
         if self.setup is not None and self.teardown is not None and is_async(self.setup) != is_async(self.teardown):
             raise ConfigError(
-                "setup and teardown differ, one function is async and one is plain: make both plain, for the worker "
+                "setup and teardown differ: one function is async and one is plain; make both plain, for the worker "
                 "process, or both async, for each task"
             )
 
@@ -88,7 +88,7 @@ class _Begun:
     """The latest job of this process.
 
     Attributes:
-        job: The job; None before the first job.
+        job: The job; None without a job.
         hooked: Whether the exit of the process calls ``teardown``.
     """
 
@@ -102,8 +102,8 @@ _BEGUN: Final = _Begun()
 def begin(name: str, load: Callable[[], TaskJob]) -> TaskJob:
     """Return the job with this name. The first task of a job in a process loads the job and calls a plain ``setup``.
 
-    If the latest job has another name, the function first calls the ``teardown`` of the latest job. Only one thread
-    may call this function.
+    If the latest job has another name, the function first calls the plain ``teardown`` of the latest job. Only one
+    thread may call this function.
 
     Args:
         name: Name of the job.

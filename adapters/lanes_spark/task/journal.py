@@ -25,7 +25,7 @@ from lanes.history.journal import Journal, buffer_of
 log = logging.getLogger("lanes")
 
 PATIENCE: Final = 30.0
-"""Maximum time in seconds that a task waits for its journal."""
+"""Maximum time in seconds of one wait of a task for its journal."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _HOST_LIMIT: Final = 24
@@ -35,7 +35,7 @@ _LOOK_SECONDS: Final = 0.005
 def checked_folder(journal: object) -> str | None:
     """Return the folder as an absolute path; None without a journal.
 
-    Raises ``ConfigError`` for an address outside the file system, such as an object store, and if pyarrow is missing.
+    Raises ``ConfigError`` for an empty path, a path of a wrong type or an object store, and if pyarrow is missing.
     """
     if journal is None:
         return None
@@ -99,7 +99,7 @@ def check_reached(folder: str | None, name: str) -> None:
 
 
 def task_journal(folder: str | None, member: str | None) -> Journal | None:
-    """Open the journal of an attempt. Without a ``member``, the journal gets a random name."""
+    """Make the journal of an attempt; None without a folder. A journal without a ``member`` gets a random name."""
     if folder is None:
         return None
     # Many attempts write journals, so each attempt writes one file unless its journal grows large.

@@ -1,7 +1,7 @@
 """The rows that handlers return.
 
-A handler's return value becomes a row when its message is settled. A new attempt of the message replaces the value. A
-message that was given up has no row.
+A handler's return value becomes no row, one row or several rows when its message is settled. A new attempt of the
+message replaces the value. A message that was given up has no row.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _check_values(schema: Any, result: Result, row: Mapping[str, object]) -> Non
         try:
             pa.array([value], type=field.type)
         except _UNFIT:
-            # Arrow's text contains the value, which is user data, and is left out.
+            # Arrow's text is left out, because it contains the value, which is user data.
             why = f"the column {field.name!r} is {field.type}, and the value is a {type(value).__name__}"
             raise _misfit(result, why) from None
 

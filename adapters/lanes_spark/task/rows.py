@@ -33,7 +33,7 @@ KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 
 
 class Window:
-    """Rows as Python objects, grouped by partition; rows of a partition stay in order.
+    """Rows as Python objects, grouped by partition unless they have several eras; rows of a partition stay in order.
 
     Args:
         columns: Arrow columns in the order of ``COLUMNS``; None for a missing column.
@@ -88,7 +88,7 @@ def _several(column: Any) -> bool:
 
 
 def windows(batch: Any) -> Iterator[Window]:
-    """Yield the rows of an Arrow batch by windows. Raises ``SourceError`` for a missing column or a wrong type."""
+    """Yield the rows of an Arrow batch by windows. Raises ``SourceError`` for a missing or wrong column."""
     # The columns are checked outside the generator, so that this call raises the error.
     columns = [_column(batch, name) for name in COLUMNS]
     return _windows(columns, pc.add(_length(columns[KEY]), _length(columns[VALUE])))
@@ -167,5 +167,5 @@ class RowReader:
 
 
 def headers_size(headers: Sequence[Mapping[str, Any] | None]) -> int:
-    """Return the number of bytes of all names and values."""
+    """Return the approximate bytes of all names and values. Each character of a name counts as one byte."""
     return sum([len(one["key"] or "") + len(one["value"] or b"") for one in headers if one is not None])

@@ -3,9 +3,9 @@
 The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. A
 partition is assigned at the first batch with rows of it, and stays assigned until the end of the task.
 
-Two faults of a plan stop the task: a position that does not rise within its partition, and an era that falls. Rows
-of the next era wait until all earlier rows are settled. A key may have another partition in the next era, and a lane
-has no order across partitions.
+A wrong order of rows stops the task: a position that does not rise within its partition, or an era that falls. Rows of
+the next era wait until all earlier rows are settled. A key may have another partition in the next era, and a lane has
+no order across partitions.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class ArrowSource:
     Args:
         topic: Topic of the rows.
         taken: Function that is called on the event loop when all rows of one more batch are delivered.
-        settled: Function that is called on the event loop with settled messages, once for each message.
+        settled: Function that is called on the event loop with settled messages. Each message is passed once.
 
     Attributes:
         delivered: Number of delivered rows.
-        pace: Async function that is awaited before each delivery; None = no wait.
+        pace: Async function that is awaited at the start of each ``receive``; None = no wait.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ArrowSource:
 
     @property
     def left(self) -> bool:
-        """Whether rows are not delivered or not settled yet."""
+        """Whether rows are undelivered or unsettled, or the end of the rows is not reported yet."""
         return bool(self._batches or self._unsettled) or not self._exhausted
 
     def offer(self, batch: Any) -> None:
@@ -115,7 +115,7 @@ class ArrowSource:
         return SourceTraits(name=f"{self._topic} on Spark", system="spark", remembers=True, exclusive=False)
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
-        """See ``lanes.source.Source.receive``. Raises ``SourceError`` for rows in an order that cannot be kept."""
+        """See ``lanes.source.Source.receive``. Raises ``SourceError`` for wrong columns or a wrong order of rows."""
         if self.pace is not None:
             await self.pace()
         while True:

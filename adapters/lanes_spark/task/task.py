@@ -5,8 +5,9 @@ on an event loop in its own thread, so that timers and heartbeats continue while
 call passes a batch to the loop's thread, which returns rows in batches of a few thousand.
 
 ``Settings.max_in_flight`` and ``max_in_flight_bytes`` bound the messages, and ``AHEAD`` bounds the Arrow batches with
-undelivered rows. All rows are handled and settled before the generator ends. After a failure, or if the generator is
-closed early, the task cancels its handlers. At its end the task closes its loop, thread and clients.
+undelivered rows. Unless the task fails or is closed early, all rows are handled and settled before the generator ends.
+If ``batches`` raises an exception, or if the generator is closed early, the task cancels its handlers. At its end the
+task closes its loop, thread and clients.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from lanes_spark.task.source import ArrowSource
 log = logging.getLogger("lanes")
 
 AHEAD: Final = 2
-"""Maximum number of Arrow batches that the consumer has received, but not completely delivered."""
+"""Maximum number of Arrow batches that the source has received, but not completely delivered."""
 
 _ROWS_AT_ONCE: Final = 4_096
 """Number of returned rows that the loop passes to the generator together."""
@@ -46,7 +47,7 @@ _HOOK_TIMEOUT: Final = 30.0
 """Seconds that an async ``teardown`` may take."""
 
 _JOIN_TIMEOUT: Final = 60.0
-"""Seconds that a cancelled task waits for its event loop, after the drain's own limits."""
+"""Seconds that an ending task waits for its event loop, in addition to the limits of the drain and of ``teardown``."""
 
 STANDS_AFTER: Final = 10.0
 """Seconds without an event before the loop is asked to answer, and then again before a warning is logged."""
@@ -56,10 +57,10 @@ _FRAMES: Final = 3
 T = TypeVar("T")
 
 YOUNG_OBJECTS: Final = 5_000
-"""Growth of the number of objects that starts a collection of the youngest generation. Python's default is 700.
+"""Growth of the number of objects that starts a collection of the youngest generation.
 
-A task creates and drops a few objects for each row, and the objects of messages in flight survive many collections.
-With fewer collections, a task whose handler does nothing takes a fifth less time.
+The default of Python 3.11 is 700. A task creates and drops a few objects for each row, and the objects of messages in
+flight survive many collections. With fewer collections, a task whose handler does nothing takes a fifth less time.
 """
 
 _lock: Final = threading.Lock()
@@ -76,7 +77,7 @@ class _Taken:
 
 
 class _Ended:
-    """Event: the loop is closed, by ``error``, or after the last row if ``error`` is None."""
+    """Event: the loop is closed. ``error`` is the cause; None after the last row or a cancellation."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -88,10 +89,12 @@ _Event = _Ready | _Taken | _Ended | list[Result]
 def run_task(
     batches: Iterable[Any], job: TaskJob, *, member: str | None = None, tell: Tell | None = None
 ) -> Iterator[Any]:
-    """Handle the rows of Arrow batches, in their order within a key. Blocks; do not call it on an event loop.
+    """Handle the rows of Arrow batches, in their order within a key.
+
+    The returned iterator blocks; do not use it on an event loop.
 
     Args:
-        batches: Arrow batches with the columns of ``task.rows.COLUMNS``.
+        batches: Arrow batches with columns of ``task.rows.COLUMNS``, and at least the columns of ``task.rows.NEEDED``.
         job: Handler and its resources.
         member: Name of this attempt of the task in its journal. Default: a random name.
         tell: Function that receives a report of the task about once a second, on the event loop.
@@ -102,7 +105,7 @@ def run_task(
 
     Raises:
         LanesError: The consumer failed, or a returned row does not fit ``job.results``.
-        Exception: An exception of ``setup``, ``teardown``, ``dead_letters`` or ``batches``, unchanged.
+        Exception: An exception of an async ``setup`` or ``teardown``, or of ``dead_letters`` or ``batches``, unchanged.
     """
     return _Task(job, member, tell).run(batches)
 
@@ -288,7 +291,7 @@ class LoopWatch:
         self._told = False
 
     def get(self, inbox: SimpleQueue[T]) -> T:
-        """Return the next event. Blocks. If the loop does not answer, logs once which line its thread executes."""
+        """Return the next event. Blocks. If the loop does not answer, logs which line its thread executes."""
         while True:
             try:
                 return inbox.get(timeout=STANDS_AFTER)
