@@ -214,7 +214,7 @@ def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) ->
 def unanswered(
     settings: Mapping[str, Any], topic: str, error: KafkaError, reported: Collection[KafkaError], timeout: float
 ) -> SourceError:
-    """The error of a question about a topic that failed.
+    """The error of a failed question about a topic.
 
     Args:
         settings: Configuration of the client. Its secrets are not shown.

@@ -29,10 +29,10 @@ _REMEDIES: Final[Mapping[str, str]] = {
 def lanes_error(where: str, error: psycopg.Error) -> LanesError:
     """Return the error to raise in place of a client's error.
 
-    ``SourceError(retryable=True)``: the same transaction may succeed later (no connection, serialization failure,
-    deadlock, timeout). ``ConfigError``: a person must change the setup. Every other fault:
-    ``SourceError(retryable=False)``. The text contains the server's primary message. The text never contains the
-    details of the server, because details may show values of a row.
+    ``SourceError(retryable=True)``: the same transaction may succeed later, for example after a deadlock or a timeout.
+    ``ConfigError``: a person must change the setup. Every other fault: ``SourceError(retryable=False)``. The text
+    contains the server's primary message. The text never contains the details of the server, because details may show
+    values of a row.
     """
     state = error.sqlstate
     text = f"{where}: {_primary_message(error)}"

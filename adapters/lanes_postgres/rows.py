@@ -30,7 +30,8 @@ class Row(NamedTuple):
         key: Digest of the key, 32 bytes; without a key, or with ``by="message"``, the position of the message in 8
             bytes.
         position: Position of the message.
-        epoch: Fencing token of the partition; None = the partition has no token that rises across processes.
+        epoch: Fencing token of the partition, which rises across processes; None without such a token, and for a dead
+            letter.
         dead_letter: Whether the message is a dead letter that is replayed.
     """
 

@@ -1,4 +1,4 @@
-"""Checks of a connection's transaction, and a block that commits at its end, for both kinds of connections."""
+"""Checks of the transaction of a blocking or asynchronous connection, and a block that commits at its end."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], 
 def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
     """Return a separate transaction that begins with the steps and commits at the end of the block.
 
-    Raises ``ConfigError`` for a connection that is already in a transaction, and for a block in which a statement
-    failed or ended the transaction.
+    Raises ``ConfigError`` for a connection that is already in a transaction or a pipeline, and for a block whose
+    transaction failed or ended before the end of the block.
     """
     if isinstance(connection, AsyncConnection):
         return _block_async(connection, steps, where)

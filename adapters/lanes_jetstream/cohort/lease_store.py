@@ -302,7 +302,7 @@ class JetStreamLeaseStore:
     # --- the bucket itself
 
     async def _look_for_bucket(self, key: str) -> None:
-        """Create a missing bucket again. Raises ``UnknownResult`` if the bucket exists, or no server answers."""
+        """Create a missing bucket again. Raises ``UnknownResult`` if the bucket exists or no server answers."""
         try:
             if await self._connection.find(f"STREAM.INFO.{self._stream}", codes.STREAM_NOT_FOUND) is None:
                 await self._make_anew()

@@ -22,7 +22,8 @@ class PulledPartition(OwnedPartition):
         done: Finished messages of earlier owners.
 
     Attributes:
-        pulls: Pull requests of the consumer; None = a drain, or the next consumer does not exist yet.
+        pulls: Pull requests of the consumer; None = the member does not pull, for example during a drain or before the
+            next consumer exists.
         again: Reply subjects of redelivered finished messages, which the member must acknowledge again.
         seen: Clock reading in seconds at the last arrival of a message.
         confirm_at: Clock reading in seconds from which an acknowledgement requests a confirmation.

@@ -1,8 +1,8 @@
 """The division of a stream into cohort partitions, by the server's own ``partition()`` over subject tokens.
 
-A user creates the stream with a transform, ``lanes`` creates the stream with a transform, or ``lanes`` creates a stream
-that sources another stream through a transform. ``lanes`` never changes the transform of an existing stream. The member
-always reads the division from the server, because the server decides the partition of each message.
+A user or ``lanes`` creates the stream with a transform, or creates a stream that sources another stream through a
+transform. ``lanes`` never changes the transform of an existing stream. The member always reads the division from the
+server, because the server decides the partition of each message.
 """
 
 from __future__ import annotations

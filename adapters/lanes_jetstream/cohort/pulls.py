@@ -43,7 +43,7 @@ class Inbox:
         client: The connected client.
 
     Attributes:
-        wake: Event that is set whenever a message or a status arrives.
+        wake: Event that is set when a status arrives, or the first message of a consumer after its ``take``.
         subject: Prefix of the subjects of all statuses.
     """
 
@@ -171,9 +171,9 @@ class Turns:
     ) -> None:
         """Request messages, so that all open requests together stay within ``room``.
 
-        About a quarter of the room is reserved for all partitions of the cohort, in equal shares of at least one
-        message. Partitions of other members have a share too, because they may move to this member. The remaining room
-        is divided evenly among the ``busy`` partitions.
+        In a cohort of several partitions, about a quarter of the room is reserved for all partitions, in equal shares
+        of at least one message. Partitions of other members have a share too, because they may move to this member. The
+        remaining room is divided evenly among the ``busy`` partitions.
 
         If the room is too small for all partitions, a request expires after ``BRIEF`` seconds. The partitions then take
         turns, and an idle partition gets a request every ``AGAIN`` seconds. So a message of an idle partition may wait

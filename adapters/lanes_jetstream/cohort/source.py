@@ -52,8 +52,8 @@ _CONFIRM: Final = 0.5
 """Seconds between two acknowledgements of a partition that request a confirmation, to detect a deleted consumer."""
 
 _FLUSH: Final = 1.0
-"""Seconds that a release waits until the server reads its acknowledgements. The next owner receives unread ones by the
-ledger."""
+"""Seconds that a release waits until the server reads its acknowledgements. The ledger tells the next owner about
+finished messages whose acknowledgement the server has not read."""
 
 _LEAVING: Final = 4.0
 """Seconds that a leaving member has for its last requests."""

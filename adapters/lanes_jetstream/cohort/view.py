@@ -118,7 +118,8 @@ class CohortStatus:
         cohort: Name of the cohort.
         generation: Number of the plan; 0 = no plan yet.
         target: Number of members that share the partitions; None = all members.
-        under_provisioned: Whether fewer members than ``target`` are live.
+        under_provisioned: Whether the number of live members that do not drain is below ``target``, by the current
+            plan.
         members: Members, by name.
         partitions: Cohort partitions, by number.
     """

@@ -32,9 +32,9 @@ def read_dead_letter(message: Message) -> DeadLetter:
     """Read the dead letter that ``JetStreamDeadLetters`` wrote, from a message of its stream.
 
     Pass ``decode=read_dead_letter`` to a consumer whose source reads that stream. The function neither blocks nor
-    changes the message. The record equals the written record, except for three changes by the format:
+    changes the message. The record equals the written record, except for changes by the format, for example:
 
-    - Control characters in values of original headers become blanks.
+    - Control characters in values of original headers become blanks, and bytes outside UTF-8 become U+FFFD.
     - Only the last of several original headers with one name remains.
     - A record above the server's limit has no original headers, and its body may be truncated. The header
       ``Lanes-Truncated`` holds the original length of a truncated body in bytes.

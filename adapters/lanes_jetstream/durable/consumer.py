@@ -178,7 +178,10 @@ class DurableConsumer:
 
     @property
     def modifiable(self) -> bool:
-        """Whether a takeover may change the timers: ``lanes`` created the consumer, or the user permits the change."""
+        """Whether a takeover may change the timers.
+
+        True for ``takeover="modify"``, and for ``takeover="auto"`` if ``lanes`` created the consumer.
+        """
         return self._modify or (MANAGED in self._metadata and not self._hold_back)
 
     def delivers(self, stream: str, subject: str) -> bool:
@@ -195,12 +198,12 @@ class DurableConsumer:
 
     @property
     def drops_acknowledged(self) -> bool:
-        """Whether the stream drops acknowledged messages, so that the server cannot redeliver them."""
+        """Whether the stream is a work queue, so that the server cannot redeliver acknowledged messages."""
         return self.stream_state.retention == "workqueue"
 
     @property
     def loses_last_acks(self) -> bool:
-        """Whether a server that is killed loses the last acknowledgements, because one copy exists."""
+        """Whether stream or consumer has only one copy, so that a killed server loses the last acknowledgements."""
         return self.stream_state.loses_last_acks or int(self.config.get("num_replicas", 0)) == 1
 
     @property
@@ -361,7 +364,7 @@ class DurableConsumer:
                 await self.restore()
 
     async def reset(self) -> None:
-        """Make the server redeliver all messages above its acknowledgement floor, in stream order.
+        """Make the server redeliver all messages above the consumer's acknowledgement floor, in stream order.
 
         The server also redelivers messages that are acknowledged above the floor. Raises ``ApiError`` if the server
         cannot reset the consumer.
@@ -383,7 +386,8 @@ class DurableConsumer:
             waiting_pulls=int(info.get("num_waiting", 0)),
             highest=int(delivered.get("stream_seq", 0)),
             deliveries=deliveries,
-            # Each unacknowledged message counts as one delivery above the floor. Other deliveries were acknowledged.
+            # Each unacknowledged message counts as one delivery above the floor. Other deliveries were acknowledged or
+            # repeated.
             settled_above_floor=deliveries - int(floor.get("consumer_seq", 0)) > count,
             undelivered=int(info.get("num_pending", 0)),
             paused=bool(info.get("paused", False)),

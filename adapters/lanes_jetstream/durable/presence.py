@@ -4,7 +4,8 @@ The server knows no owner of a consumer, and a process that has received all it 
 So each process answers on a subject of its durable:
 
 - A process that starts asks ``ask``. An answer means that another process consumes the durable.
-- Then the process announces itself. A process whose announcement the server processed earlier refuses the later one.
+- Then the process announces itself. A process whose announcement the server processed earlier refuses the process with
+  the later announcement.
 
 A process whose loop is blocked, or whose machine is lost, gives no answer. Without the permission to publish on the
 subject, ``ask`` finds no process, and ``DurableWatch`` and ``Takeover`` detect the second process later.
@@ -83,8 +84,8 @@ class Presence:
         elif kind == "start" and rest == self._name:
             self._first = True
         elif kind == "start" and self._first:
-            # The server has processed this process's announcement earlier. A process that has heard another's
-            # announcement before its own is the later one, and stays silent.
+            # The server has processed this process's announcement earlier. A process that has received another
+            # announcement before its own announcement stays silent.
             self._refused.add(rest)
             await self._publish(self._subject, f"refuse {rest} {self._name}")
         elif kind == "refuse":

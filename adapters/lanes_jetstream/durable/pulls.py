@@ -33,7 +33,7 @@ class DurablePulls(PullRequests):
         await self._subscription.close()
 
     async def wait(self, timeout: float) -> None:
-        """Wait until a message arrives or the requests are interrupted, at most ``timeout`` seconds. Cancel-safe."""
+        """Wait up to ``timeout`` seconds for a message or a status; not after an interruption. Cancel-safe."""
         if self.arrived or self.check() is not None:
             return
         self._wake.clear()

@@ -32,7 +32,7 @@ from lanes_jetstream.wire.stream import OutOfRange
 log = logging.getLogger("lanes.jetstream")
 
 _OTHER_PROCESS_WAIT: Final = 2.0
-"""Seconds that a start waits for the end of another process on the consumer, for example of one that stops."""
+"""Seconds that a start waits for another process on the consumer to end, because that process may be stopping."""
 
 _LOST_MACHINE_WAIT: Final = PULL_EXPIRES + 1.0
 """Seconds that a start waits for the end of the pull requests of a process that does not answer.
@@ -147,7 +147,7 @@ class DurableSource:
                     # The messages are in order of sequence. The highest delivery number belongs to the last delivery.
                     self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
                     return self._delivered(partition, collected, in_turn=False)
-                # Another process may have been first meanwhile.
+                # During the takeover a check may have set a failure.
                 continue
             arrived = self._pulls.take()
             if arrived:

@@ -57,8 +57,8 @@ class Takeover:
         name: Name of the source, for errors and the log.
         resend: Function that repeats the acknowledgements that a lost connection may have dropped.
         check_dropped: Function that reports undelivered messages that the stream dropped; see ``DurableWatch``.
-        shared: Whether other processes pull the consumer. A takeover leaves a shared consumer unchanged, because such a
-            consumer keeps no order.
+        shared: Whether other processes pull the consumer. A takeover requeues no message of a shared consumer, because
+            such a consumer keeps no order.
         count: Number of takeovers that have begun.
     """
 

@@ -52,7 +52,7 @@ def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction |
 
 
 def _size_of(raw: Msg) -> int:
-    """Return the size of a message in bytes: payload, subject and headers."""
+    """Return the approximate size of a message in bytes: payload, subject and headers."""
     size = len(raw.data) + len(raw.subject)
     if raw.headers:
         size += sum(len(name) + len(value) for name, value in raw.headers.items())

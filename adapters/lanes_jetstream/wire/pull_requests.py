@@ -1,8 +1,9 @@
 """The open pull requests of one consumer: the number of messages that may still arrive, and the reasons to start again.
 
-Several requests stay open at once, so the server never waits for the client. ``pull`` never requests more messages
-than the free part of the room. The count of outstanding messages is correct only while the connection holds. A
-reconnect, missed heartbeats or a change of leader is an ``interruption``, after which the owner starts new requests.
+Several requests may be open at once, so the server rarely waits for the client. Apart from one oversized message,
+``pull`` requests at most the free part of the room. The count of outstanding messages is correct only while the
+connection holds. A reconnect, missed heartbeats or a change of leader is an ``interruption``, after which the owner
+starts new requests.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class PullRequests:
         client: The connected client.
         next_subject: Subject of the requests.
         name: Name of the source, for errors.
-        wake: Event that is set whenever a message or a status arrives. Several instances may share the event.
+        wake: Event that is set when a status arrives, or the first message after a ``take``. Several instances may
+            share the event.
         expires: Seconds after which the server ends an unfilled request.
 
     Attributes:
@@ -76,7 +78,8 @@ class PullRequests:
         arrived: Messages that arrived and that ``take`` has not returned yet.
         outstanding: Number of messages that open requests may still deliver.
         reconnects: Number of reconnects of the client at the last ``restart``.
-        caught_up: Whether the last arrival was a heartbeat, which the server sends only while no message waits.
+        caught_up: Whether the last status was a heartbeat, which the server sends only while no message waits. The
+            first message after a ``take`` resets the value.
         interruption: The reason why the requests must start again; None = no reason is known.
         failure: The error that makes the consumer unusable for good; None = the consumer is usable.
         deleted: Whether the consumer no longer exists.
@@ -212,7 +215,7 @@ class PullRequests:
 
     def learn_sizes(self, count: int, size: int) -> None:
         """Record that ``count`` messages have ``size`` bytes in total. Their average size bounds the next requests."""
-        # Each message moves the exponential average by a twentieth towards its own size.
+        # Each message moves the exponential average by a twentieth towards the mean size of these messages.
         self._average_size += (size / count - self._average_size) * (1.0 - 0.95**count)
 
     # --- interruptions

@@ -71,8 +71,8 @@ class StreamState:
         retention: Retention of the stream.
         drops_single_messages: Whether the stream drops single messages by design (one message a subject, a time to
             live for each message, rollups), so that a missing message is no fault.
-        loses_last_acks: Whether a server that is killed loses the last acknowledgements, because one copy exists on
-            disk.
+        loses_last_acks: Whether a server that is killed loses the last acknowledgements, because only one copy exists,
+            on disk.
         intake: Subjects that the stream stores.
     """
 

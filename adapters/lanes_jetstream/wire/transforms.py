@@ -126,7 +126,7 @@ def published_subject(stored: str, source: str, destination: str) -> str | None:
 
 
 def _filled(source: str, wildcards: Mapping[int, str], rest: list[str]) -> str | None:
-    """Put texts in the place of the wildcards; None if a text is missing or left over."""
+    """Replace the wildcards by texts; None if a text is missing, or if ``>`` and ``rest`` do not match."""
     published: list[str] = []
     number = 0
     *_, last = tokens = source.split(".")

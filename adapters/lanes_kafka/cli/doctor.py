@@ -38,7 +38,7 @@ _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 
 
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
-    """Check everything that a consumer of these topics needs. If no broker answers, no later check runs.
+    """Check the settings, topics, group and broker of a consumer. If the broker check fails, no later check runs.
 
     Blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of the
     client becomes a ``Check`` that failed or whose result is unknown.

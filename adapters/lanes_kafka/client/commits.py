@@ -8,8 +8,8 @@ engine guarantees that positions rise.
 created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback
 reports the change. Once the new topic has grown past the client's position, the client reads on in the new topic. A
 commit with topic ids is therefore sent only after the broker shows the same ids, in an answer to a question that is
-newer than the commit. Without such an answer nothing is committed, and finished messages run again, because a commit
-could skip messages of the new topic.
+newer than the commit. Without such an answer nothing is committed, because a commit could skip messages of the new
+topic. Finished messages may then run again.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
 repetition. The committed position is then a position of the old topic, and the source stops with an error. Second,
@@ -134,7 +134,7 @@ class Commits:
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         settings: Configuration of the client. Its secrets are not shown in errors.
-        limit: UTF-16 units of metadata that the broker is known to accept; 0 = commits carry no metadata.
+        limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
         unanswered: For each partition, its newest sent commit that has no answer yet.
     """
 

@@ -399,7 +399,7 @@ class Group:
     def apply_pauses(
         self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
     ) -> None:
-        """Pause the client for ``to_pause`` and for all released partitions, and with ``resume``, resume others.
+        """Pause the client for ``to_pause`` and released partitions; with ``resume``, resume it for the others.
 
         Args:
             client: The client.

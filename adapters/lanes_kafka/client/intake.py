@@ -20,7 +20,7 @@ from lanes_kafka.client.lag import cached_end
 from lanes_kafka.client.records import KeyFunction, messages, offset_of
 
 _READ_PAST_LIMIT: Final = 1_000
-"""Maximum number of messages read to find whether a message or a gap follows the last one of a partition."""
+"""Maximum number of messages read to find whether a message or a gap follows the last message of a partition."""
 
 
 @dataclass(eq=False, repr=False)

@@ -106,7 +106,7 @@ class ClientThread:
         rebuilds: Number of rebuilds, 0 or more, without a period of health between them.
         polled: Time of the last poll of the client, in seconds of the clock.
         partitions: Number of partitions of all topics together, at the start.
-        limit: UTF-16 units of commit metadata that the broker is known to accept.
+        limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
         end_offsets: End offsets of the owned partitions.
         errors: Log of the client's errors.
         client_log: Log of the lines that the client writes.
@@ -473,7 +473,7 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
     request to the group, an assignment by default, then gets no answer. The callback waits for ever and holds the
     interpreter's lock (librdkafka's issue 4884).
 
-    Blocks for at most 2 s. Errors are ignored, because ``close`` raises the same errors again.
+    Blocks for about 2 s at most. Errors are ignored, because ``close`` raises the same errors again.
 
     Args:
         client: The client to close.

@@ -129,10 +129,10 @@ class Topics:
         return False
 
     def appears(self, topic: str, timeout: float) -> bool:
-        """Whether a topic is known with its id, or becomes known within a second.
+        """Wait for a topic and its id for about a second, and return whether the topic is known.
 
-        Some brokers learn of a new topic, or of its id, later than other brokers. A missing id is accepted if no
-        topic has an id. Blocks for about a second, and up to ``timeout`` seconds for each answer.
+        Some brokers learn of a new topic, or of its id, later than other brokers. The call waits for a missing id only
+        while another topic has an id. Blocks for about a second, and up to ``timeout`` seconds for each answer.
         """
         deadline = self.clock() + _APPEARS_WITHIN
         while self._lacks(topic) and self.clock() < deadline:

@@ -63,7 +63,7 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make the settings of a safe producer from the dictionary of a consumer. Pure.
 
     Settings that only consumers have are left out. Raises ``ConfigError`` if a setting makes writes unsafe, if no
-    broker is named, if an address holds credentials, or if ``config`` is not a dictionary of settings.
+    broker is named, if an address is not ``host:port``, or if ``config`` is not a dictionary of settings.
     """
     whole = UserSettings(config)
     check_addresses(whole)
@@ -139,6 +139,7 @@ class ConfirmedProducer:
         Raises:
             SourceError: The producer is not open, or a callback of the settings raised an error, for example
                 ``SystemExit``, that is not an ``Exception``.
+            Exception: An exception of ``function``, unchanged.
         """
         self._check_open()
         outcome: Answer[_T] = Answer(self._bridge)

@@ -96,7 +96,7 @@ class KafkaDeadLetters:
         self._limit = found.max_message_bytes or _USUAL_LIMIT
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter, cut to the limit of the topic, and wait for its confirmation for up to 10 seconds a try.
+        """Write a dead letter, cut if the topic refuses its size, and wait up to 10 seconds a try for its confirmation.
 
         A repeated call writes another record with the same id. A cancelled call may still write the dead letter.
 
@@ -142,7 +142,9 @@ class KafkaDeadLetters:
     def _failure(self, error: KafkaError) -> SourceError:
         text = client_text(error, self._settings)
         if error.code() not in _PERMANENT:
-            return SourceError(f"dead letter not confirmed by {self._topic} ({text})", retryable=True)
+            return SourceError(
+                f"dead letter not confirmed by {self._topic} ({text}); check that the broker runs", retryable=True
+            )
         return SourceError(
             f"dead letter refused by {self._topic} ({text}); correct the permissions or settings of the topic"
         )

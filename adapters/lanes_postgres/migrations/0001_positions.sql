@@ -1,4 +1,4 @@
--- Which messages have had their effect. Names are looked up in the schema that search_path names first.
+-- The positions of messages that have had their effect. Names are looked up in the schema that search_path names first.
 
 -- One row for each topic of each subscription. incarnation: id of the creation of the topic; '' = unknown.
 CREATE TABLE lanes_topics (
@@ -10,7 +10,7 @@ CREATE TABLE lanes_topics (
 );
 
 -- The last message of a key that had its effect. key: a digest of 32 bytes, or the position of a single message as 8
--- bytes. epoch: the highest fencing token that wrote the row; NULL = no token wrote the row.
+-- bytes. epoch: the highest fencing token that wrote the row; NULL = no token, or deleted by unfence.
 -- Rows are often updated. With free room in each page, an update does not change the index.
 CREATE TABLE lanes_positions (
     topic integer NOT NULL,
