@@ -56,9 +56,9 @@ class ClientLog:
             self._folded.write(level, kind, printable(redacted(template % values, self._settings)))
 
     def due(self) -> None:
-        """Log the counted lines whose time has come."""
+        """Log the numbers of repeated lines, for each kind of line whose count is due."""
         self._folded.due()
 
     def end(self) -> None:
-        """Log all counted lines, because the clients end."""
+        """Log all numbers of repeated lines, because the clients end."""
         self._folded.end()

@@ -114,7 +114,7 @@ class Claims:
         return self._subscription, row.topic, row.incarnation, row.incarnation
 
     def _explain(self, message: Message, row: Row) -> Steps[bool]:
-        """Find why a claim returned no row: the effect is done, the owner is fenced, or the topic is new."""
+        """Handle a claim that returned no row: the effect is done, the owner is fenced, or the topic is new."""
         for _ in range(TRIES):
             kept = yield from self._stored_row(row)
             if kept.position is not None:

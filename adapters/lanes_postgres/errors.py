@@ -1,4 +1,4 @@
-"""Conversion of the client's errors to errors of ``lanes``: temporary faults, and faults that a person must correct."""
+"""Conversion of the client's errors to errors of ``lanes``: temporary faults, faults of the setup, and other faults."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class ConsumerState:
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """The configuration and state of a consumer, and the state of its stream, which was read a moment earlier."""
+    """The configuration and state of a consumer, and the state of its stream, read just before the consumer."""
 
     stream: StreamState
     config: Mapping[str, Any]
@@ -203,7 +203,7 @@ class DurableConsumer:
 
     @property
     def loses_last_acks(self) -> bool:
-        """Whether stream or consumer has only one copy, so that a killed server loses the last acknowledgements."""
+        """Whether a killed server can lose the last acknowledgements, because the server has the only copy."""
         return self.stream_state.loses_last_acks or int(self.config.get("num_replicas", 0)) == 1
 
     @property

@@ -1,9 +1,9 @@
 """The presence of a process on a durable, so that a second process is refused before it takes a message.
 
-The server knows no owner of a consumer, and a process that has received all it has room for has no open pull request.
-So each process answers on a subject of its durable:
+The server knows no owner of a consumer, and a process whose room is full has no open pull request. So each process
+answers on a subject of its durable:
 
-- A process that starts asks ``ask``. An answer means that another process consumes the durable.
+- A process that starts calls ``ask``. An answer means that another process consumes the durable.
 - Then the process announces itself. A process whose announcement the server processed earlier refuses the process with
   the later announcement.
 
@@ -30,7 +30,7 @@ _ASK_TIMEOUT: Final = 1.0
 
 
 class Presence:
-    """This process on one durable. Needs asyncio.
+    """The presence of this process on one durable. Needs asyncio.
 
     Args:
         connection: The open connection.

@@ -1,8 +1,8 @@
 """Commits of one client. A commit waits for a check of its topic ids, if the broker has topic ids.
 
-For a commit, the broker checks that the client is a member. It checks neither that the client owns the partition nor
-that the position rises. Right before ``Commits`` sends, it therefore checks that every partition is still owned. The
-engine guarantees that positions rise.
+For a commit, the broker checks that the client is a member. The broker checks neither that the client owns the
+partition nor that the position rises. Right before a send, ``Commits`` therefore checks that every partition is still
+owned. The engine guarantees that positions rise.
 
 ``TopicIdCheck`` holds a commit back until the broker has confirmed the ids of its topics. After a topic is deleted and
 created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback

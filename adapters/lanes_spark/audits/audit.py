@@ -76,9 +76,10 @@ def audit(
     needs every row in order:
 
     - If a process lacks rows, neither that process nor events across processes are judged. A promise is then
-      ``unproven``, unless the other processes violate it. AtLeastOnce then has no violation, as in ``lanes check``.
-    - If one violation causes another, their number may differ. If the committed floor of an assignment
-      falls, the audit does not judge some commits of this assignment.
+      ``unproven``, unless the other processes violate it. With missing rows, AtLeastOnce has no violation, as in
+      ``lanes check``.
+    - If one violation causes another, the number of violations may differ from ``lanes check``. If the committed floor
+      of an assignment falls, the audit does not judge some commits of this assignment.
     - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message counts
       as left at the broker.
     - A task that was killed before it completed a file has no rows. ``Audit.unfinished`` counts its incomplete file.

@@ -45,8 +45,8 @@ class BatchRun:
         payload: Pickled job, for the workers.
         results_to: Folder for rows that handlers return; None if the job has no results.
         tracker: Counter of the progress.
-        given_up: Event that a caller sets to end the run at once. A run then does not wait for brokers that do not
-            answer.
+        given_up: Event that a caller sets to end the run at once. After this event a run no longer waits for the
+            brokers.
     """
 
     scope: ReplayScope

@@ -63,8 +63,8 @@ class Progress:
         finished: Number of delivered rows that were handled or dead-lettered.
         dead_lettered: Number of delivered rows that were dead-lettered.
         positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including those that earlier
-            runs on this checkpoint handled. With ``only``, positions between near selected positions count too. For a
-            stream, the end of the topic at the latest check counts.
+            runs on this checkpoint handled. With ``only``, a gap of fewer than 200,000 positions between selected
+            positions counts too. For a stream, the end of the topic at the latest check counts.
         left: Number of selected positions that are not handled yet. For a stream, this is the lag.
         seconds: Seconds since this run began.
         running: Number of tasks that have reported and have not ended.

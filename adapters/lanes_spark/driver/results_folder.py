@@ -1,8 +1,8 @@
 """Ownership of a folder of results: a checkpoint has one folder, and a folder has one checkpoint.
 
 A checkpoint numbers its batches, and each batch writes its own folder of results. A second checkpoint would use the
-same numbers for other rows, and its batches would replace only some of the results. Two notes refuse a second
-checkpoint:
+same numbers for other rows, and its batches would replace only some of the results. By two notes, which are files, a
+replay refuses a second checkpoint:
 
 - The note in the results folder has the id of the checkpoint's query. A replay writes this note before its first
   results.
@@ -47,8 +47,9 @@ class ResultsFolder:
     def check(self) -> None:
         """Check that the folder belongs to this checkpoint. Blocks.
 
-        A checkpoint of an earlier version has no note. Such a checkpoint continues without results, or with a folder
-        whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other folder.
+        A checkpoint of an earlier version of ``lanes`` has no note. Such a checkpoint continues without results, or
+        with a folder whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other
+        folder.
 
         Raises:
             ConfigError: The folder has other files, belongs to another checkpoint, contains the checkpoint or has lost

@@ -39,8 +39,8 @@ class ReplayScope:
         selection: Selected keys, slots, partitions and positions.
         spans: Positions of the source, by partition.
         selected: Selected ranges of positions, without empty ranges.
-        places: As ``selected``; for a Kafka topic also empty ranges, because an empty partition is not a lost
-            partition.
+        places: Selected ranges of positions; for a Kafka topic also empty ranges, because an empty partition is not a
+            lost partition.
         starts: First positions of a new checkpoint, for partitions whose first position may differ from ``places``.
         plan: Plan by which the rows reach the tasks.
         fixed: Whether partitions that are added later would break the order.

@@ -89,8 +89,8 @@ def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> 
 def _check_written(reader: DataFrameReader, paths: Sequence[str], *, old: bool) -> None:
     """Raise ``ConfigError`` for rows of an earlier ``lanes``, which counted assignments in the column epoch.
 
-    Spark reads the columns of all files from one file, and fills missing columns with null. The schema therefore names
-    both columns. By the statistics of the files, Spark skips the parts of a journal without an epoch.
+    Spark takes the columns of all files from one file, and fills missing columns with null. The schema here therefore
+    names both columns. By the statistics of the files, Spark skips the parts of a journal without an epoch.
 
     Args:
         reader: Reader of the journal's files.

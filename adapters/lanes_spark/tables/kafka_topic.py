@@ -71,8 +71,8 @@ class KafkaTopic:
         topic: Topic name.
         options: Options of Spark's Kafka connector. An option whose name begins with ``kafka.``, such as
             ``kafka.security.protocol``, is a setting of the Java client.
-        aligned: Whether one task reads a whole partition, without a shuffle. At most one task per partition then
-            works. False = a shuffle by key distributes few partitions over many cores. ``minPartitions``,
+        aligned: Whether one task reads a whole partition, without a shuffle. At most one task works on each partition.
+            False = a shuffle by key distributes few partitions over many cores. ``minPartitions``,
             ``maxRecordsPerPartition`` and ``eras`` need False.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
@@ -123,8 +123,8 @@ class KafkaTopic:
             The positions by partition. ``rows`` of the result counts positions, and some positions have no message.
 
         Raises:
-            ConfigError: Jars of the connector are missing.
-            SourceError: The brokers do not answer, or refuse the request.
+            ConfigError: The session has no JVM, or lacks jars of the connector.
+            SourceError: The brokers do not answer, or refuse the request; or the topic was recreated meanwhile.
         """
         spans, incarnation = read_offset_ranges(spark, self.topic, self._client())
         return Spans(
@@ -147,7 +147,7 @@ class KafkaTopic:
             The rows.
 
         Raises:
-            ConfigError: Jars of the connector are missing.
+            ConfigError: The session has no JVM, or lacks jars of the connector.
             SourceError: Positions are gone, the topic was recreated, or the brokers do not answer.
         """
         spans, now = read_offset_ranges(spark, self.topic, self._client())
@@ -179,7 +179,7 @@ class KafkaTopic:
             The position by partition; the end of the span if all its messages are earlier.
 
         Raises:
-            ConfigError: Jars of the connector are missing.
+            ConfigError: The session has no JVM, or lacks jars of the connector.
             SourceError: The brokers do not answer, or refuse the request.
         """
         # Kafka has timestamps in whole milliseconds. Rounding down skips no message.

@@ -88,7 +88,7 @@ class _Begun:
     """The latest job of this process.
 
     Attributes:
-        job: The job; None without a job.
+        job: The job; None before the first job, and if the latest job failed to begin.
         hooked: Whether the exit of the process calls ``teardown``.
     """
 
