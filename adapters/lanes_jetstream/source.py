@@ -66,8 +66,9 @@ class JetStreamSource:
         takeover: Method to deliver unacknowledged messages of an earlier process before new messages. ``"auto"`` resets
             a consumer that ``lanes`` created, or for a moment shrinks its ack_wait and removes its BackOff.
             ``"modify"`` also resets or changes a consumer that another program created. ``"hold-back"`` requests
-            nothing for one ack_wait and one second, and needs no permission to change the consumer. Without a
-            permission for the other methods, the source uses ``"hold-back"``. The log names the method.
+            nothing for one ack_wait and one second, and needs no permission to change the consumer. With ``"auto"`` on
+            a consumer of another program, and without a permission to change the consumer, the source uses
+            ``"hold-back"``. The log names the method.
         acks: When to wait for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
             waits for the server at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has
             acted on the last acknowledgement. If the stream has one copy on disk, or the consumer has one copy, a

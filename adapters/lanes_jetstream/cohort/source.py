@@ -235,14 +235,15 @@ class CohortSource:
         """Store the finished messages of a drained partition, and give up its lease.
 
         A call after a cancelled call continues the release. If a handler of the partition still runs, the call returns
-        at once, and the lease expires by itself.
+        without the end of the lease, which then expires.
         """
         await self._partitions.release(partition, self._flush)
 
     async def aclose(self) -> None:
         """Leave the cohort, and close a connection that the source opened. Idempotent.
 
-        If a partition is neither released nor lost, the member does not leave, and its leases expire as after a crash.
+        If a partition has messages that are neither settled nor released, the member does not leave, and its leases
+        expire.
         """
         try:
             await self._opened.aclose()

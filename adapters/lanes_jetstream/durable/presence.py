@@ -26,7 +26,7 @@ from lanes_jetstream.wire.connection import Connection, NotPermitted, UnboundedS
 log = logging.getLogger("lanes.jetstream")
 
 _ASK_TIMEOUT: Final = 1.0
-"""Seconds that a process gets to answer. The answer of a process whose loop turns takes a round trip."""
+"""Seconds that a process gets to answer. A process whose loop is not blocked answers within a round trip."""
 
 
 class Presence:

@@ -39,7 +39,7 @@ unwritten acknowledgements.
 """
 
 _KEPT: Final = 10_000
-"""Maximum number of acknowledgements that are repeated after a reconnect. A lost connection loses fewer."""
+"""Maximum number of acknowledgements that are repeated after a reconnect. A lost connection usually loses fewer."""
 
 
 async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None:

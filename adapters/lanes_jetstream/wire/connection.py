@@ -231,8 +231,8 @@ class Connection:
                 )
             give_up = None
         except BaseException as error:
-            # After a cancellation the client would try for ever, and no other code can close the client.
-            # A client that was refused before its first attempt, such as a bad URL, has nothing to close.
+            # After a cancellation the client would try for ever, and no other code can close the client. A client that
+            # failed before its first attempt, for example because of a bad URL, has nothing to close.
             with contextlib.suppress(AssertionError):
                 await client.close()
             if not isinstance(error, TimeoutError | nats.errors.Error | OSError | ValueError):
@@ -432,7 +432,7 @@ def _check_url(url: str) -> None:
         if not has_scheme:
             scheme, rest = "nats", server
         elif scheme not in _SCHEMES:
-            # A longer text, or one with other signs, may be a part of the credentials.
+            # A longer text, or a text with other characters, may be a part of the credentials.
             shown = f"{scheme}://" if re.fullmatch("[A-Za-z]{1,9}", scheme) else "in the URL"
             raise ConfigError(
                 f"server: the scheme {shown} is none of NATS; write nats://host:4222, or use tls://, ws:// or wss://"

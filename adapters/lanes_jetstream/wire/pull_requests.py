@@ -156,7 +156,7 @@ class PullRequests:
             "expires": int(self.expires * 1e9),
         }
         if self.expires > 2 * HEARTBEAT:
-            # The server refuses heartbeats for a request that is shorter than two of them.
+            # The server refuses heartbeats for a request that expires within two heartbeats.
             request["idle_heartbeat"] = int(HEARTBEAT * 1e9)
         if max_bytes is not None:
             request["max_bytes"] = max_bytes

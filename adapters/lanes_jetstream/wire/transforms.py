@@ -90,7 +90,7 @@ def may_make(stored: str, destination: str) -> bool:
     tokens = destination_tokens(destination)
     functions = [function_of(token)[0] for token in tokens]
     if any(name not in ("", "wildcard", "partition") for name in functions):
-        # Other functions make several tokens of one.
+        # Other functions may make several tokens from one token.
         return True
     pattern = ["*" if name else token for name, token in zip(functions, tokens, strict=True)]
     return matches(".".join(pattern), stored)

@@ -179,7 +179,7 @@ def per_key_order(rows: DataFrame) -> DataFrame:
     points = starts.where(F.col("highest").isNull() | (position > F.col("highest"))).withColumn("name", name)
     within = _unfinished(turns, (*_LANE, "position")).unionByName(_queued_again(turns))
     in_lane = passing(points, within, _LANE).select("history", "name")
-    # Across assignments and processes: from the first row of a message until it was first finished.
+    # Across assignments and processes, a message is unfinished from its first row until it was first finished.
     first = F.struct("ts", F.struct(*_PLACE[1:]).alias("name"))
     across = (
         keyed.where(F.col("known") & F.col("comparable"))
@@ -244,7 +244,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         {
             "here": F.max("until").over(same),
             "elsewhere": F.max("barred").over(all_of),
-            # The previous step judged overlaps within a process. A key nearly always has one process.
+            # The column ``here`` shows overlaps within a process. A key nearly always has one process.
             "lease": F.max(F.when(keyed, F.col("leased_until"))).over(all_of),
             "leases": F.when(~keyed, leases),
         }

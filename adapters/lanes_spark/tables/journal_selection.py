@@ -66,10 +66,10 @@ class JournalSelection:
     Args:
         path: Folder that ``lanes.run(journal=…)`` has written, or several folders.
         of: State of the selected messages. ``"dead_lettered"``: the dead letter of the message was confirmed, in any
-            run. ``"unfinished"``: the message was delivered, but no run handled, dead-lettered or acknowledged it, or
-            committed a higher position. Work after the end of an assignment does not count. ``"abandoned"``: the
-            message is unfinished, and a run gave it up because its key was blocked, a drain ended, or its partition
-            was lost. A message that a killed process left is unfinished, but not abandoned.
+            run. ``"unfinished"``: the message was delivered, but no run handled or acknowledged it, dead-lettered it
+            for good, or committed a higher position. Work after the end of an assignment does not count.
+            ``"abandoned"``: the message is unfinished, and a run gave it up because its key was blocked, a drain ended,
+            or its partition was lost. A message that a killed process left is unfinished, but not abandoned.
         topic: Topic name in the journal. Default: the topic name of the source.
 
     Raises:

@@ -190,7 +190,7 @@ class _Task:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            # The loop is closed. The last event in the inbox has the error.
+            # The loop is closed. The last event in the inbox has the error, if any.
             pass
 
     def _close(self) -> None:
