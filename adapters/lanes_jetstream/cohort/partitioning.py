@@ -280,7 +280,7 @@ class KeyWatch:
                 self._forgets = True
                 log.warning(
                     "key_refines_partition=True: more than %d keys arrived, so the check forgets the oldest keys; "
-                    "a forgotten key in another cohort partition is not detected",
+                    "a forgotten key in another cohort partition is not detected; use key=subject_token(…) if possible",
                     self._limit,
                 )
             del self._partitions[next(iter(self._partitions))]

@@ -151,8 +151,8 @@ class Acks:
             await self._client.request(self._kept[-1], ACK, timeout=CONFIRM_TIMEOUT)
         except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as error:
             raise SourceError(
-                f"{self._name}: the last acknowledgement is not confirmed ({type(error).__name__}); the server "
-                "redelivers messages whose acknowledgement it has not read",
+                f"{self._name}: the last acknowledgement is not confirmed ({type(error).__name__}), and the "
+                "server redelivers messages whose acknowledgement it has not read; check the server",
                 retryable=True,
             ) from None
         if loses_last_acks:
@@ -177,8 +177,8 @@ class Acks:
         except TimeoutError:
             if takeovers == self._takeovers():
                 raise SourceError(
-                    f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed; the server redelivers "
-                    "messages whose acknowledgement it has not read",
+                    f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed, and the server "
+                    "redelivers messages whose acknowledgement it has not read; check the server",
                     retryable=True,
                 ) from None
             log.info(

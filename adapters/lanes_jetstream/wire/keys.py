@@ -29,7 +29,9 @@ class SubjectTokens:
                 return found[self._first].encode()
             return ".".join([found[token] for token in self.tokens]).encode()
         except IndexError:
-            raise LookupError(f"{self!r}: the subject has {len(found)} tokens, too few for the index") from None
+            raise LookupError(
+                f"{self!r}: the subject has {len(found)} tokens, too few for the index; use a lower index"
+            ) from None
 
     def __repr__(self) -> str:
         return f"subject_token({', '.join(map(str, self.tokens))})"

@@ -212,7 +212,7 @@ class Commits:
         """Let each commit fail that has no answer at its deadline."""
         for commit in [each for each in self.unanswered.values() if each.deadline <= now]:
             self._forget(commit)
-            commit.fail(f"{self.name}: a commit was not answered within {COMMIT_TIMEOUT:g} s")
+            commit.fail(f"{self.name}: a commit was not answered within {COMMIT_TIMEOUT:g} s; check that a broker runs")
 
     def abandon(self, reason: str) -> None:
         """Let all unanswered commits fail, with ``reason`` in the error."""

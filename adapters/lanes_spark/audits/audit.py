@@ -23,7 +23,7 @@ class Audit:
     Attributes:
         verdicts: One verdict for each checker.
         rows: Number of rows in complete files of the journal, without copied files.
-        processes: Number of processes that wrote the journal.
+        processes: Number of processes that wrote the journal; each run of a consumer counts as a process.
         duplicates: Number of repeated messages by cause. ``held``: redelivered while in flight. ``settled``:
             redelivered after its settlement. ``late``: delivered below the highest position, and not known to the
             engine. ``retry``: a handler was started again in the same assignment. ``takeover``: a handler was started

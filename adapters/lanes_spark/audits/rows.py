@@ -18,7 +18,7 @@ from lanes_spark.tables.kafka_topic import KafkaTopic
 from lanes_spark.tables.table import ParquetTable
 
 SEGMENT: Final = ("history", "run")
-"""Columns that name a process."""
+"""Columns that name a process; each run of a consumer counts as a process."""
 
 ASSIGNMENT: Final = (*SEGMENT, "partition", "assignment")
 """Columns that name an assignment of a partition to a process."""

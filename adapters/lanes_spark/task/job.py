@@ -138,4 +138,9 @@ def _end() -> None:
     except Exception as error:
         # The old job has ended, and an error of its teardown must not fail the next job.
         kind = type(error).__qualname__
-        log.warning("%s on Spark: teardown failed and is not called again: %s (%s)", job.topic, kind, error)
+        log.warning(
+            "%s on Spark: teardown failed and is not called again: %s (%s); correct the function",
+            job.topic,
+            kind,
+            error,
+        )
