@@ -71,9 +71,9 @@ class JetStreamSource:
             ``"hold-back"``. The log names the method.
         acks: When to wait for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
             waits for the server at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has
-            acted on the last acknowledgement. If the stream has one copy on disk, or the consumer has one copy, a
-            release waits up to 0.25 s more, until the server has written the acknowledgement to disk. In all modes, a
-            killed server that has the only copy can lose the acknowledgements of its last 0.1 s.
+            acted on the last acknowledgement. If the stream or the consumer has only one copy on disk, a release waits
+            up to 0.25 s more, until the server has written the acknowledgement. In all modes, a killed server that has
+            the only copy can lose the acknowledgements of its last 0.1 s.
         out_of_range: Policy if the stream dropped messages before their delivery, by a purge or its limits. ``"fail"``
             stops the source, and ``"earliest"`` continues with the remaining messages. The source does not
             check streams that drop single messages by design (one message a subject, rollups, per-message TTL). For a

@@ -48,8 +48,8 @@ class Positions:
     Every method raises ``ConfigError`` for a fault that a person must correct. The error stops a consumer after a
     drain. Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and
     effect. For other faults of the database every method raises ``SourceError``. The attribute ``retryable`` of the
-    error is True if the same transaction may succeed later, for example after a lost connection, a serialization
-    failure, a deadlock or a timeout. Errors of the user's own statements stay unchanged.
+    error is True if the same transaction may succeed later, for example after a lost connection, a deadlock or a
+    timeout. Errors of the user's own statements stay unchanged.
 
     Args:
         subscription: Purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are independent. All

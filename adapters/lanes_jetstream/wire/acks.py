@@ -24,7 +24,7 @@ from lanes_jetstream.wire.connection import CLOSED, UnboundedSubscription
 log = logging.getLogger("lanes.jetstream")
 
 AckMode = Literal["fire-and-forget", "confirmed", "confirmed-at-drain"]
-"""The confirmation of acknowledgements; see ``JetStreamSource``."""
+"""When to wait for confirmations of acknowledgements; see ``JetStreamSource``."""
 
 ACK: Final = b"+ACK"
 

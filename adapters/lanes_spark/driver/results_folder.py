@@ -53,7 +53,7 @@ class ResultsFolder:
 
         Raises:
             ConfigError: The folder has other files, belongs to another checkpoint, contains the checkpoint or has lost
-                its note; or the checkpoint was begun with another folder or without a folder.
+                its note; or the checkpoint began with another folder or with none.
         """
         if self._taken:
             return
