@@ -32,7 +32,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture(params=["kafka", "jetstream"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A place for dead letters, on each broker."""
+    """A topic or subject for dead letters, on each broker."""
     if request.param == "kafka":
         made: KafkaPlace | JetStreamPlace = KafkaPlace(request.getfixturevalue("kafka"))
     else:

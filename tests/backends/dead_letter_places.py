@@ -1,4 +1,4 @@
-"""Places for dead letters on both brokers, and the commands that read them."""
+"""Topics and subjects of dead letters on both brokers, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Command = Callable[..., Said]
 
 
 class Place:
-    """A place for dead letters, and their origin. All calls block."""
+    """A topic or subject of dead letters, and the origin of their messages. All calls block."""
 
     def __init__(self, options: list[str], origin: str, remembers: bool) -> None:
         self.options = options

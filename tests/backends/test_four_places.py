@@ -43,7 +43,7 @@ State = dict[str, tuple[list[int], str, int]]
 
 
 def event_log() -> list[Event]:
-    """Interleaved declarations, and among them one with many steps: a hot key."""
+    """Interleaved declarations, one of which has many steps and so a hot key."""
     chance = generate(EVENTS, seed=7)
     hot = [
         Event("hot", step, json.dumps({"case": "hot", "step": step, "activity": f"hot {step}", "amount": 1}).encode())
@@ -70,7 +70,7 @@ def by_a_plain_loop() -> State:
 
 
 class Books(NamedTuple):
-    """A database of one place."""
+    """A database for one of the four runs."""
 
     url: str
 

@@ -40,7 +40,7 @@ class Late(MemoryAttempts):
         return await super().load(partition)
 
     def after(self, source: Source) -> Source:
-        """Answer only after this source has delivered messages, or was told to keep them back."""
+        """Answer only after the source has delivered messages, or was called with paused partitions."""
         self._answer = answer = anyio.Event()
         receive = source.receive
 

@@ -70,7 +70,7 @@ def test_no_help_shows_a_type_of_python() -> None:
 
 
 def test_every_command_that_asks_a_server_names_it_alike() -> None:
-    """``--server``, ``--stream`` and ``--group`` have no second spelling, and no place as an argument."""
+    """``--server``, ``--stream`` and ``--group`` have no second spelling, and are never arguments."""
     for name, command in commands():
         for option in dict(values(name, command)):
             assert option.split()[-1] not in ("--servers", "--broker", "--url", "--streams", "--groups"), option

@@ -1,4 +1,4 @@
-"""The campaign of the cohort in slices of seeds, each in its own process."""
+"""The campaign of the cohort in slices of seeds, each in a separate process."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def repeated_too_often(run: Run) -> dict[str, str]:
 
 
 def campaign(seed: int, runs: int = RUNS_A_SEED) -> Campaign:
-    """The campaign of one seed: its clean run, and others with faults."""
+    """The campaign of one seed: its clean run, and its runs with faults."""
     return Campaign(CONDITIONS, runs=runs, budget=BUDGET, personalities=("jetstream",), seed=seed)
 
 

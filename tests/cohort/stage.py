@@ -74,7 +74,7 @@ class Stage:
         return worker, self.broker.members[-1]
 
     def publish(self, *partitions: int, key: str | None = None) -> list[int]:
-        """Publish a message to each of these partitions, each with its own key unless one is given."""
+        """Publish a message to each of these partitions, with separate keys unless `key` is given."""
         return [
             self.world.publish("x", key=key or f"key {number}", partition=partition).position
             for number, partition in enumerate(partitions, len(self.broker.records))

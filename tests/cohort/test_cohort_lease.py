@@ -111,7 +111,7 @@ def test_a_member_frozen_in_its_set_up_waits_for_owners_of_the_lost_bucket(reten
 
 @pytest.mark.parametrize(("partitions", "joined"), [(1, False), (2, False), (1, True)])
 def test_an_owner_between_two_durables_of_a_work_queue_keeps_its_partition(partitions: int, joined: bool) -> None:
-    """An owner deletes its old durable before it creates the next one."""
+    """An owner deletes its old durable before it creates a new durable."""
 
     class Cut(MemoryEpochConsumers):
         async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:

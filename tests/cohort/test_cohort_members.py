@@ -246,7 +246,7 @@ def test_a_foreign_durable_on_a_work_queue_is_refused() -> None:
 
 @pytest.mark.parametrize("gone", [1, 2])
 def test_a_durable_that_is_gone_at_the_second_look_is_not_foreign(gone: int) -> None:
-    """A new owner on a work queue deletes the old durable before it creates the next one."""
+    """A new owner on a work queue deletes the old durable before it creates a new durable."""
 
     class Moving(MemoryEpochConsumers):
         async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:

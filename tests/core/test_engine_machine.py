@@ -139,7 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(p.draining or not p.live for p in self.owned()))
     @rule()
     def hand_over(self) -> None:
-        """Release partitions that are over, and assign them again."""
+        """Release drained partitions, and assign them again."""
         for partition in self.owned():
             if partition.draining or not partition.live:
                 self.naive.release(partition)

@@ -120,7 +120,7 @@ class ModesMachine(RuleBasedStateMachine):
         self.confirmed[partition], self.finished[partition] = broker.floor, set()
 
     def hand_over(self, _: Random) -> None:
-        """Release partitions that are over, and assign released and lost ones again."""
+        """Release drained partitions, and assign released and lost partitions again."""
         for partition in self.owned():
             if partition.draining or not partition.live:
                 self.end(partition, "release")

@@ -99,7 +99,8 @@ def test_a_lane_keeps_its_place_in_the_ready_queue() -> None:
 
 
 def test_an_attempt_of_an_earlier_assignment_is_not_a_start() -> None:
-    """Attempts under an earlier assignment are no start in this one, so a lower position goes before."""
+    """Attempts under an earlier assignment do not count as a start, so a lower position is inserted before the
+    message."""
     chain = Chain(10, 20, head=QUEUED, attempt=3)
     chain.partition.recalled = {10: 3}
     assert chain.insert(5) == [5, 10, 20]

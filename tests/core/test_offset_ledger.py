@@ -286,7 +286,7 @@ class NaiveLedger:
         return min(open_offsets, default=self.read)
 
     def completed(self) -> set[int]:
-        """The finished offsets above the floor, and the gaps between two of them without an unfinished one."""
+        """The finished offsets above the floor, and each gap between two of them without an unfinished offset."""
         floor, found = self.floor(), set()
         delivered = sorted(self.finished)
         for offset, following in zip(delivered, [*delivered[1:], None], strict=False):

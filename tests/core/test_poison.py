@@ -82,7 +82,7 @@ def test_a_poison_policy_applies_after_the_last_attempt(poison: Poison) -> None:
 @pytest.mark.parametrize("dead_lettered", [False, True])
 @pytest.mark.parametrize("poison", ENDS)
 def test_a_failure_in_a_drain_names_the_next_step_of_the_next_owner(poison: Poison, dead_lettered: bool) -> None:
-    """The next owner takes the step that would have followed, for messages with and without an attempt left."""
+    """The next owner continues with the next step, for messages with and without an attempt left."""
     for terminal in (False, True):
         failure = Failure(ValueError(), terminal=terminal, dead_lettered=dead_lettered and terminal)
         engine = new_engine(poison=poison)
@@ -233,7 +233,7 @@ def test_stopped_lanes_are_counted() -> None:
 
 
 def exhaust(*, dead_letters: bool) -> tuple[list[fx.Effect], list[Message]]:
-    """Fail position 0 of two until it is given up; returns the last effects and both messages."""
+    """Fail the first of two messages until it is given up; returns the last effects and both messages."""
     engine = new_engine(dead_letters=dead_letters)
     messages = deliver(engine, assigned(engine), 0, 1)
     now = 0.0

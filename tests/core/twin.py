@@ -36,7 +36,7 @@ EVENTS = (
 
 
 class TwinEngine(Engine):
-    """It fails if the other engine returns, emits or becomes something else."""
+    """The call fails if the engines return different results, emit different effects, or have different states."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -79,7 +79,7 @@ for _name in EVENTS:
 
 
 class _Others:
-    """The objects of one engine that correspond to those of the other."""
+    """The correspondence between the objects of both engines."""
 
     def __init__(self, engine: Engine, other: Engine) -> None:
         self._partitions = dict(zip(_partitions(engine), _partitions(other), strict=True))
@@ -119,7 +119,7 @@ class _Others:
 
 
 def _copy(partition: Partition) -> Partition:
-    """A partition that is new, or was given up and is forgotten."""
+    """A partition that is new, or that the engine has forgotten."""
     copy = Partition(
         partition.id,
         partition.reader,

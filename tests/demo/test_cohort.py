@@ -37,7 +37,7 @@ async def streams(server: NatsServer) -> set[str]:
 
 
 async def comes_and_goes(group: Members) -> None:
-    """One joins while the others have work, and one leaves."""
+    """Let a member join while the others have messages, and let a member leave."""
     await group.until(group.settled)
     count = await group.feed(0.5)
     await group.join()

@@ -21,7 +21,7 @@ _EVENTS = 6_000
 
 
 async def disturbed(group: Members) -> None:
-    """One is frozen past its lease, one joins and one is killed, each in the middle of something."""
+    """Freeze a member beyond its lease, let a member join, and kill a member, each while the cohort has messages."""
     await group.until(group.settled)
     count = await group.feed(0.3)
     await group.handled(count // 2)

@@ -15,7 +15,7 @@ SERVER = ("--server", "nats://127.0.0.1:1")
 
 
 class Said(NamedTuple):
-    """What a command has printed, and its exit status."""
+    """The output of a command, and its exit status."""
 
     status: int
     out: str

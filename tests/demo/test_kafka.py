@@ -43,7 +43,7 @@ def groups(server: KafkaServer) -> set[str]:
 
 
 async def kills_and_stops(group: Members) -> None:
-    """One is killed while the group has work, one is stopped in order, and one before it has begun."""
+    """Kill a member while the group has messages, stop a joining member, and stop a busy member in order."""
     await group.until(group.settled)
     count = await group.feed(0.6)
     await group.handled(count // 2)

@@ -16,7 +16,7 @@ FENCED: Final = re.compile(r"^\s*(`{3,}).*?^\s*\1\s*$", re.MULTILINE | re.DOTALL
 
 
 def slug(heading: str) -> str:
-    """The anchor that GitHub and mkdocs give a heading."""
+    """Return the anchor of a heading on GitHub and in mkdocs."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", text).strip())
 

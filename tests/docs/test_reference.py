@@ -161,7 +161,7 @@ def test_every_public_name_on_a_page_is_there(page: Path) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether a dotted name is a module, or leads from one to an attribute."""
+    """Whether a dotted name is a module, or an attribute of a module."""
     module, _, rest = name.partition(".")
     found: object = importlib.import_module(module)
     path = module

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server. Tests silence the proxy, cut its connections, or lose single bytes on the way."""
+"""A TCP proxy in front of a server. Tests silence the proxy, cut its connections, or drop single bytes."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Plan = Callable[[list[int | None]], None]
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """Sets how many bytes the next writes take, None = they fail; later writes work."""
+    """Limits the bytes of the next writes; None: a write fails. Later writes succeed."""
     return lambda limits: break_writes(monkeypatch, limits)
 
 

@@ -249,7 +249,7 @@ async def draining(consumer: lanes.Consumer, count: int) -> set[int]:
 
 
 class Members:
-    """Consumers that run beside the block, until a consumer is told to leave, crashes, or the block ends."""
+    """Consumers that run during the block, until a consumer leaves or crashes, or the block ends."""
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks

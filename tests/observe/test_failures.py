@@ -31,7 +31,7 @@ def held(message: Message, error: Exception, delay: float = 0.5) -> fx.Held:
 
 
 def lines(log: pytest.LogCaptureFixture) -> list[str]:
-    """The log lines so far, which are taken out of the log."""
+    """Return the log lines so far, and clear the log."""
     found = log.messages.copy()
     log.clear()
     return found

@@ -19,7 +19,7 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def lines(log: pytest.LogCaptureFixture) -> list[str]:
-    """The log lines so far, which are taken out of the log."""
+    """Return the log lines so far, and clear the log."""
     found = log.messages.copy()
     log.clear()
     return found

@@ -1,4 +1,4 @@
-"""A table of effects beside the tables of ``lanes``, and messages that have effects."""
+"""A table of effects in addition to the tables of ``lanes``, and messages that have effects."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def beside(source: MemorySource, handler: Gated, *, grace: float = 2.0) -> Consu
 
 
 async def block(consumer: Consumer, body: Callable[[Consumer], Awaitable[None]]) -> None:
-    """Run a body beside a consumer."""
+    """Run a body concurrently with a consumer."""
     async with consumer:
         await body(consumer)
 

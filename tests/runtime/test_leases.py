@@ -68,7 +68,8 @@ class Jobs:
 
 
 def leased(source: MemorySource, *keys: str) -> None:
-    """Partition 1 without a lease and with one message, partition 0 with a lease and one for each key."""
+    """Assign partition 1 without a lease and with one message, and partition 0 with a lease and a message for each
+    key."""
     publish(source.broker, ["first"], partition=1)
     source.assign(0, deadline=UNTIL, fencing_token=77)
     publish(source.broker, keys, partition=0)

@@ -20,7 +20,7 @@ def two_partitions(*keys: str) -> MemoryBroker:
 
 
 class ByPartition:
-    """A handler that waits at the gate of its partition. It records (partition, position)."""
+    """A handler that waits at the gate of its partition. The handler records (partition, position)."""
 
     def __init__(self) -> None:
         self.started: list[tuple[int, int]] = []

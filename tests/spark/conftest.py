@@ -14,7 +14,7 @@ from tests.conftest import skip_or_fail
 
 
 def need_java() -> None:
-    """Skip the test, or fail it in CI, where there is no Java that Spark finds: that of JAVA_HOME, or of PATH."""
+    """Skip the test, or fail the test in CI, if neither JAVA_HOME nor PATH has a Java."""
     try:
         find_java()
     except MissingComponent as missing:

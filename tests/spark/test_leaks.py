@@ -34,7 +34,8 @@ OURS = (
 
 
 def one_of_many_tasks(number: int) -> None:
-    """Run one task: with success, with a failing handler, or abandoned by Spark, with each kind of handler."""
+    """Run one task, which succeeds, fails in its handler, or is abandoned by Spark; tasks alternate the kinds of
+    handlers."""
     handler, settings = list(handlers(Seen()).values())[number % 4]
 
     def failing(message: lanes.Message) -> None:

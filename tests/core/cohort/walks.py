@@ -1,4 +1,4 @@
-"""Orders of events: random ones, each with a number, and one order with a fault at every call."""
+"""Orders of events: numbered random orders, and an order with a fault at every call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOMETIMES = ["bucket", "sleep"]
 
 
 class Walk:
-    """One random order of events in its own world; it ends when the plan is in effect."""
+    """A random order of events in a new world; the order ends when the plan is in effect."""
 
     def __init__(self, seed: int, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
         self.random = Random(f"{retention} {seed}")
@@ -183,7 +183,7 @@ class Scenario:
             self.drive(number)
 
     def usurp(self, number: int) -> None:
-        """While one member is frozen, give the other the plan, time to acquire the partition, and messages."""
+        """While a member is frozen, let the other member read the plan, acquire the partition and get messages."""
         self.world.target = number
         self.drive(number)
         for lapse in (0.3, TTL - MARGIN, MARGIN, TTL, MARGIN):

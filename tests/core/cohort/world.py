@@ -154,7 +154,7 @@ class World:
         self.react(member)
 
     def act(self, member: Member) -> Action | None:
-        """Finish the action under way, or do a whole one; None if there is none."""
+        """Finish the action under way, or do a whole action; None without an action."""
         if member.asked is None and isinstance(self.ask(member), Wait):
             return None
         assert member.asked is not None
@@ -167,7 +167,7 @@ class World:
     # --- messages
 
     def pull(self, member: Member, *, lose: bool = False) -> bool:
-        """Deliver a message, new or again unless its ack is on its way; False if there is none."""
+        """Deliver a new message, or redeliver a message whose ack is not on its way; False without such a message."""
         self.count()
         name = member.machine.consumer
         if name is None or member.machine.phase != "owned":
@@ -216,7 +216,7 @@ class World:
         return moved
 
     def start(self, member: Member) -> bool:
-        """Start the first message that may start, also during a takeover from itself; False if there is none."""
+        """Start the first message that may start, also during a takeover from itself; False without such a message."""
         if self.clock(member) >= member.machine.deadline or member.machine.phase == "draining":
             return False
         busy = {sequence % KEYS for sequence in member.running + member.zombies}
@@ -303,10 +303,10 @@ class World:
             waits = [(self.ask(member), member.lag) for member in self.up()]
             until = min(wait.until + lag for wait, lag in waits if isinstance(wait, Wait))
             self.server.now = max(self.server.now + 0.01, until)
-        raise AssertionError(f"(g) it does not come about: {self!r}")
+        raise AssertionError(f"(g) the plan does not come into effect: {self!r}")
 
     def round(self) -> bool:
-        """Do every action once that needs no time; False if there is none."""
+        """Do every action that needs no time once; False without such an action."""
         moved = False
         for member in self.up():
             while self.act(member) is not None:

@@ -60,7 +60,7 @@ class Process:
 
 @asynccontextmanager
 async def process(stream: CohortStream, member: str, path: Path) -> AsyncIterator[Process]:
-    """Run a member process beside the block."""
+    """Run a member process during the block."""
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.jetstream.member_process", stream.url, stream.name, member, str(path), cwd=ROOT
     )

@@ -76,7 +76,7 @@ async def test_a_missing_last_delivery_is_detected() -> None:
 
 
 async def test_finished_messages_are_acknowledged_again_and_others_delivered() -> None:
-    """The ledger knows finished messages of earlier owners, and of this one after a new consumer."""
+    """The ledger knows finished messages of earlier owners, and of this owner after a new consumer."""
     side = StubInbox(["c", "d"])
     of = owned_partition(side.pulls[0], Done(9, (7,)))
     for delivery, sequence in enumerate((5, 7, 9, 10), start=1):
@@ -174,7 +174,7 @@ async def test_a_busy_server_makes_a_listing_unknown(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_ledger_beyond_the_end_of_the_stream_stops_the_source() -> None:
-    """New messages would pass for finished ones, unless the cohort was told to begin there."""
+    """New messages would count as finished, unless the cohort was configured to begin there."""
     held = Held(last=10)
     held.tell((1, taken_over(7, done=Done(10, ()))))
     assert not failed(held)

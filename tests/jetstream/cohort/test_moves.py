@@ -187,7 +187,7 @@ async def test_members_without_a_partition_are_standbys(make_cohort_stream: Make
 async def test_an_overdue_drain_keeps_the_partition_by_default(
     cohort_stream: CohortStream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next owner waits, a warning says so, and nothing is cancelled."""
+    """The next owner waits, a warning reports the wait, and no handler is cancelled."""
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     deadlines = Deadlines(gate)

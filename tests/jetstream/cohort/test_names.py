@@ -1,4 +1,4 @@
-"""Names of buckets and durables: no two cohorts share one, and no foreign name is taken for one."""
+"""No two cohorts share a bucket or durable name, and no foreign name is parsed as a name of a cohort."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS = st.lists(st.sampled_from(["a", "b", "1", "2", "a-1", "", "lanes"]), min_
 
 @given(PARTS)
 def test_no_two_cohorts_have_the_same_bucket(parts: list[str]) -> None:
-    """For each way to divide one text into a stream and a namespace."""
+    """The names differ for each division of a text into a stream and a namespace."""
     pairs = [("_".join(parts[:at]), "_".join(parts[at:])) for at in range(1, len(parts))]
     pairs = [(stream, namespace) for stream, namespace in pairs if stream and namespace]
     buckets = [bucket_name(stream, namespace) for stream, namespace in pairs]

@@ -53,7 +53,7 @@ class Checked:
         return self.info
 
     async def dropped(self, first: int) -> None:
-        """Check once, then find twice that all nine undelivered messages are gone."""
+        """Check once, then find in two checks that all nine undelivered messages were dropped."""
         self.owned.backlog.delivered(2, 9, 8)
         self.info = {"delivered": {"consumer_seq": 2}, "num_pending": 0}
         self.first = first

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.anyio
 async def test_requests_never_exceed_max_in_flight(stream: Stream) -> None:
     """Messages held here and messages still to come stay within the bound together.
 
-    The server's own count is no measure. It acts on acknowledgements a moment after it reads them, and may answer the
-    next pull before that.
+    The server's own count is no measure. The server applies acknowledgements a moment after it reads them, and may
+    answer the next pull earlier.
     """
     await stream.publish(1_500)
     source = stream.source()

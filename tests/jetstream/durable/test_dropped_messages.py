@@ -120,7 +120,7 @@ async def test_a_purge_of_finished_messages_is_ignored(stream: Stream) -> None:
 
 
 async def test_a_stream_that_keeps_one_message_a_subject_is_not_checked(stream: Stream) -> None:
-    """It drops single messages by design."""
+    """Such a stream drops single messages by design."""
     await stream.client.jetstream().delete_stream(stream.name)
     await stream.create(max_msgs_per_subject=1)
     first = stream.source()

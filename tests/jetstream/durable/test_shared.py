@@ -40,7 +40,7 @@ async def test_several_processes_share_a_durable(stream: Stream) -> None:
 
 
 async def test_a_start_takes_nothing_over_from_other_processes(stream: Stream) -> None:
-    """A second process leaves the first one its messages."""
+    """A second process does not get the messages of the first process."""
     await stream.publish(40)
     release = anyio.Event()
     held: list[int] = []

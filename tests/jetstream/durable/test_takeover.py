@@ -116,7 +116,7 @@ async def test_messages_that_expired_in_batches_return_in_order(stream: Stream) 
 
 
 async def test_more_messages_than_max_in_flight_return_in_order(stream: Stream) -> None:
-    """An earlier process held more messages than this one may; they still return in order."""
+    """An earlier process held more messages than the bound of this process; the messages still return in order."""
     ack_wait = 1.0
     await stream.publish(400, keys=4)
     await stream.add_consumer(ack_wait=int(ack_wait * 1e9), metadata={"lanes-managed": "1"}, max_ack_pending=1_000)

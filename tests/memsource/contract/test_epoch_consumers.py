@@ -98,7 +98,7 @@ class _InSeconds(_Wrong):
 
 
 class _ByName(_Wrong):
-    """In the order of their names as text: 10 comes before 9."""
+    """The names are sorted as text, so 10 precedes 9."""
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         found, clock = await self.inner.found(partition)

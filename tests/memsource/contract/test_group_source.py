@@ -158,7 +158,7 @@ class IgnoresPaused(Broken):
 
 
 class TellsNothing(Broken):
-    """A source that takes ownership away silently and continues to deliver."""
+    """A source that loses ownership without an event, and continues to deliver."""
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         while True:

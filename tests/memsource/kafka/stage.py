@@ -38,10 +38,10 @@ class Member(Protocol):
         """The partitions that the client believes it owns."""
 
     def poll(self) -> None:
-        """Let the client run its callbacks, and take its messages."""
+        """Let the client run its callbacks, and receive its messages."""
 
     def taken(self, partition: int = 0) -> list[int]:
-        """The offsets of the messages taken since the last call."""
+        """The offsets of the messages received since the last call."""
 
     def commit(self, *offsets: int, partition: int = 0, metadata: str = "") -> str | None:
         """Commit offsets synchronously, for ``partition`` and the partitions after it; returns the error.

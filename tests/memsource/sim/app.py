@@ -325,7 +325,7 @@ class _Application:
         return outcomes
 
     async def behave(self, message: Message, call: Sequence[Message]) -> None:
-        """Act as the value of the message says. ``call``: the messages of the same call."""
+        """Act as the value of the message requests. ``call``: the messages of the same call."""
         if (self.member, message.partition, message.position) in self.ended:
             self.world.find(
                 "RunsOnce", f"position {message.position} runs again in the assignment in which it had ended"
@@ -392,5 +392,5 @@ class _Application:
 
 
 def staying(world: World, leaving: Container[str]) -> list[Worker]:
-    """The running workers that have not been told to stop."""
+    """The running workers without a stop request."""
     return [one for one in world.members if not (one.gone or one.ended.is_set() or one.name in leaving)]

@@ -170,7 +170,7 @@ async def scopes() -> list[str]:
 
 
 async def everything() -> list[str]:
-    """All programs, one after the other."""
+    """Run all programs sequentially."""
     return await with_anyio() + await with_asyncio() + await scopes()
 
 

@@ -1,4 +1,4 @@
-"""A process that is late in virtual time is convicted, even a silent one, because only a fault suspends it."""
+"""A process that is late in virtual time is convicted, even without rows, because only a fault suspends a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state machine drives a world step by step: right handlers pass, and wrong ones are convicted."""
+"""A state machine drives a world step by step: right handlers pass, and wrong handlers are convicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The assignments that a simulated broker has taken, and their judgement by the checkers."""
+"""A simulated broker reports the assignments that it took from a member, and the checkers excuse only those."""
 
 from __future__ import annotations
 

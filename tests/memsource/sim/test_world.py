@@ -1,4 +1,4 @@
-"""A user's test drives a world: it starts workers, produces messages, and reads states under every fault."""
+"""A user's test drives a world: the test starts workers, produces messages, and reads states under every fault."""
 
 from __future__ import annotations
 
