@@ -1,4 +1,7 @@
-"""The consumer: the public object that connects one source and one handler."""
+"""The consumer: the public object that connects one source and one handler.
+
+Longer than most: the class is the interface of the library, and each method states its threads, errors and effects.
+"""
 
 from __future__ import annotations
 
