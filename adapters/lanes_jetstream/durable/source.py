@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import nats.errors
@@ -73,7 +74,6 @@ class DurableSource:
             alone=not self.shared,
         )
         self._takeover: Takeover
-        self._presence: Presence
         self._pulls: DurablePulls
         self._acks: Acks
         self._partition: Partition | None = None
@@ -88,18 +88,22 @@ class DurableSource:
     def __repr__(self) -> str:
         return f"<DurableSource {self._name}>"
 
+    @cached_property
+    def _presence(self) -> Presence:
+        # Made at the first use, because it needs the client of an open connection.
+        return Presence(self.connection, self.durable.tokens, self._second)
+
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
         """Connect, find or create the consumer, and check it; see ``lanes.source.Source.open``."""
         await self.connection.open()
         self.connection.check_server()
-        client = self.connection.client
-        self._presence = Presence(self.connection, self.durable.tokens, self._second)
         await self._find_consumer()
         if not self.shared:
             await self._presence.announce()
             self._opened.push_async_callback(self._presence.close)
+        client = self.connection.client
         self._pulls = DurablePulls(client, self.durable.next_subject, self._name)
         self._acks = Acks(client, self.acks, self._name, lambda: self._takeover.count)
         self._takeover = Takeover(
