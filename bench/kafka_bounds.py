@@ -73,8 +73,8 @@ def figures(effort: Effort) -> list[Figure]:
         ),
         cost("kafka-bounds stuck partition", "MiB peak", *memory).within(MEMORY_GOAL),
         rate("kafka-bounds stuck partition, the others", "messages/s", *rates, RATE_GOAL),
-        cost("kafka-bounds held", "bytes beside its own", *held),
-        cost(f"kafka-bounds held, {len(HEADERS)} headers", "bytes beside its own", *headed),
+        cost("kafka-bounds held", "bytes of overhead/message", *held),
+        cost(f"kafka-bounds held, {len(HEADERS)} headers", "bytes of overhead/message", *headed),
     ]
 
 

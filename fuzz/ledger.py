@@ -34,7 +34,7 @@ class NaiveLedger:
 
 
 class Step(NamedTuple):
-    """A step: admit messages from ``gap`` above the highest position on, then settle some known messages."""
+    """A step: skip ``gap`` positions, admit ``admit`` messages, then settle some known messages."""
 
     gap: int
     admit: int

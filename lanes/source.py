@@ -195,7 +195,7 @@ class Source(Protocol):
 
         Raises:
             ConfigError: A setting contradicts the broker; the text names setting, value and remedy.
-            SourceError: The broker cannot be reached.
+            SourceError: The broker does not answer, or refuses the login or a request.
         """
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:

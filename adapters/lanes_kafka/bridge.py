@@ -85,7 +85,7 @@ class Answer(Generic[T]):
         self._bridge.post(lambda: self._end([value], None))
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error from the thread. The first answer counts. Does not block."""
+        """Answer with ``error``. Any thread may call this method. The first answer counts. Does not block."""
         self._bridge.post(lambda: self._end([], error))
 
     def _end(self, value: list[T], error: Exception | None) -> None:

@@ -65,7 +65,7 @@ class Judgement:
 
 
 def judge(tables: Tables) -> Judgement:
-    """Compare effects, states and dead letters with the log. Blocks."""
+    """Compare effects and dead letters with the log, and states with the effects. Blocks."""
     with tables.connected() as connection:
 
         def found(text: LiteralString) -> list[Any]:

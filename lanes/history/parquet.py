@@ -33,9 +33,10 @@ _log = logging.getLogger("lanes.journal")
 
 
 class ParquetFile:
-    """One file, written under a hidden name and renamed when it is complete. Raises the errors of the disk.
+    """One file, written under a hidden name and renamed when it is complete.
 
-    With ``overwrite`` the new file replaces the hidden file of an interrupted attempt.
+    Raises ``OSError`` if the file cannot be created or written. With ``overwrite`` the new file replaces the hidden
+    file of an interrupted attempt; otherwise an existing hidden file is an error too.
     """
 
     def __init__(self, path: Path, schema: Any, *, overwrite: bool = False) -> None:

@@ -286,7 +286,7 @@ class RowWriter:
     # A simulation overrides these
 
     def _process(self) -> tuple[int, str]:
-        """Return the process id, and the id of the machine's start, within which ``mono`` can be compared."""
+        """Return the process id and the boot id. ``mono`` is comparable only between rows of one boot."""
         return os.getpid(), _boot()
 
     def _wall(self) -> float:

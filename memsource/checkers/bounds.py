@@ -60,7 +60,7 @@ class _Bound(PromiseChecker):
         """Judge the first message of a batch, before it is counted."""
 
     def _take(self, segment: Segment, flight: _Flight) -> None:
-        """Measure the messages in flight. Called when all repeats are known, before a message stops counting."""
+        """Measure the messages in flight, before a message or an assignment is removed."""
         raise NotImplementedError
 
     @on("delivered")

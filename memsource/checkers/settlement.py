@@ -111,7 +111,7 @@ class AtLeastOnce(PromiseChecker):
 
 
 def _covering(spans: list[_Span], position: int) -> tuple[Segment, Row] | None:
-    """Return the first commit whose floor settled this position."""
+    """Return the highest commit of the first assignment whose commits settled this position; None without one."""
     for begun, segment, row in spans:
         if begun <= position < row.floor:
             return segment, row._replace(position=position)

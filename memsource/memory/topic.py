@@ -106,7 +106,7 @@ class Log:
 
 
 class Topic:
-    """A topic whose partitions are numbered from 0. The topic keeps every message. No method blocks."""
+    """A topic whose partitions are numbered from 0. Only ``Log.trim`` removes messages. No method blocks."""
 
     def __init__(self, partitions: int, name: str) -> None:
         check_whole("partitions", partitions, 1)

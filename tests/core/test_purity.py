@@ -19,7 +19,7 @@ MODULES = sorted(
 )
 
 # Data structures and annotations. No module that waits, measures time, draws random numbers or does I/O.
-ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "heapq", "operator", "typing"}
+ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "heapq", "itertools", "operator", "typing"}
 
 # Computation that one module needs, such as a checksum.
 ALLOWED_TO_ONE = {

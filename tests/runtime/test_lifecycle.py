@@ -129,7 +129,7 @@ async def test_an_unknown_event_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         return ["surprise"]  # type: ignore[list-item]
 
     monkeypatch.setattr(source, "receive", receive)
-    with pytest.raises(lanes.ContractError, match="delivered a str, no event"):
+    with pytest.raises(lanes.ContractError, match="delivered a str, which is no event"):
         await consumer_of(source, acknowledge).run()
 
 

@@ -113,7 +113,9 @@ async def test_failing_commits_are_named_with_their_error(
     source.fail("settle", SourceError("the group is unreachable", retryable=True), times=1_000_000)
     with caplog.at_level(logging.WARNING, "lanes"):
         async with started(consumer_of(source, Gated(free=[b"a", b"b", b"c"]), max_ahead=3)) as run:
-            await until(lambda: any("position 3 (commits fail: the group is away" in said for said in stalled(caplog)))
+            await until(
+                lambda: any("position 3 (commits fail: the group is unreachable" in said for said in stalled(caplog))
+            )
             why = run.consumer.health().reasons
             assert any("finished messages of memory/0 are not settled for " in reason for reason in why)
             run.scope.cancel()

@@ -105,7 +105,8 @@ def published_subject(stored: str, source: str, destination: str) -> str | None:
         destination: Pattern of the stored subjects.
 
     Returns:
-        The subject as published. None if the transform does not make such a subject, or does not store each wildcard.
+        The subject as published. None means that the transform cannot make ``stored``, that ``destination`` omits a
+        wildcard of ``source``, or that ``destination`` has a function other than ``wildcard`` and ``partition``.
     """
     pattern, found = destination_tokens(destination), stored.split(".")
     rest: list[str] = []

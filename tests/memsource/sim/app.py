@@ -135,7 +135,7 @@ def case_of(seed: int) -> Case:
     kafka = replace(case.kafka, metadata_limit=rng.choice([*[KafkaSettings.metadata_limit] * 6, *_NARROW]))
     if rng.random() < 0.1:
         settings = replace(settings, order="none", lanes=None)
-    elif rng.random() < 0.1:
+    elif rng.random() > 0.9:
         policy = "block_and_dlq" if settings.poison == "skip" else settings.poison
         settings = replace(settings, order="serial", lanes=None, poison=policy)
         case = replace(case, partitions=1)
