@@ -12,6 +12,7 @@ _OUT_OF_RANGE: Final = "tests/kafka/test_out_of_range.py::test_"
 _PREFETCH: Final = "tests/kafka/test_prefetch.py::test_"
 _SHUTDOWN: Final = "tests/kafka/test_shutdown.py::test_"
 _START_POSITIONS: Final = "tests/kafka/test_start_positions.py::test_"
+_START_TIMES: Final = "tests/kafka/test_start_times.py::test_"
 _TOPIC_IDS: Final = "tests/kafka/test_topic_ids.py::test_"
 _CONTRACT: Final = "tests/memsource/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
 
@@ -155,6 +156,15 @@ _ASSIGNING: Final = (
         "    fresh = list(ids)\n",
         'start="next" skips all messages that arrived while no member ran',
         _START_POSITIONS + "the_start_of_a_group_is_decided_once",
+    ),
+    _mutant(
+        "start_time_rounded_down",
+        "client.offsets",
+        "    return max(0, -((_EPOCH - start) // timedelta(milliseconds=1)))\n",
+        "    return max(0, (start - _EPOCH) // timedelta(milliseconds=1))\n",
+        "a start at a time delivers messages of the millisecond before",
+        _START_TIMES + "a_time_is_rounded_up_to_its_millisecond[fraction]",
+        _START_TIMES + "a_time_is_rounded_up_to_its_millisecond[last]",
     ),
     _mutant(
         "start_not_decided",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
@@ -24,6 +24,7 @@ QUERY_TIMEOUT: Final = 5.0
 """Seconds allowed for one question to the broker."""
 
 _ANY_DISTANCE: Final = 1 << 63
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StartPosition(NamedTuple):
@@ -133,11 +134,20 @@ def _starts(
     if not ids:
         return {}
     if isinstance(start, datetime):
-        found = _offsets(client, ids, int(start.timestamp() * 1000))
+        found = _offsets(client, ids, milliseconds(start))
         # A time after the newest message has no offset.
         return {one: found[one] if found[one] >= 0 else highs[one] for one in ids}
     bound = lows if start == "beginning" else highs
     return {one: bound[one] for one in ids}
+
+
+def milliseconds(start: datetime) -> int:
+    """Return the first millisecond since 1970 at or after ``start``.
+
+    Message times are whole milliseconds, so a start rounded up includes no earlier message. A time before 1970 becomes
+    0, because the broker reads negative times as names of positions.
+    """
+    return max(0, -((_EPOCH - start) // timedelta(milliseconds=1)))
 
 
 def _offsets(client: Consumer, ids: Sequence[PartitionId], time: int) -> dict[PartitionId, int]:
