@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Final
 
 from lanes.core import ring
+from lanes.core.fair_queue import FairQueue
 from lanes.core.lane import ABANDONED, QUEUED, RUNNING, step
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.policy import Policy
@@ -30,7 +31,7 @@ class Chains:
         policy: The rules of the engine.
 
     Attributes:
-        ready: The heads that can start.
+        ready: The heads that can start. An engine with budgets per partition puts its ``FairQueue`` here.
         fenced: Messages whose handlers still run although their assignment is fenced. Each of these messages keeps its
             lane.
         tails: The last message of each lane, by partition. All assignments of a partition share its lanes.
@@ -40,7 +41,7 @@ class Chains:
     __slots__ = ("_key", "_keyless", "_lanes", "_ordered", "fenced", "ready", "relabels", "tails")
 
     def __init__(self, policy: Policy) -> None:
-        self.ready: deque[Message] = deque()
+        self.ready: deque[Message] | FairQueue = deque()
         self.fenced: set[Message] = set()
         self.tails: dict[PartitionId, dict[bytes | int, Message]] = {}
         self._ordered = policy.order != "none"

@@ -23,12 +23,13 @@ from lanes.core.types import NEVER, Message, Partition, Settlement
 class PartitionCommits:
     """The commits of one assignment.
 
-    A commit is due ``_interval`` seconds after its first change, or at once when ``_count`` changes wait.
+    A commit is due ``_interval`` seconds after its first change, but not before ``_not_before``. It is due sooner if
+    ``_count`` changes wait, or if the floor has risen while ``max_ahead`` stops the partition.
 
     Attributes:
         confirmed: The floor that the broker has confirmed.
         confirmed_ordinal: Number of the first delivery above the confirmed floor.
-        changes: Number of changes since the last commit.
+        changes: Number of changes since the last commit; after an unknown result, ``_count`` or more.
         since: Time of the first change since the last commit, in seconds of the engine's clock.
         sending: The commit on its way; None = no commit is on its way.
         over: Whether no further commit may begin.
@@ -90,8 +91,7 @@ class PartitionCommits:
         """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
         self.sending = None
         self._not_before = again_at
-        # ``since`` is the time of that commit's first change. With ``_count`` changes the next commit does not wait for
-        # the interval.
+        # ``since`` has passed. With ``_count`` changes the next commit does not wait for the interval.
         self.changes += self._count
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ class Committer:
             now: Time now.
 
         Returns:
-            Number and bytes of the messages that a former owner has finished.
+            Number and bytes of the admitted messages that a former owner has finished.
 
         Raises:
             PositionFell: A position does not rise.
@@ -209,7 +209,7 @@ class Committer:
         return due
 
     def next_at(self) -> float:
-        """Return the time at which the next commit is due. ``NEVER`` = no change waits for a commit."""
+        """Return the time at which the next commit is due. ``NEVER`` = no commit is pending."""
         pending = ((p, ledger, _commits(p)) for p, ledger in self.partitions.items())
         return min((self._at(p, ledger, c) for p, ledger, c in pending if c.pending), default=NEVER)
 

@@ -6,8 +6,8 @@ drain. Between phases the drain lets the engine abandon messages, fence the part
 partition.
 
 ``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With
-``close_prefix`` the queued messages below the highest started message start too. The runtime closes the prefix if
-``SourceTraits.hands_over`` is false.
+``close_prefix`` the queued messages below the highest started message start too. The runtime closes the prefix if the
+source commits and ``SourceTraits.hands_over`` is False.
 
 ``TRANSITIONS`` lists every allowed pair of phase and event. Any other pair raises ``IllegalEvent``.
 """
@@ -22,12 +22,12 @@ from lanes.core.ownership import Ownership
 from lanes.core.types import NEVER, Message, Partition
 
 IDLE: Final = "idle"  # not begun
-ENDING: Final = "ending"  # no message starts; running handlers may end
+ENDING: Final = "ending"  # running handlers may end; only messages of the prefix start
 CANCELLING: Final = "cancelling"  # running handlers are cancelled; no message closes the prefix
 SETTLING: Final = "settling"  # fenced; finished messages are settled
 KEEPING: Final = "keeping"  # everything is settled; the store of attempts is written
 RELEASING: Final = "releasing"  # no commit begins; the source releases the partition
-UNRELEASED: Final = "unreleased"  # the source failed to release it
+UNRELEASED: Final = "unreleased"  # the source failed to release the partition
 HANDED_OVER: Final = "handed over"
 LOST: Final = "lost"
 
@@ -121,7 +121,7 @@ class PartitionDrain:
     def begin(self, now: float, timeout: float) -> None:
         """Start no more messages, and give running handlers ``timeout`` seconds to end.
 
-        The engine emits ``Drained`` when all running handlers have ended, or at once if no handler runs.
+        The engine emits ``Drained`` when no handler runs and no message of the prefix waits, perhaps at once.
         """
         self._move("begun")
         self.until = now + timeout
@@ -132,7 +132,7 @@ class PartitionDrain:
             self.engine.effects.append(fx.Drained(self.partition))
 
     def hasten(self, now: float, timeout: float) -> None:
-        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored after the handlers were cancelled."""
+        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored in every phase but ``ENDING``."""
         if self.phase == ENDING:
             self.until = min(self.until, now + timeout)
 

@@ -39,7 +39,7 @@ class Held(Failed):
     """The head of a lane waits for its next attempt.
 
     Attributes:
-        delay: Seconds from the end of the failed attempt to the next attempt.
+        delay: Minimum number of seconds from the end of the failed attempt to the next attempt.
     """
 
     delay: float
@@ -67,7 +67,10 @@ class Blocked(Failed):
 
 
 class Interrupted(Failed):
-    """The message failed while its partition drained, and was abandoned. The next owner performs ``follows``."""
+    """The message failed while its partition drained, and was abandoned.
+
+    A store of attempts keeps ``follows`` for the next owner.
+    """
 
     __slots__ = ()
 
@@ -115,7 +118,11 @@ class Saturated(Effect):
 
 
 class Resumed(Effect):
-    """Messages and bytes in flight are at or below their low-water marks: receive messages from the source again."""
+    """Receive messages from the source again.
+
+    Messages and bytes in flight are at or below their low-water marks, or a bound has lasted, there is room, and a
+    handler is idle.
+    """
 
     __slots__ = ()
 
@@ -137,6 +144,13 @@ class AheadReached(Effect):
 @dataclass(slots=True, eq=False)
 class AheadLeft(Effect):
     """The broker confirmed a higher floor: receive messages of the partition again."""
+
+    partition: Partition
+
+
+@dataclass(slots=True, eq=False)
+class PartitionResumed(Effect):
+    """A partition that was full is at or below its low-water mark: receive messages of the partition again."""
 
     partition: Partition
 

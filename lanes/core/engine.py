@@ -5,13 +5,15 @@ Rules
 1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
    lane starts after the execution is finished. A message that waits for a retry or for its dead letter is not finished.
 2. In flight = delivered and not settled. If the source settles each message individually, a message leaves the count
-when its settlement was sent. If the source commits, a message leaves the count when it is finished. An abandoned
-message leaves the count at once. A message whose handler runs at the fence leaves the count when the handler ends. A
-draining partition admits no message. 3. A result counts only while ``message.partition.live``. A handler of a fenced
-assignment keeps its lane: messages of that lane in a new assignment wait for the handler. 4. A redelivered position
-never runs twice at once. If the position is in flight, its message receives the new token. If the position is settled,
-it is settled again. An unknown position is inserted into its lane by position, and counts as late. The positions of a
-source that commits always rise. 5. A draining partition starts no message. Queued and stopped messages are abandoned at
+   when its settlement was sent. If the source commits, a message leaves the count when it is finished. An abandoned
+   message leaves the count at once. A message whose handler runs at the fence leaves the count when the handler ends.
+   A draining partition admits no message.
+3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its lane: messages of
+   that lane in a new assignment wait for the handler.
+4. A redelivered position never runs twice at once. If the position is in flight, its message receives the new token.
+   If the position is settled, the engine settles it again. An unknown position is inserted into its lane by position,
+   and counts as late. The positions of a source that commits always rise.
+5. A draining partition starts no message, except to close the prefix. Queued and stopped messages are abandoned at
    once. Running handlers may end. A success counts, and a failed message is abandoned. The engine emits ``Drained``
    once, when no message runs. An interrupted handler (``ABANDON``) drains its partition, because later messages of its
    lane must not overtake its message. If a source cannot hand over the completed set, finished messages above a queued
@@ -19,9 +21,9 @@ source that commits always rise. 5. A draining partition starts no message. Queu
    (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
-7. A partition has at most one commit on its way. The floor and the completed set of a commit describe the same
-moment. A commit with an unknown result counts as unconfirmed. At most ``max_ahead`` messages are admitted above the
-confirmed floor.
+7. A partition has at most one commit on its way. The floor and the completed set of a commit describe the same moment.
+   A commit with an unknown result counts as unconfirmed. At most ``max_ahead`` messages are admitted above the
+   confirmed floor.
 
 Operation
 ---------
@@ -32,8 +34,8 @@ source commits, ``collect`` enters them into the ledger and returns the due comm
 reports the result. In ``finish``, one ``if`` separates acknowledgements of steady partitions from all other cases. Time
 is an argument, in monotonic seconds. Random numbers are part of a ``Failure``.
 
-Calls never block and must be made on one thread. ``effects`` lists tasks for the runtime. The runtime performs the
-effects and empties the list after its calls.
+Calls never block and must be made on one thread, except ``hold_starts``. ``effects`` lists tasks for the runtime. The
+runtime performs the effects and empties the list after its calls.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class Engine(Ownership):
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.concurrency = policy.concurrency
+        self._most_running = policy.concurrency  # 0 while no message may start
         self.running_handlers: int = 0
         self.halted: bool = False
         self.retries: int = 0
@@ -98,7 +101,7 @@ class Engine(Ownership):
         for message in run:
             position = message.position
             if position <= highest:
-                if not self._redelivered(partition, ledger, message, now):
+                if not self._redelivered(ledger, message, now):
                     admitted -= 1
                     size -= message.size
                 continue
@@ -128,8 +131,8 @@ class Engine(Ownership):
             self.committer.progressed(partition, position, now)
 
     def take(self) -> Message | None:
-        """Take the next message to run; None = no lane is ready, or ``concurrency`` handlers run."""
-        if not self._ready or self.running_handlers >= self.concurrency:
+        """Take the next message to run; None = no lane is ready, or as many handlers run as may run."""
+        if not self._ready or self.running_handlers >= self._most_running:
             return None
         message = self._ready.popleft()
         message.state = RUNNING
@@ -142,7 +145,7 @@ class Engine(Ownership):
         The batch has heads of different lanes, each with its successors after it.
         """
         batch: list[Message] = []
-        if self.running_handlers >= self.concurrency:
+        if self.running_handlers >= self._most_running:
             return batch
         while self._ready and len(batch) < limit:
             message: Message | None = self._ready.popleft()
@@ -154,8 +157,10 @@ class Engine(Ownership):
         return batch
 
     def available(self, limit: int) -> int:
-        """Return the number of messages that ``take_batch`` would take now, at most ``limit``."""
+        """Return the number of messages that a free handler could take by ``take_batch``, at most ``limit``."""
         count = 0
+        if not self._most_running:
+            return count
         for head in self._ready:
             message: Message | None = head
             while message is not None and count < limit:
@@ -164,6 +169,17 @@ class Engine(Ownership):
             if count >= limit:
                 break
         return count
+
+    def hold_starts(self) -> None:
+        """Give out no message until ``resume_starts``. Idempotent. Any thread may call this method, unlike the others.
+
+        Messages that were taken continue, and every other call of the engine works as before.
+        """
+        self._most_running = 0
+
+    def resume_starts(self) -> None:
+        """End ``hold_starts``. Idempotent. The caller must wake the workers."""
+        self._most_running = self.concurrency
 
     def finish(self, message: Message, outcome: Outcome, now: float) -> None:
         """Apply the outcome of a taken message. Raises ``IllegalTransition`` for a message that does not run."""
@@ -212,7 +228,8 @@ class Engine(Ownership):
             partition, following = message.partition, message.next
             if following is None or following.state != RUNNING:
                 self.running_handlers += 1  # ``finish`` subtracts a handler that is subtracted already.
-                self.finish(message, outcome, now)
+                # Not the method of a subclass, which counts the end of a call.
+                Engine.finish(self, message, outcome, now)
                 continue
             while outcome is not ACK and partition.live and following is not None and following.state == RUNNING:
                 step(following, "return")
@@ -317,15 +334,22 @@ class Engine(Ownership):
     def due(self, now: float) -> None:
         """Make each lane ready whose hold has ended.
 
-        Emit ``PauseDue`` when a bound has lasted for ``PAUSE_AFTER`` seconds.
+        A bound that lasts is looked at every ``LOOK_EVERY`` seconds. With an idle handler and room, the intake starts
+        again. Otherwise the engine emits ``PauseDue`` when the bound has lasted for ``PAUSE_AFTER`` seconds.
         """
         self._ready.extend(self.stopped.due(now))
-        if self.flow.due(now):
+        flow = self.flow
+        looks = now >= flow.look_at
+        if looks and self._resumed_early():
+            return
+        if flow.due(now):
             self.effects.append(fx.PauseDue())
+        if looks:
+            flow.looked(now)
 
     def next_due(self) -> float:
         """Return the time at which to call ``due`` next. ``NEVER`` = no lane or bound waits for a time."""
-        return min(self.stopped.next_due(), self.flow.pause_at)
+        return min(self.stopped.next_due(), self.flow.pause_at, self.flow.look_at)
 
     def pause(self, *, paused: bool) -> bool:
         """Pause or resume the consumer, and return whether the call changed its state. A pause outlives assignments."""
@@ -343,9 +367,34 @@ class Engine(Ownership):
         if self.flow.admit(count, size, now):
             self.effects.append(fx.Saturated())
 
+    def _freed_in_pause(self) -> None:
+        # A paused client has lost its prefetched messages already, so the intake need not wait for the next check.
+        if not self._resumed_early() and self.flow.stopped_early:
+            self.flow.look_at = min(self.flow.look_at, 0.0)
+
+    def _resumed_early(self) -> bool:
+        """Start the intake again above the low-water marks if a handler is idle. Return whether the intake starts.
+
+        Otherwise the messages that wait for a stuck message would stop all other messages.
+        """
+        if not (self.flow.stopped_early and self._has_idle_handler()):
+            return False
+        self.flow.resume()
+        self.effects.append(fx.Resumed())
+        return True
+
+    def _has_idle_handler(self) -> bool:
+        """Return whether every handler is idle, or a handler is idle and a message that arrives now could start."""
+        busy = self.running_handlers + len(self._ready)
+        return not busy or (busy < self.concurrency and any(map(self._could_start, self.partitions.values())))
+
+    def _could_start(self, partition: Partition) -> bool:
+        """Return whether a message of the partition that arrives now could start at once, except for a busy key."""
+        return partition.steady and not (partition.tails and self.policy.order in ("partition", "serial"))
+
     # --- redelivery
 
-    def _redelivered(self, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
+    def _redelivered(self, ledger: AckLedger, message: Message, now: float) -> bool:
         """Handle a position at or below the highest delivered position. Return whether its message was admitted."""
         known = ledger.unsettled.get(message.position)
         if known is not None:
@@ -370,7 +419,7 @@ class Engine(Ownership):
         """Handle known positions only, in flight or settled: a draining partition admits no message."""
         for message in run:
             if message.position in ledger.unsettled or ledger.is_settled(message.position):
-                self._redelivered(partition, ledger, message, 0.0)
+                self._redelivered(ledger, message, 0.0)
 
     # --- settling
 
@@ -401,7 +450,7 @@ class Engine(Ownership):
         return sent + self.committer.due(now, everything=everything)
 
     def commit_at(self) -> float:
-        """Return the time at which the next commit is due. ``NEVER`` = no change waits for a commit."""
+        """Return the time at which the next commit is due. ``NEVER`` = no commit is pending."""
         return self.committer.next_at()
 
     def settled(self, settlements: list[Settlement]) -> None:

@@ -6,6 +6,9 @@ and start at every message.
 
 The low-water mark of bytes is half the bound. The low-water mark of messages is halfway between ``concurrency`` and the
 bound, because with fewer than ``concurrency`` messages in flight some handlers would be idle.
+
+Messages that wait for a stuck message may keep the counts above a low-water mark for ever. Intake therefore also starts
+again below the bounds, when a bound has lasted for ``LOOK_EVERY`` seconds and the engine has an idle handler.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from lanes.core.types import NEVER, Room
 
 PAUSE_AFTER: Final = 1.0
 """Seconds at a bound after which the clients are paused. A pause costs more than a short wait."""
+
+LOOK_EVERY: Final = PAUSE_AFTER / 2
+"""Seconds at a bound after which intake may start again above the low-water marks, and so pauses no client."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,13 +37,14 @@ class Flow:
         bytes: Number of bytes in flight.
         peak: Highest number of messages in flight so far. The number stays within the bound while the source
             keeps to ``room()``.
-        peak_bytes: Highest number of bytes in flight so far. The number may exceed the bound by one received
-            batch, because a size is known only on arrival.
+        peak_bytes: Highest number of bytes in flight so far. The number may exceed the bound, because a size is known
+            only on arrival.
         taking: Whether intake runs: False from a high mark until both low marks are reached.
         paused: Whether the user paused the consumer.
         pausing: Whether the clients are paused, because a bound lasted for ``PAUSE_AFTER`` seconds.
-        pause_at: Time from which the clients are paused. ``NEVER`` = no bound is reached, or the clients are paused
-            already.
+        pause_at: Time from which the clients are paused. ``NEVER`` = intake runs, or the clients are paused already.
+        look_at: Time of the next check for an idle handler. ``NEVER`` = intake runs, or the clients are paused and
+            there is no room.
     """
 
     max_in_flight: int
@@ -52,6 +59,7 @@ class Flow:
     paused: bool = False
     pausing: bool = False
     pause_at: float = NEVER
+    look_at: float = NEVER
 
     def __post_init__(self, concurrency: int) -> None:
         self.low = (self.max_in_flight + concurrency) // 2
@@ -67,6 +75,7 @@ class Flow:
         if self.taking and (self.in_flight >= self.max_in_flight or self.bytes >= self.max_bytes):
             self.taking = False
             self.pause_at = now + PAUSE_AFTER
+            self.look_at = now + LOOK_EVERY
             return True
         return False
 
@@ -75,11 +84,20 @@ class Flow:
         self.in_flight -= count
         self.bytes -= size
         if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:
-            self.taking = True
-            self.pausing = False
-            self.pause_at = NEVER
+            self.resume()
             return True
         return False
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the intake is stopped although both counts are below their bounds."""
+        return not self.taking and self.in_flight < self.max_in_flight and self.bytes < self.max_bytes
+
+    def resume(self) -> None:
+        """Start the intake again."""
+        self.taking = True
+        self.pausing = False
+        self.pause_at = self.look_at = NEVER
 
     def due(self, now: float) -> bool:
         """Start pausing the clients if a bound has lasted, and return whether the pause starts now."""
@@ -88,6 +106,10 @@ class Flow:
         self.pause_at = NEVER
         self.pausing = True
         return True
+
+    def looked(self, now: float) -> None:
+        """Plan the next check for an idle handler, after a check that has found none."""
+        self.look_at = now + LOOK_EVERY if self.stopped_early or not self.pausing else NEVER
 
     def room(self) -> Room:
         """Return the bounds of messages and bytes for the next delivery; both are 0 in a pause or without intake."""

@@ -1,4 +1,4 @@
-"""A lane: the messages of one key, in order, with at most one of them running.
+"""A lane: messages that are handled in order, by default the messages of one key.
 
 A live lane is a *chain* without a separate object. ``Partition.tails[key]`` is the last message of the lane,
 ``Message.next`` is the successor of a message, and the head is queued in the engine or runs. A lane has a
@@ -178,7 +178,7 @@ class StoppedLanes:
         return over
 
     def next_due(self) -> float:
-        """Return the time at which the next hold ends. ``NEVER`` = no lane is held."""
+        """Return the time at which the next hold ends. ``NEVER`` = no hold may end yet."""
         heap = self._heap
         while heap and heap[0][2].state != HELD:
             heappop(heap)

@@ -24,7 +24,7 @@ class Outbox:
         message.partition.finished.append(message)
 
     def again(self, message: Message) -> None:
-        """Add a redelivery of a settled message, whose acknowledgement was lost."""
+        """Add a redelivery of a settled message, whose acknowledgement may be lost."""
         self._mark(message.partition)
         message.partition.resettle.append(message)
 

@@ -122,7 +122,7 @@ class Ownership:
         return zombies
 
     def lose(self, partition: Partition) -> list[Message]:
-        """Give up a lost partition without settling it, and return its running messages. Idempotent."""
+        """Give up a lost partition without settling its messages, and return its running messages. Idempotent."""
         zombies = self.fence(partition)
         self.release(partition)
         return zombies
@@ -154,3 +154,9 @@ class Ownership:
     def _released(self, count: int, size: int) -> None:
         if count and self.flow.release(count, size):
             self.effects.append(fx.Resumed())
+        elif self.flow.pausing:
+            self._freed_in_pause()
+
+    def _freed_in_pause(self) -> None:
+        """Look whether intake can start again, although the counts are above the low-water marks."""
+        raise NotImplementedError

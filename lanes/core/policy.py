@@ -1,7 +1,7 @@
 """The fixed rules of an engine: its bounds, its order, and the next step after a failed attempt.
 
-Retries use exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", 2015). Before attempt
-n + 1 the lane waits a random time between 0 and min(``max_backoff``, ``backoff`` · 2ⁿ⁻¹).
+Retries use exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", 2015). Unless the failure
+names a delay, the lane waits 0 to min(``max_backoff``, ``backoff`` · 2ⁿ⁻¹) seconds before attempt n + 1, at random.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EXHAUSTED: Final = -1.0
 """The ``delay`` of a message without a further attempt. A real delay is 0 or more."""
 
 _DOUBLINGS_LIMIT: Final = 60
-"""Bound of n in 2ⁿ. With so many doublings every backoff exceeds every ``max_backoff``."""
+"""Bound of n in 2ⁿ, so that the power stays a finite float."""
 
 
 class RetryPolicy(NamedTuple):
@@ -80,6 +80,8 @@ class Policy(NamedTuple):
         knows_settled: Whether the engine recognizes a redelivery of a settled position. False for a source that never
             redelivers a settled position.
         keeps_attempts: Whether a hold ends only after ``Engine.kept`` has reported that the failure is in the store.
+        concurrency_per_partition: Maximum number of running handlers of a partition. 0 = no bound.
+        max_in_flight_per_partition: Maximum number of messages of an assignment in flight. 0 = no bound.
     """
 
     concurrency: int
@@ -95,6 +97,8 @@ class Policy(NamedTuple):
     commit_count: int
     knows_settled: bool
     keeps_attempts: bool
+    concurrency_per_partition: int = 0
+    max_in_flight_per_partition: int = 0
 
     def follows(self, attempt: int, failure: Failure) -> Follows:
         """Return the next step after the failed ``attempt`` (1, 2, …)."""

@@ -7,7 +7,7 @@ A snapshot identifies a message by the number of its assignment and its position
 clock. A snapshot refers to the objects that the engine passes on unchanged: the policy, readers, failures, and ``raw``,
 ``token``, ``data`` and ``broken`` of each message. A snapshot is hashable if these objects are hashable.
 
-This module reads private attributes of the other modules. No other module depends on this module.
+This module reads private attributes of the other modules. No other module of ``lanes`` depends on this module.
 ``tests/core/test_snapshot_machine.py`` lists the slots of the other modules' classes, and fails for a new slot.
 """
 
@@ -22,6 +22,7 @@ from lanes.core.commits import PartitionCommits
 from lanes.core.engine import Engine
 from lanes.core.lane import HELD, StoppedLane
 from lanes.core.ledgers import AckLedger, OffsetLedger
+from lanes.core.partition_budgets import PartitionBudgetEngine, make_engine
 from lanes.core.policy import Policy
 from lanes.core.types import (
     CommitProgress,
@@ -151,6 +152,19 @@ class FlowState(NamedTuple):
     paused: bool
     pausing: bool
     pause_at: float
+    look_at: float
+
+
+class BudgetState(NamedTuple):
+    """The state of the budgets per partition. The order of the turns is the order of ``EngineState.ready``.
+
+    Attributes:
+        running: Number of running calls of each partition.
+        full: Numbers of the assignments that deliver no message.
+    """
+
+    running: tuple[tuple[PartitionId, int], ...]
+    full: tuple[int, ...]
 
 
 class EngineState(NamedTuple):
@@ -160,6 +174,8 @@ class EngineState(NamedTuple):
         assignments: The owned assignments in the order of their assignment, then the fenced assignments by number.
         lanes: The stopped heads, each with its failure, the end of its hold, and whether the store has the failure.
         holds: The held heads by the ends of their holds. Equal ends are in the order of the holds.
+        budgets: The budgets per partition. ``None`` = the policy has none.
+        starts_held: Whether the engine gives out no message, after ``Engine.hold_starts``.
     """
 
     policy: Policy
@@ -173,6 +189,8 @@ class EngineState(NamedTuple):
     lanes: tuple[tuple[MessageId, Failure, float, bool], ...]
     holds: tuple[tuple[float, MessageId], ...]
     dirty: tuple[int, ...]
+    budgets: BudgetState | None = None
+    starts_held: bool = False
 
 
 def message_id(message: Message) -> MessageId:
@@ -201,7 +219,7 @@ def snapshot(engine: Engine) -> EngineState:
         latest_assignment=engine.latest_assignment,
         running_handlers=engine.running_handlers,
         halted=engine.halted,
-        flow=FlowState(flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at),
+        flow=FlowState(flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at, flow.look_at),
         assignments=tuple(_assignment_state(engine, partition) for partition in _assignments(engine)),
         ready=tuple(message_id(message) for message in chains.ready),
         tails=frozenset(
@@ -212,7 +230,16 @@ def snapshot(engine: Engine) -> EngineState:
         lanes=tuple((message_id(head), lane.failure, lane.until, lane.kept) for head, lane in stopped.by_head.items()),
         holds=tuple((until, held) for until, _, held in holds),
         dirty=tuple(partition.assignment for partition in engine.dirty),
+        budgets=_budget_state(engine),
+        starts_held=not engine._most_running,
     )
+
+
+def _budget_state(engine: Engine) -> BudgetState | None:
+    if not isinstance(engine, PartitionBudgetEngine):
+        return None
+    running = tuple(sorted(engine.fair.running.items()))
+    return BudgetState(running, tuple(sorted(partition.assignment for partition in engine.full)))
 
 
 def _assignments(engine: Engine) -> list[Partition]:
@@ -313,17 +340,20 @@ def restore(state: EngineState) -> Engine:
     ``snapshot(restore(state)) == state``. A driver finds the messages in the ledgers of ``partitions`` and in
     ``chains.fenced``, and the settlements in ``PartitionCommits.sending``.
     """
-    engine = Engine(state.policy)
+    engine = make_engine(state.policy)
     engine.latest_assignment = state.latest_assignment
     engine.running_handlers, engine.halted = state.running_handlers, state.halted
     flow = engine.flow
-    flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at = state.flow
+    flow.in_flight, flow.bytes, flow.taking, flow.paused, flow.pausing, flow.pause_at, flow.look_at = state.flow
     messages: dict[MessageId, Message] = {}
     partitions = {each.assignment: _restore_assignment(engine, each, messages) for each in state.assignments}
     for each in state.assignments:
         for one in each.in_flight + each.fenced:
             if one.next is not None:
                 messages[MessageId(each.assignment, one.position)].next = messages[one.next]
+    if state.budgets is not None and isinstance(engine, PartitionBudgetEngine):
+        engine.fair.running.update(state.budgets.running)
+        engine.full.update(partitions[number] for number in state.budgets.full)
     engine.chains.ready.extend(messages[one] for one in state.ready)
     for partition_id, lane, tail in state.tails:
         assert lane is not None, "a message in no lane is no tail"
@@ -340,6 +370,8 @@ def restore(state: EngineState) -> Engine:
     engine.dirty.extend(partitions[number] for number in state.dirty)
     for partition in engine.dirty:
         partition.dirty = True
+    if state.starts_held:
+        engine.hold_starts()
     return engine
 
 

@@ -53,7 +53,7 @@ NEVER: Final = float("inf")
 
 
 def key_bytes(key: PartitionKey) -> bytes:
-    """Convert a key to the bytes that identify it. No error shows the key, because keys are private.
+    """Convert a key to the bytes that identify it. No error text contains the whole key, because keys are private.
 
     Args:
         key: The key.
@@ -93,7 +93,7 @@ class PartitionId(NamedTuple):
 
 
 class Reader(Protocol):
-    """The reader of the raw messages of one source, called only when a handler, a span or a dead letter needs content.
+    """The reader of the raw messages of one source, called when a handler, a span or a dead letter needs content.
 
     Every method is a plain function of the raw message. No method blocks or changes the message.
     """
@@ -328,8 +328,8 @@ class Message(MessageInternals):
         size: Bytes that count against ``max_in_flight_bytes``.
         raw: The message of the client.
         token: Value by which the source settles this delivery.
-        broken: Error of a source that cannot read the message, for example its key. The handler is not called for
-            such a message, and the error is its outcome.
+        broken: Error of a message that the source cannot read, or that a former owner gave up; None = no such error.
+            The handler is not called for a broken message, and the error is the outcome.
         attempt: Number of the attempt. The number starts at 1 in each assignment, or continues with a store of
             attempts.
         data: Result of the consumer's ``decode``; unset without ``decode``.
@@ -409,7 +409,7 @@ ABANDON: Final = Outcome()
 
 
 RETURN: Final = Outcome()
-"""The handler was interrupted because of other messages of its batch. The message returns to the head of its lane.
+"""The message returns to the head of its lane, because the lease had expired or other messages interrupted its batch.
 
 The message counts as not started and keeps its ``attempt``. A lower position of its lane that arrives late runs first.
 """

@@ -42,6 +42,10 @@ class NaiveEngine:
     def startable(self) -> list[Message]:
         if list(self.state.values()).count("running") >= self.concurrency:
             return []
+        return self.heads()
+
+    def heads(self) -> list[Message]:
+        """The messages that could start if no other handler ran."""
         return [m for m in self.state if self.state[m] == "queued" and not any(self.blocks(o, m) for o in self.state)]
 
     def blocks(self, other: Message, m: Message) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from lanes.core.types import Settlement
 
 Entry = tuple[int, bytes | None, int]
@@ -29,11 +31,38 @@ class Broker:
         in_runs = any(start <= position < end for start, end in self.completed)
         return position < self.floor or in_runs if self.commits else position in self.settled
 
+    def finish_elsewhere(self, positions: set[int]) -> None:
+        """Let another process own the partition, finish these positions of the log, and hand them over."""
+        self.succeeded |= positions
+        if not self.commits:
+            self.settled |= positions
+            return
+        done = self.all_done() | positions
+        log = [position for position, _, _ in self.log]
+        self.floor = next((position for position in log if position not in done), self.end)
+        self.completed = []
+        for position, following in pairwise([*log, self.end]):
+            if position in done and position >= self.floor:
+                joins = self.completed and self.completed[-1][1] == position
+                start = self.completed.pop()[0] if joins else position
+                # A run ends where a message may follow that is not finished.
+                self.completed.append((start, following if following in done else position + 1))
+
     def accept(self, settlement: Settlement) -> None:
+        before = self.all_done()
         if settlement.floor is None:
             self.settled |= {message.position for message in settlement.messages}
         else:
             assert settlement.floor >= self.floor
             self.floor, self.completed = settlement.floor, list(settlement.completed)
         # At least once: no message is settled before it is done.
-        assert {position for position, _, _ in self.log if self.done(position)} <= self.succeeded
+        assert self.all_done() <= self.succeeded
+        # A settlement forgets no message that a former owner has finished.
+        assert before <= self.all_done()
+
+    def all_done(self) -> set[int]:
+        log = {position for position, _, _ in self.log}
+        if not self.commits:
+            return self.settled & log
+        below = {position for position in log if position < self.floor}
+        return below.union(*(log.intersection(range(start, end)) for start, end in self.completed))

@@ -19,6 +19,7 @@ class NaiveModes:
         self.state: dict[Message, str] = {}
         self.attempt: dict[Message, int] = {}
         self.until: dict[Message, float] = {}
+        self.unkept: list[Message] = []  # held, and not in the store of attempts yet
         self.failed: dict[Message, str] = {}  # the outcomes of one batch, at least for a moment
         self.draining: set[Partition] = set()
         self.fenced: set[Partition] = set()
@@ -66,6 +67,10 @@ class NaiveModes:
                 del self.state[m]
                 dropped += self.drain(m.partition, set())
         return dropped
+
+    def waiting(self) -> list[Message]:
+        """The held messages whose hold may end."""
+        return [m for m in self.state if self.state[m] == "held" and m not in self.unkept]
 
     def kept(self, partition: Partition, finished: Collection[int]) -> set[Message]:
         mine = [m for m in self.state if m.partition is partition]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lanes.core import effects as fx
-from lanes.core.flow import PAUSE_AFTER, Flow
-from lanes.core.types import ACK, NEVER, Room
+from lanes.core.engine import Engine
+from lanes.core.flow import LOOK_EVERY, PAUSE_AFTER, Flow
+from lanes.core.types import ACK, NEVER, Message, Room
 from tests.core.builders import (
+    ack,
     assigned,
     deliver,
     deliver_keys,
@@ -147,21 +149,88 @@ def test_a_bound_that_lasts_pauses_the_clients() -> None:
     partition = assigned(engine)
     run = deliver(engine, partition, 0, 1, 2, 3, key=None, now=10.0)
     assert (kinds(engine), engine.room()) == ([fx.Saturated], Room(0, 0))
-    assert engine.next_due() == 10.0 + PAUSE_AFTER
+    assert engine.next_due() == 10.0 + LOOK_EVERY
     engine.due(10.0 + PAUSE_AFTER - 0.1)
     assert (kinds(engine), engine.room()) == ([], Room(0, 0))
     engine.due(10.0 + PAUSE_AFTER)
     assert (kinds(engine), engine.room()) == ([fx.PauseDue], Room(0, 0, frozenset({partition})))
     # A partition assigned at the bound is paused from the start.
     other = assigned(engine, 1)
-    assert (engine.room().paused, engine.next_due()) == (frozenset({partition, other}), NEVER)
+    assert engine.room().paused == frozenset({partition, other})
     engine.due(1e6)
-    assert kinds(engine) == []
+    assert (kinds(engine), engine.next_due()) == ([], NEVER)
     take_all(engine)
     for message in run[:2]:
         engine.finish(message, ACK, 1e6)
     engine.settled(engine.collect(1e6))
     assert (kinds(engine), engine.room()) == ([fx.Resumed], Room(2, 998))
+
+
+def test_messages_of_a_stuck_key_stop_no_other_key_below_the_bound() -> None:
+    engine = new_engine(concurrency=2, max_in_flight=10)
+    partition = assigned(engine)
+    # Above the low-water mark of 6: eight messages of one key, whose first handler hangs.
+    deliver_keys(engine, partition, b"aaaaaaaa")
+    run = deliver_keys(engine, partition, b"bc")
+    take(engine)
+    for message in run:
+        assert take(engine) == message
+        engine.finish(message, ACK, 0.1)
+    engine.settled(engine.collect(0.1))
+    assert (kinds(engine), engine.room()) == ([fx.Saturated], Room(0, 0))
+    engine.due(LOOK_EVERY - 0.01)
+    assert kinds(engine) == []
+    engine.due(LOOK_EVERY)
+    assert (kinds(engine), engine.room(), engine.next_due()) == ([fx.Resumed], Room(2, 992), NEVER)
+
+
+def test_the_intake_stays_stopped_while_every_handler_is_busy() -> None:
+    engine = new_engine(concurrency=2, max_in_flight=10)
+    partition = assigned(engine)
+    run = deliver_keys(engine, partition, b"abcaaaaaaa")
+    take_all(engine)
+    engine.finish(run[0], ACK, 0.0)
+    engine.settled(engine.collect(0.0))
+    take_all(engine)
+    for half in range(1, 6):
+        engine.due(half * LOOK_EVERY)
+    assert (kinds(engine), engine.room()) == ([fx.Saturated, fx.PauseDue], Room(0, 0, frozenset({partition})))
+    # A handler is idle after a failure, which leaves the count as it is.
+    engine.finish(run[1], failed(delay=60.0), 3 * PAUSE_AFTER)
+    take_all(engine)
+    assert (kinds(engine), engine.running_handlers) == ([fx.Held], 2)
+    engine.finish(run[2], failed(delay=60.0), 3 * PAUSE_AFTER)
+    assert engine.next_due() == 3 * PAUSE_AFTER
+    engine.due(3 * PAUSE_AFTER)
+    assert (kinds(engine), engine.room()) == ([fx.Held, fx.Resumed], Room(1, 991))
+
+
+def test_a_paused_client_delivers_again_as_soon_as_there_is_room() -> None:
+    engine = new_engine(concurrency=2, max_in_flight=10)
+    partition = assigned(engine)
+    run = deliver_keys(engine, partition, b"aaaaaaaaab")
+    take_all(engine)
+    engine.due(PAUSE_AFTER)
+    assert kinds(engine) == [fx.Saturated, fx.PauseDue]
+    engine.finish(run[9], ACK, 60.0)
+    engine.settled(engine.collect(60.0))
+    assert (kinds(engine), engine.room()) == ([fx.Resumed], Room(1, 991))
+
+
+def test_a_busy_partition_has_no_use_for_an_idle_handler() -> None:
+    """Under the order of the partition, each further message would wait for the one that runs."""
+    engine = new_engine(concurrency=4, max_in_flight=10, order="partition")
+    partition = assigned(engine)
+    deliver(engine, partition, *range(10))
+    engine.finish(take(engine), ACK, 0.0)
+    engine.settled(engine.collect(0.0))
+    take_all(engine)
+    engine.due(PAUSE_AFTER)
+    assert kinds(engine) == [fx.Saturated, fx.PauseDue]
+    # Another partition could use the handler.
+    assigned(engine, 1)
+    engine.due(2 * PAUSE_AFTER)
+    assert kinds(engine) == [fx.Resumed]
 
 
 def test_a_bound_that_does_not_last_pauses_no_client() -> None:
@@ -172,7 +241,7 @@ def test_a_bound_that_does_not_last_pauses_no_client() -> None:
     engine.finish(run[0], failed(delay=0.5), 10.0)
     assert engine.next_due() == 10.5
     engine.due(10.5)
-    assert engine.next_due() == 10.0 + PAUSE_AFTER
+    assert engine.next_due() == 10.5 + LOOK_EVERY
     engine.finish(run[1], ACK, 10.5)
     engine.settled(engine.collect(10.5))
     assert engine.next_due() == NEVER
@@ -188,3 +257,35 @@ def test_only_a_partition_at_max_ahead_is_paused() -> None:
     assert engine.room() == Room(99, 999, frozenset({ahead}))
     engine.flow.paused = True
     assert engine.room() == Room(0, 0, frozenset({ahead, other}))
+
+
+def stuck_engine(concurrency: int) -> tuple[Engine, Message]:
+    """An engine at its bound: a handler runs the head of a key with later messages, and a head of another key waits."""
+    engine = new_engine(concurrency=concurrency, max_in_flight=10)
+    partition = assigned(engine)
+    deliver(engine, partition, *range(9))
+    head = take(engine)
+    deliver(engine, partition, 9, key=b"j")
+    return engine, head
+
+
+@pytest.mark.parametrize(("concurrency", "resumes"), [(2, False), (3, True)])
+def test_room_in_a_pause_is_used_at_once_if_a_handler_would_idle(concurrency: int, resumes: bool) -> None:
+    engine, head = stuck_engine(concurrency)
+    engine.due(PAUSE_AFTER)
+    assert engine.flow.pausing
+    ack(engine, head)
+    engine.settled(engine.collect(0.0))
+    # Two heads are ready: an engine with two handlers needs no further message.
+    assert (engine.flow.taking, engine.flow.pausing) == (resumes, not resumes)
+    assert engine.next_due() == (NEVER if resumes else 0.0)
+
+
+@pytest.mark.parametrize(("concurrency", "resumes"), [(2, False), (3, True)])
+def test_a_look_starts_the_intake_only_for_an_idle_handler(concurrency: int, resumes: bool) -> None:
+    engine, head = stuck_engine(concurrency)
+    ack(engine, head)
+    engine.settled(engine.collect(0.0))
+    assert not engine.flow.taking
+    engine.due(LOOK_EVERY)
+    assert engine.flow.taking is resumes

@@ -7,6 +7,7 @@ import pytest
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, FINISHED, HELD, QUEUED, RUNNING, SETTLED, STATE_NAMES, IllegalTransition
+from lanes.core.partition_budgets import make_engine
 from lanes.core.types import ABANDON, ACK, RETURN, Message, Outcome
 from tests.core.builders import BACKOFF, assigned, deliver, deliver_keys, effects, failed, new_engine, take
 
@@ -46,6 +47,19 @@ def test_a_batch_keeps_its_limit_and_the_rest_of_a_lane_waits(limit: int, first:
         assert started(engine, len(second)) == second
     else:
         assert started(engine, limit) == [1]
+
+
+@pytest.mark.parametrize("calls", [0, 2], ids=["plain", "with a budget per partition"])
+def test_no_message_is_given_out_while_starts_are_held(calls: int) -> None:
+    engine = make_engine(new_engine(concurrency=2).policy._replace(concurrency_per_partition=calls))
+    deliver_keys(engine, assigned(engine), b"ab")
+    engine.hold_starts()
+    assert (engine.take(), engine.take_batch(10), engine.available(10)) == (None, [], 0)
+    assert (engine.ready, engine.running_handlers, engine.concurrency) == (2, 0, 2)
+    engine.resume_starts()
+    assert engine.available(10) == 2
+    engine.finish(take(engine), ACK, 0.0)
+    assert started(engine) == [1]
 
 
 def test_a_lane_is_in_one_running_batch_only() -> None:

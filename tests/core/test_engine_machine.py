@@ -22,8 +22,9 @@ from hypothesis.stateful import (
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
+from lanes.core.flow import LOOK_EVERY
 from lanes.core.lane import BLOCKED, DEAD_LETTERING, HELD, RUNNING, STATE_NAMES
-from lanes.core.policy import RetryPolicy
+from lanes.core.policy import Policy, RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER, new_policy
 from tests.core.naive import NaiveEngine
@@ -98,22 +99,27 @@ class EngineMachine(RuleBasedStateMachine):
         self.expect_drained: set[Partition] = set()
         self.naive_halted = False
         self.taking = True
+        self.stopped_at = 0.0
         self.token = 0
 
     @initialize(dead_letters=st.booleans(), keeps=st.booleans())
     def start(self, dead_letters: bool, keeps: bool) -> None:
-        self.engine = Engine(
-            new_policy(
-                concurrency=CONCURRENCY,
-                max_in_flight=MAX_IN_FLIGHT,
-                max_bytes=MAX_BYTES,
-                retry=RetryPolicy(ATTEMPTS, BACKOFF, MAX_BACKOFF),
-                poison="skip" if dead_letters else "exit",
-                keeps_attempts=keeps,
-            )
-        )
-        self.shared = self.engine.dirty, self.engine.chains.ready, self.engine.effects
         self.naive = NaiveEngine(CONCURRENCY, ATTEMPTS, "dead_lettering" if dead_letters else "stuck", keeps=keeps)
+        self.begin(Engine(self.policy(dead_letters, keeps)))
+
+    def policy(self, dead_letters: bool, keeps: bool) -> Policy:
+        return new_policy(
+            concurrency=CONCURRENCY,
+            max_in_flight=MAX_IN_FLIGHT,
+            max_bytes=MAX_BYTES,
+            retry=RetryPolicy(ATTEMPTS, BACKOFF, MAX_BACKOFF),
+            poison="skip" if dead_letters else "exit",
+            keeps_attempts=keeps,
+        )
+
+    def begin(self, engine: Engine) -> None:
+        self.engine = engine
+        self.shared = self.engine.dirty, self.engine.chains.ready, self.engine.effects
         for _ in NUMBERS:
             self.assign(0)
 
@@ -167,7 +173,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def deliver(self, partition: Partition, entries: list[Entry]) -> None:
         engine, naive = self.engine, self.naive
-        room, highest = engine.room().messages, partition.ledger.highest
+        room = 0 if partition in engine.room().paused else engine.room().messages
+        highest = partition.ledger.highest
         run: list[Message] = []
         causes: list[str] = []
         for step, key, size in entries:
@@ -257,8 +264,18 @@ class EngineMachine(RuleBasedStateMachine):
         held = [self.naive.until[m] for m in self.naive.waiting()]
         # The due time is never after the end of the first hold, and before that end only for an abandoned head.
         assert due_at <= min(held, default=due_at)
+        looks = self.engine.flow.look_at <= self.now
         self.engine.due(self.now)
         self.naive.due(self.now)
+        if looks:
+            engine, flow = self.engine, self.engine.flow
+            busy = engine.running_handlers + engine.ready
+            idle = not busy or (busy < CONCURRENCY and any(map(self.could_use, self.partitions)))
+            assert flow.taking or not idle or flow.in_flight >= MAX_IN_FLIGHT or flow.bytes >= MAX_BYTES
+
+    def could_use(self, partition: Partition) -> bool:
+        """Whether a message of the partition that arrives now could start."""
+        return partition.steady
 
     @precondition(lambda self: self.naive.unkept)
     @rule(index=ANY)
@@ -389,12 +406,21 @@ class EngineMachine(RuleBasedStateMachine):
         count, size, before = len(self.naive.state), sum(m.size for m in self.naive.state), self.taking
         if count >= MAX_IN_FLIGHT or size >= MAX_BYTES:
             self.taking = False
-        elif count <= (MAX_IN_FLIGHT + CONCURRENCY) // 2 and size <= MAX_BYTES // 2:
+            self.stopped_at = self.now if before else self.stopped_at
+        elif count <= self.low_mark() and size <= MAX_BYTES // 2:
             self.taking = True
+        elif not before:
+            self.taking = fx.Resumed in turns
+            assert not self.taking or self.now >= self.stopped_at + LOOK_EVERY
+            # A stop below the bounds is looked at again and again.
+            assert self.taking or self.engine.next_due() <= self.now + LOOK_EVERY
         assert turns == ([] if self.taking == before else [fx.Resumed if self.taking else fx.Saturated])
         flow = self.engine.flow
         assert (flow.in_flight, flow.bytes, flow.taking) == (count, size, self.taking)
         assert flow.peak <= MAX_IN_FLIGHT
+
+    def low_mark(self) -> int:
+        return (MAX_IN_FLIGHT + CONCURRENCY) // 2
 
     def nothing_is_lost(self) -> None:
         """Every message that was ever admitted is in flight, settled, or abandoned with its partition."""

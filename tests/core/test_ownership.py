@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from lanes.core import effects as fx
@@ -160,6 +162,7 @@ def test_a_fence_keeps_finished_messages() -> None:
     finished, queued, running = (deliver(engine, partition, i, key=key)[0] for i, key in enumerate((b"f", b"q", b"r")))
     assert take(engine) is finished
     engine.finish(finished, ACK, 0.0)
+    assert isinstance(engine.chains.ready, deque)
     engine.chains.ready.rotate()
     assert take(engine) is running
     assert engine.fence(partition) == [running]
@@ -300,6 +303,7 @@ def test_zombies_of_several_assignments_each_hold_their_key() -> None:
         partition = assigned(engine)
         for position, name in enumerate((b"a", b"b", b"c")):
             deliver(engine, partition, position, key=name)
+        assert isinstance(engine.chains.ready, deque)
         for message in sorted(engine.chains.ready, key=lambda m: m.key != key):
             engine.chains.ready.remove(message)
             engine.chains.ready.append(message)

@@ -321,3 +321,33 @@ def test_a_halted_lane_is_drained_with_the_rest() -> None:
     assert engine.drain(partition) == [head, successor]
     assert [type(effect) for effect in effects(engine)] == [fx.Drained]
     assert engine.collect(0.0)[0].messages == [other]
+
+
+@pytest.mark.parametrize(
+    ("poison", "first", "again"),
+    [
+        ("skip", "dead_letter", "dead_letter"),
+        ("block", "block", "block"),
+        ("block_and_dlq", "dead_letter_and_block", "block"),
+        ("exit", "halt", "halt"),
+    ],
+)
+def test_the_next_step_of_a_given_up_message_depends_on_its_dead_letter(poison: Poison, first: str, again: str) -> None:
+    policy = new_engine(poison=poison).policy
+    assert [policy.given_up(dead_lettered=before) for before in (False, True)] == [first, again]
+
+
+@pytest.mark.parametrize(
+    ("poison", "first", "dead_lettered"),
+    [
+        ("skip", "dead_letter", "dead_letter"),
+        ("block", "block", "block"),
+        # The dead letter is written once; a recalled message only blocks its lane again.
+        ("block_and_dlq", "dead_letter_and_block", "block"),
+        ("exit", "halt", "halt"),
+    ],
+)
+def test_a_message_that_has_its_dead_letter_gets_no_second_one(poison: Poison, first: str, dead_lettered: str) -> None:
+    policy = new_engine(poison=poison).policy
+    assert policy.given_up(dead_lettered=False) == first
+    assert policy.given_up(dead_lettered=True) == dead_lettered

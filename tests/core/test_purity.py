@@ -24,7 +24,9 @@ ALLOWED = {"__future__", "bisect", "collections", "dataclasses", "heapq", "itert
 # Computation that one module needs, such as a checksum.
 ALLOWED_TO_ONE = {
     "ring": {"blake3"},
+    "queue_hash": {"blake3"},
     "offset_map": {"zlib"},
+    "cohort.plan": {"fractions"},
     "cohort.records": {"json", "re"},
 }
 

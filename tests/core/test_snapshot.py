@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from lanes.core.commits import PartitionCommits
 from lanes.core.engine import Engine
 from lanes.core.ledgers import AckLedger
-from lanes.core.snapshot import MessageId, message_id, restore, snapshot
-from lanes.core.types import ABANDON, ACK, Message, Partition
+from lanes.core.partition_budgets import make_engine
+from lanes.core.snapshot import (
+    AckLedgerState,
+    BudgetState,
+    CommitsState,
+    FlowState,
+    MessageId,
+    OffsetLedgerState,
+    message_id,
+    restore,
+    snapshot,
+)
+from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
 from lanes.errors import MessageError
 from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
 
@@ -89,6 +101,16 @@ def test_a_restored_engine_continues_the_work() -> None:
         one.due(99.0)
         assert take_all(one) == [10]
     assert message_id(run[0]) == MessageId(1, 10)
+
+
+def test_a_restored_engine_gives_out_no_message_until_its_starts_are_resumed() -> None:
+    engine = new_engine()
+    deliver(engine, assigned(engine), 0)
+    engine.hold_starts()
+    restored = again(engine)
+    assert restored.take() is None
+    restored.resume_starts()
+    assert take_all(restored) == [0]
 
 
 def test_a_snapshot_with_unperformed_effects_is_refused() -> None:
@@ -184,3 +206,102 @@ def test_a_restored_engine_knows_the_position_of_the_source_and_the_end_of_commi
     restored = again(engine)
     restored.finish(take(restored), ACK, 0.0)
     assert [commit.floor for commit in restored.collect(0.0, everything=True)] == floors
+
+
+def test_a_snapshot_shows_the_counts_of_the_flow_and_the_work_of_each_assignment() -> None:
+    engine, _, _ = busy()
+    effects(engine)
+    state = snapshot(engine)
+    assert state.flow == FlowState(4, 4, taking=True, paused=False, pausing=False, pause_at=NEVER, look_at=NEVER)
+    (found,) = state.assignments
+    assert (found.floor, found.completed, found.owned, found.live, found.ahead) == (10, ((12, 13),), True, True, True)
+    entries = (10, True, True), (11, True, True), (12, False, False), (14, False, False)
+    assert found.ledger == OffsetLedgerState(14, 10, -1, 16, (), 0, entries)
+    assert found.commits == CommitsState(0.0, 0, 0.0, 10, 0, (10, ((12, 15),), 0), over=False)
+    assert [each.position for each in found.in_flight] == [10, 11]
+    assert [each.position for each in found.waiting] == [15, 16]
+    assert (state.running_handlers, state.ready, state.dirty, state.budgets, state.halted) == (0, (), (), None, False)
+    held = MessageId(1, 10)
+    assert (state.holds, [each[0] for each in state.lanes]) == (((1.5, held),), [held])
+
+
+def test_only_running_handlers_are_left_of_an_assignment_that_was_given_up() -> None:
+    engine = new_engine()
+    lost = assigned(engine, floor=10, completed=[(12, 13)])
+    deliver(engine, lost, 10, 11, 15)
+    take(engine)
+    engine.drain(lost)
+    engine.lose(lost)
+    effects(engine)
+    (found,) = snapshot(engine).assignments
+    assert (found.completed, found.owned, found.draining, found.unended, found.commits) == ((), False, False, 0, None)
+    assert found.ledger == OffsetLedgerState(9, 10, -1, 9, (), 0, ())
+    assert ([each.position for each in found.fenced], found.in_flight, found.waiting) == ([10], (), ())
+
+
+def test_the_begin_of_changes_counts_only_while_changes_wait_or_a_commit_is_on_its_way() -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=0)
+
+    def since() -> float:
+        effects(engine)
+        commits = snapshot(engine).assignments[0].commits
+        assert commits is not None
+        return commits.since
+
+    deliver(engine, partition, 0, 1, key=None)
+    assert isinstance(partition.commits, PartitionCommits)
+    partition.commits.since = 3.0
+    assert since() == 0.0
+    partition.commits.changes = 1
+    assert since() == 3.0
+    partition.commits.changes = 0
+    engine.finish(take(engine), ACK, 2.0)
+    commits = engine.collect(9.0, everything=True)
+    assert since() == 9.0
+    engine.settled(commits)
+    assert since() == 0.0
+
+
+def test_a_position_of_the_source_counts_while_it_lies_above_the_floor() -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=0)
+    deliver(engine, partition, 0)
+    for position in (0, 7):
+        engine.progressed(partition, position, 0.0)
+        effects(engine)
+        ledger = snapshot(engine).assignments[0].ledger
+        assert isinstance(ledger, OffsetLedgerState)
+        assert ledger.trailing == (position or -1)
+
+
+def test_a_restored_engine_keeps_the_budget_of_each_partition() -> None:
+    policy = new_engine().policy._replace(concurrency_per_partition=1, max_in_flight_per_partition=2)
+    engine = make_engine(policy)
+    partition = assigned(engine)
+    deliver(engine, partition, 0, key=b"a")
+    deliver(engine, partition, 1, key=b"b")
+    assert take(engine).position == 0
+    restored = again(engine)
+    assert snapshot(restored).budgets == BudgetState(((partition.id, 1),), (1,))
+    assert restored.take() is None, "the only call of the partition runs"
+    assert restored.room().paused == {only(restored)}
+    running = next(each for each in only(restored).ledger.in_flight() if each.position == 0)
+    restored.finish(running, ACK, 0.0)
+    assert take_all(restored) == [1]
+
+
+def test_a_restored_engine_knows_runs_of_settled_positions() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    ledger = partition.ledger
+    assert isinstance(ledger, AckLedger)
+    ledger._starts.extend([1, 7])
+    ledger._ends.extend([4, 9])
+    ledger._loose.add(5)
+    ledger.highest = 9
+    state = snapshot(engine).assignments[0].ledger
+    assert state == AckLedgerState(9, ((1, 4), (7, 9)), (5,))
+    restored = only(again(engine)).ledger
+    assert isinstance(restored, AckLedger)
+    assert [position for position in range(12) if restored.is_settled(position)] == [1, 2, 3, 5, 7, 8]

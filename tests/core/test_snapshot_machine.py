@@ -10,18 +10,22 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from lanes.core.chains import Chains
 from lanes.core.commits import Committer, PartitionCommits
+from lanes.core.fair_queue import FairQueue
 from lanes.core.flow import Flow
 from lanes.core.lane import StoppedLane, StoppedLanes
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.outbox import Outbox
+from lanes.core.partition_budgets import PartitionBudgetEngine
 from lanes.core.types import Message, Partition, Settlement
-from tests.core import test_engine_machine, test_engine_modes_machine
+from tests.core import test_engine_machine, test_engine_modes_machine, test_partition_budgets_machine
 from tests.core.builders import new_engine
-from tests.core.twin import TwinEngine
+from tests.core.twin import TwinBudgetEngine, TwinEngine
 
 MACHINES = {
     "redelivery": (test_engine_machine, test_engine_machine.EngineMachine),
     "modes": (test_engine_modes_machine, test_engine_modes_machine.ModesMachine),
+    "budgets": (test_partition_budgets_machine, test_partition_budgets_machine.BudgetMachine),
+    "budgets in every mode": (test_partition_budgets_machine, test_partition_budgets_machine.BudgetModesMachine),
 }
 
 
@@ -29,16 +33,28 @@ MACHINES = {
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_restored_engine_behaves_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    module, machine = MACHINES[name]
-    engines: list[TwinEngine] = []
+    assert comparisons(monkeypatch, name, examples=40) > 500
 
-    def make(*args: Any) -> TwinEngine:
-        engines.append(TwinEngine(*args))
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_restored_engine_behaves_alike_in_a_few_examples(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert comparisons(monkeypatch, name, examples=4) > 20
+
+
+def comparisons(monkeypatch: pytest.MonkeyPatch, name: str, examples: int) -> int:
+    """Run a machine with twins, and return the number of calls whose effects were compared."""
+    module, machine = MACHINES[name]
+    engines: list[TwinEngine | TwinBudgetEngine] = []
+    budgets = module is test_partition_budgets_machine
+
+    def make(*args: Any) -> TwinEngine | TwinBudgetEngine:
+        engines.append(TwinBudgetEngine(*args) if budgets else TwinEngine(*args))
         return engines[-1]
 
-    monkeypatch.setattr(module, "Engine", make)
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=20, deadline=None))
-    assert sum(engine.compared for engine in engines) > 500
+    monkeypatch.setattr(module, "make_engine" if budgets else "Engine", make)
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None))
+    return sum(engine.compared for engine in engines)
 
 
 KNOWN = {
@@ -51,17 +67,18 @@ KNOWN = {
     "since",
     Committer: "_chains _effects _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
+    FairQueue: "_count _heads _limit _turns running",
     StoppedLanes: "_heap _keeps _order by_head",
     StoppedLane: "failure head kept until",
     Outbox: "dirty",
-    Flow: "bytes in_flight low max_bytes max_in_flight pause_at paused pausing peak peak_bytes taking",
+    Flow: "bytes in_flight look_at low max_bytes max_in_flight pause_at paused pausing peak peak_bytes taking",
     Settlement: "completed floor messages ordinal partition",
 }
 """The slots that ``snapshot`` covers. A new one must be in the snapshot, or decide nothing."""
 
 ENGINE = (
-    "_ready chains committer concurrency dirty effects flow halted late latest_assignment outbox partitions policy "
-    "retries running_handlers settled_count stopped zombies"
+    "_most_running _ready chains committer concurrency dirty effects flow halted late latest_assignment outbox "
+    "partitions policy retries running_handlers settled_count stopped zombies"
 )
 
 
@@ -73,3 +90,5 @@ def test_a_snapshot_covers_every_slot(kind: type) -> None:
 
 def test_a_snapshot_covers_every_attribute_of_an_engine() -> None:
     assert sorted(vars(new_engine())) == ENGINE.split()
+    budgets = PartitionBudgetEngine(new_engine().policy._replace(concurrency_per_partition=1))
+    assert vars(budgets).keys() - vars(new_engine()).keys() == {"_bound", "fair", "full", "low", "reserve"}

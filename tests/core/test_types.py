@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lanes.core.types import Failure, PartitionId, key_bytes
+from lanes.core.types import Failure, PartitionId, Settlement, key_bytes
 from tests.core.builders import new_message, new_partition
 
 HIGHEST = 2**128 - 1
@@ -90,3 +90,14 @@ def test_a_failure_is_retried_by_default() -> None:
     error = ValueError("no")
     failure = Failure(error)
     assert (failure.error, failure.chance, failure.delay, failure.terminal) == (error, 0.0, None, False)
+
+
+def test_a_settlement_without_a_commit_reaches_no_message() -> None:
+    assert Settlement(new_partition(), [], None, []).ordinal == 0
+
+
+def test_a_new_message_and_a_new_settlement_begin_at_zero() -> None:
+    message = new_message(new_partition(), 7)
+    assert (message.received, message.attempt, message.next, message.broken) == (0.0, 1, None, None)
+    assert type(message.received) is float
+    assert Settlement(message.partition, [message], 7).ordinal == 0

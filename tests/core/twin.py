@@ -8,6 +8,7 @@ from lanes.core.effects import Effect
 from lanes.core.engine import Engine
 from lanes.core.lane import StoppedLane
 from lanes.core.ledgers import AckLedger, OffsetLedger
+from lanes.core.partition_budgets import PartitionBudgetEngine
 from lanes.core.policy import Policy
 from lanes.core.snapshot import restore, snapshot
 from lanes.core.types import Message, Partition, Room, Settlement
@@ -44,10 +45,19 @@ class TwinEngine(Engine):
         self.compared = 0
 
 
-def _doubled(name: str) -> Any:
-    real = getattr(Engine, name)
+class TwinBudgetEngine(PartitionBudgetEngine):
+    """The same for an engine with budgets per partition."""
 
-    def call(engine: TwinEngine, *args: Any, **kwargs: Any) -> Any:
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._within = False
+        self.compared = 0
+
+
+def _doubled(kind: type[Engine], name: str) -> Any:
+    real = getattr(kind, name)
+
+    def call(engine: TwinEngine | TwinBudgetEngine, *args: Any, **kwargs: Any) -> Any:
         if engine._within:
             return real(engine, *args, **kwargs)
         effects = engine.effects[:]
@@ -75,7 +85,8 @@ def _doubled(name: str) -> Any:
 
 
 for _name in EVENTS:
-    setattr(TwinEngine, _name, _doubled(_name))
+    setattr(TwinEngine, _name, _doubled(Engine, _name))
+    setattr(TwinBudgetEngine, _name, _doubled(PartitionBudgetEngine, _name))
 
 
 class _Others:

@@ -5,7 +5,7 @@ performs the returned action and passes its result to ``apply``, one action at a
 between and during actions. After each input the driver calls ``next`` again. After every call the driver acts on
 ``events``, empties the list, and passes ``deadline`` to the code that starts handlers.
 
-Longer than most: every phase of the machine reads and writes the same twenty fields.
+Longer than most: the phases of the machine share their fields.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ Handler = Callable[[Any, float, float], None]
 """A function of the result of an action, the time now, and the time before the action was sent."""
 
 _NO_STATE: Final = State(0, NOTHING)
+
+
+def _identities(found: Found) -> tuple[tuple[int, int, str], ...]:
+    return tuple((consumer.epoch, consumer.sub, consumer.nonce) for consumer in found.consumers)
 
 
 class LeaseMachine:
@@ -112,6 +116,7 @@ class LeaseMachine:
         self.obstructed = False
         self.outlasting = 0.0
         self._waited = False  # whether the wait was long enough to trust that a state is missing
+        self._survey: tuple[tuple[int, int, str], ...] = ()  # the consumers before that wait
         self._free_revision = 0
         self._claim = ("", 0.0)  # nonce and time of the acquisition under way
         self._state = _NO_STATE
@@ -227,7 +232,7 @@ class LeaseMachine:
             self._required_lease().demand()
 
     def gone(self, reason: str, now: float) -> None:
-        """Give up the partition, because its durable no longer exists. Ignored if ``consumer`` is ``None``."""
+        """Give up the partition, for example because its durable is gone. Ignored if ``consumer`` is ``None``."""
         self.expire(now)
         if self.consumer is not None:
             self._fence(reason)
@@ -504,6 +509,7 @@ class LeaseMachine:
         """
         longest = max([self._ttl, found.lease, *(consumer.lease for consumer in found.consumers)])
         self.outlasting = longest if longest > self._ttl else 0.0
+        self._survey = _identities(found)
         self._step("surveyed")
         self._not_before = now + longest + self._margin * longest / self._ttl
 
@@ -554,6 +560,12 @@ class LeaseMachine:
         highest = max(found.consumers, default=None)
         known = max(self._state.epoch, highest.epoch if highest else 0)
         if not self._announced:
+            if self._state is _NO_STATE and _identities(found) != self._survey:
+                # Another member acquired the partition during the wait, and then the bucket was lost again.
+                self._held_lease = None
+                self._waited = False
+                self._step("missing")
+                return
             # The server's clock covers an epoch that left no trace, because its bucket was lost.
             self._epoch = max(known, found.server_ms) + 1
             self._sub = 0
@@ -623,6 +635,7 @@ class LeaseMachine:
         again = self._announced
         self._announced = True
         self._waited = False
+        self.obstructed = False
         self.events.append(LeaseOwned(self._epoch, self._sub, self._epoch, self._done, again))
         if not self._wanted:
             self._revoke()

@@ -68,11 +68,11 @@ class _Open:
 
 
 class DeliveryLedger:
-    """The ledger of one ownership. Calls are O(1) except for snapshots.
+    """The ledger of one ownership. Calls are O(1) amortised, except for ``snapshot`` and ``save``.
 
     A new consumer delivers the outstanding sequences first, in the order of the stream. If the consumer skips a
-    sequence, its message has left the stream by a limit, a purge or a time to live. No owner can finish that message,
-    so its sequence counts as done.
+    sequence, its message has left the stream, for example by a limit or a purge. No owner can finish that message, so
+    its sequence counts as done.
 
     Args:
         done: The ``Done`` of the former owner.

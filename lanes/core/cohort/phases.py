@@ -55,6 +55,7 @@ TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (READING, "read"): FINDING,
     (READING, "missing"): SURVEYING,
     (FINDING, "found"): WRITING,
+    (FINDING, "missing"): SURVEYING,
     (WRITING, "written, create first"): CREATING,
     (WRITING, "written, delete first"): CLEARING,
     (CLEARING, "cleared"): CREATING,

@@ -1,13 +1,33 @@
 """The plan of a cohort: which member owns which partition.
 
-A plan is as even as the weights allow, with as few moves as possible. Planning is deterministic, so members with the
-same view compute the same plan.
+A plan has these aims. An earlier aim has priority over each later aim:
+
+1. Each partition has an owner.
+2. The members exceed their targets by as few partitions as possible.
+3. The members own partitions in proportion to their weights, as far as the targets allow.
+4. As few partitions as possible change their owner.
+
+Planning is deterministic, so members with the same view compute the same plan.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+PLAN_RULES: Final = 1
+"""Highest version of the plan rules that this code knows.
+
+| version | rules |
+|---|---|
+| 0 | the plan ignores targets |
+| 1 | the four aims above |
+
+Without targets the two versions compute the same plan. The members of a cohort plan by the lowest version that a live
+member knows, because a member that knows only a lower version would change every other plan back.
+"""
 
 
 class CohortPlan(NamedTuple):
@@ -17,48 +37,62 @@ class CohortPlan(NamedTuple):
         owners: Member that owns each partition. ``None`` = no member lives.
         active: Members that own a partition, sorted.
         standbys: Live members that own no partition and do not drain, sorted.
-        under_provisioned: Whether the number of live members that do not drain is below the target.
+        too_few_members: Whether the number of live members that do not drain is below ``active_members``.
+        under_provisioned: Whether a member owns more partitions than its target.
     """
 
     owners: tuple[str | None, ...]
     active: tuple[str, ...]
     standbys: tuple[str, ...]
-    under_provisioned: bool
+    too_few_members: bool = False
+    under_provisioned: bool = False
 
 
 def plan(
     owners: Sequence[str | None],
     members: Mapping[str, int],
     *,
-    target: int | None = None,
+    active_members: int | None = None,
+    targets: Mapping[str, int] | None = None,
     draining: Collection[str] = (),
+    rules: int = PLAN_RULES,
 ) -> CohortPlan:
     """Plan which member owns which partition.
 
-    The order of ``members`` does not matter. With the same members, a plan for the owners of an earlier result returns
-    the same owners. With equal weights the shares differ by at most one, and no equally even plan takes fewer moves.
+    The order of ``members`` does not matter. With otherwise equal arguments, a plan for the owners of an earlier result
+    returns the same owners. With equal weights and without targets the shares differ by at most one.
 
     Args:
         owners: Present owner of each partition. The partitions of an owner that is not among ``members`` count as free.
-        members: Weight of each live member, 1 or more. A member that gets partitions gets its proportion, rounded down
-            or up, and at least one partition.
-        target: Maximum number of members that get partitions. Members that own the most partitions are chosen
-            first. ``None`` = all members.
+        members: Weight of each live member, 1 or more. A member that gets partitions gets its proportion within the
+            targets, rounded down or up, and at least one partition.
+        active_members: Maximum number of members that get partitions. Members that own the most partitions are chosen
+            first. A member with a higher target replaces a chosen member if the chosen members would exceed their
+            targets. Among the members whose target is enough, the member with the most partitions is chosen.
+            ``None`` = all members.
+        targets: Largest number of partitions that each member prefers to own, 1 or more. A member without a target
+            owns any number. ``None`` = no targets.
         draining: Members that get no partition while a member that does not drain lives.
+        rules: Version of the plan rules, 0 to ``PLAN_RULES``.
 
     Returns:
         The plan, which covers every partition if a member lives.
 
     Raises:
-        ValueError: A weight or the target is below 1.
+        ValueError: A weight, a target or ``active_members`` is below 1, or the version of the rules is unknown.
     """
+    targets = targets or {}
     for member, weight in members.items():
         if weight < 1:
             raise ValueError(f"the weight of member {member!r} is {weight}; use 1 or more")
-    if target is not None and target < 1:
-        raise ValueError(f"the target is {target} members; use 1 or more, or None")
+        if targets.get(member, 1) < 1:
+            raise ValueError(f"the target of member {member!r} is {targets[member]}; use 1 or more, or None")
+    if active_members is not None and active_members < 1:
+        raise ValueError(f"the number of active members is {active_members}; use 1 or more, or None")
+    if not 0 <= rules <= PLAN_RULES:
+        raise ValueError(f"the plan rules {rules} are unknown; use 0 to {PLAN_RULES}")
     willing = [member for member in members if member not in draining]
-    under_provisioned = target is not None and len(willing) < target
+    too_few_members = active_members is not None and len(willing) < active_members
     candidates = sorted(willing or members)
     owned: dict[str, list[int]] = {member: [] for member in candidates}
     free = []
@@ -70,8 +104,9 @@ def plan(
     # Members that own most partitions are chosen first, so that few partitions move. Names decide between equal
     # members.
     candidates.sort(key=lambda member: -len(owned[member]))
-    chosen = candidates[: min(len(owners), len(candidates) if target is None else target)]
-    shares = _shares(len(owners), {member: members[member] for member in chosen}, owned)
+    limits = {member: targets.get(member, len(owners)) if rules else len(owners) for member in candidates}
+    chosen = _chosen(candidates, limits, len(owners), active_members)
+    shares = _shares(len(owners), {member: members[member] for member in chosen}, limits, owned)
     for member, partitions in owned.items():
         share = shares.get(member, 0)
         free.extend(partitions[share:])
@@ -85,33 +120,86 @@ def plan(
             planned[partition] = member
     active = tuple(sorted(shares))
     standbys = tuple(sorted(set(willing).difference(active)))
-    return CohortPlan(tuple(planned), active, standbys, under_provisioned)
+    under_provisioned = any(share > targets.get(member, share) for member, share in shares.items())
+    return CohortPlan(tuple(planned), active, standbys, too_few_members, under_provisioned)
 
 
-def _shares(partitions: int, weights: Mapping[str, int], owned: Mapping[str, list[int]]) -> dict[str, int]:
+def _chosen(
+    candidates: Sequence[str], limits: Mapping[str, int], partitions: int, active_members: int | None
+) -> Sequence[str]:
+    """Return the members that get partitions, from candidates in the order of preference."""
+    count = min(partitions, len(candidates) if active_members is None else active_members)
+    chosen, rest = list(candidates[:count]), list(candidates[count:])
+    missing = partitions - sum(limits[member] for member in chosen)
+    while missing > 0 and rest:
+        # Among equal limits, the last chosen member leaves. The first of the other members whose limit is enough
+        # enters, because it owns the most partitions. If no limit is enough, the highest limit enters.
+        leaves = min(reversed(chosen), key=limits.__getitem__)
+        enough = [member for member in rest if limits[member] >= limits[leaves] + missing]
+        enters = enough[0] if enough else max(rest, key=limits.__getitem__)
+        gain = limits[enters] - limits[leaves]
+        if gain <= 0:
+            break
+        chosen[chosen.index(leaves)] = enters
+        rest.remove(enters)
+        missing -= gain
+    return chosen
+
+
+def _shares(
+    partitions: int, weights: Mapping[str, int], limits: Mapping[str, int], owned: Mapping[str, list[int]]
+) -> dict[str, int]:
     """Return the number of partitions of each member.
 
-    A member whose proportion is below one partition gets one partition, so that the next plan chooses the same
-    members. Each other member gets its proportion of the remaining partitions, rounded down. The members with the
-    largest remainders get one partition more (Hamilton's method). Among equal remainders, a member that saves a move
-    is preferred, then the member with the lower name. With equal weights all remainders are equal, and no other
-    choice takes fewer moves.
+    Each member gets its quota, rounded down. The members with the largest remainders get one partition more
+    (Hamilton's method). Among equal remainders, a member that saves a move is preferred, then the member with the
+    lower name. With equal weights and without limits all remainders are equal, and no other choice takes fewer moves.
     """
-    shares: dict[str, int] = {}
-    heavy = dict(weights)
-    total = sum(heavy.values())
-    while light := [member for member, weight in heavy.items() if partitions * weight < total]:
-        for member in light:
-            shares[member] = 1
-            total -= heavy.pop(member)
-        partitions -= len(light)
-    for member, weight in heavy.items():
-        shares[member] = partitions * weight // total
-    rest = partitions - sum(shares[member] for member in heavy)
+    quotas = _quotas(partitions, weights, limits)
+    shares = {member: int(quota) for member, quota in quotas.items()}
 
-    def rank(member: str) -> tuple[int, bool, str]:
-        return -(partitions * heavy[member] % total), len(owned[member]) <= shares[member], member
+    def rank(member: str) -> tuple[Fraction, bool, str]:
+        return shares[member] - quotas[member], len(owned[member]) <= shares[member], member
 
-    for member in sorted(heavy, key=rank)[:rest]:
+    for member in sorted(quotas, key=rank)[: partitions - sum(shares.values())]:
         shares[member] += 1
     return shares
+
+
+def _quotas(partitions: int, weights: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, Fraction]:
+    """Divide the partitions in proportion to the weights, but within a lower and an upper bound for each member.
+
+    If the limits together reach the number of partitions, a member gets one partition at least and its limit at most.
+    Otherwise each member gets its limit at least. A member with less than one partition would be a standby in the next
+    plan, and its partition would move.
+
+    A quota is ``level * weight``, cut to the bounds. The sum of the quotas rises with the level, and its slope changes
+    at the levels at which a quota meets a bound.
+    """
+    if not weights:
+        return {}
+    enough = sum(limits[member] for member in weights) >= partitions
+    bounds = {
+        member: (1, min(limits[member], partitions)) if enough else (limits[member], partitions) for member in weights
+    }
+
+    def quotas(level: Fraction) -> dict[str, Fraction]:
+        return {
+            member: min(max(level * weight, Fraction(bounds[member][0])), Fraction(bounds[member][1]))
+            for member, weight in weights.items()
+        }
+
+    level = Fraction(partitions, sum(weights.values()))
+    if all(bounds[member][0] <= level * weight <= bounds[member][1] for member, weight in weights.items()):
+        return quotas(level)
+    levels = sorted({Fraction(bound, weight) for member, weight in weights.items() for bound in bounds[member]})
+    level = levels[bisect_right(levels, Fraction(partitions), key=lambda level: _total(quotas(level))) - 1]
+    found = quotas(level)
+    rising = [member for member, weight in weights.items() if bounds[member][0] <= level * weight < bounds[member][1]]
+    if rising:
+        level += (partitions - _total(found)) / sum(weights[member] for member in rising)
+    return quotas(level)
+
+
+def _total(quotas: Mapping[str, Fraction]) -> Fraction:
+    return sum(quotas.values(), Fraction())

@@ -9,6 +9,8 @@
 | ``s.<partition>`` | ``State`` | no |
 | ``drain.<member>`` | ``DrainRequest`` of an operator | no |
 
+Some fields have another name in JSON, because earlier versions of ``lanes`` read and write that name.
+
 Other programs may write to the bucket. For a value that ``lanes`` does not write, ``decode`` raises a ``ValueError``
 with key and remedy.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from lanes.core.cohort.ledger import SHOWN, Done, decode_done, encode_done, shown
@@ -62,7 +64,7 @@ class CohortConfig:
         tokens: Numbers of the subject tokens that make the key, from 1.
         incarnation: Text that distinguishes a recreated stream from the former stream.
         retention: Retention of the stream.
-        start: Start of the first epoch in the stream, as the user's setting.
+        start: The user's ``start`` as text: the place in the stream where the cohort begins.
         stream: Name of the stream.
         namespace: Namespace of the cohort.
         lease: Length of every member's leases in seconds.
@@ -90,16 +92,23 @@ class PlanRecord:
         owners: Member that owns each partition; None = no owner.
         members: Live members, sorted.
         standbys: Live members that own no partition and do not drain, sorted.
-        target: Maximum number of members that own partitions; None = all members.
-        under_provisioned: Whether the number of live members that do not drain is below the target.
+        active_members: Maximum number of members that own partitions; None = all members.
+        too_few_members: Whether the number of live members that do not drain is below ``active_members``.
+        under_provisioned: Whether a member owns more partitions than its target.
+        default_consumer_target: Target of each member without its own target; None = no target.
+        rules: Version of the plan rules that made the plan. An earlier version of ``lanes`` writes no version, and
+            plans by version 0.
     """
 
     generation: int
     owners: tuple[str | None, ...]
     members: tuple[str, ...]
     standbys: tuple[str, ...]
-    target: int | None
-    under_provisioned: bool
+    active_members: int | None = field(metadata={"json": "target"})
+    too_few_members: bool = field(metadata={"json": "under_provisioned"})
+    under_provisioned: bool = field(default=False, metadata={"json": "over_target", "optional": True})
+    default_consumer_target: int | None = None
+    rules: int = field(default=0, metadata={"optional": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +119,24 @@ class Heartbeat:
         nonce: Random text that identifies the process. Different nonces under one name show that two processes
             use the same member id.
         weight: Weight of the member, 1 or more.
-        target: Maximum number of members that own partitions. ``None`` = all members.
-        session: Time of the join in milliseconds since 1970, by the member's clock; for the status only.
+        active_members: Maximum number of members that own partitions. ``None`` = all members.
+        session: Time of the join in milliseconds since 1970, by the member's clock. The ``active_members`` of the
+            member with the latest ``session`` applies.
         lease: Seconds until the heartbeat expires. ``None`` = an earlier version of ``lanes`` wrote the heartbeat.
+        consumer_target: Largest number of partitions that the member prefers to own. ``None`` = the default applies.
+        default_consumer_target: Target of each member without its own target. ``None`` = no target.
+        rules: Highest version of the plan rules that the member knows. An earlier version of ``lanes`` writes no
+            version, and knows version 0.
     """
 
     nonce: str
     weight: int
-    target: int | None
+    active_members: int | None = field(metadata={"json": "target"})
     session: int
     lease: int | None = None
+    consumer_target: int | None = None
+    default_consumer_target: int | None = None
+    rules: int = field(default=0, metadata={"optional": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +203,8 @@ def check_name(what: str, name: str) -> str:
     """Return a name that may be part of a key. Raises ``ValueError`` for an invalid name."""
     if len(name) > _NAME_LIMIT or _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"the {what} name {shown(name)} cannot be part of a key; use letters, digits, '_', '-' and '=', with "
-            f"single dots between them, at most {_NAME_LIMIT} characters"
+            f"the {what} name cannot be part of a key; use letters, digits, '_', '-' and '=', with single dots between "
+            f"them, at most {_NAME_LIMIT} characters"
         )
     return name
 
@@ -198,7 +215,8 @@ def encode(record: Record) -> bytes:
     if isinstance(record, State):
         content |= {"epoch": record.epoch, "done": encode_done(record.done)}
     else:
-        content |= asdict(record)
+        named = {each.name: _json_name(each) for each in fields(record)}
+        content |= {named[name]: value for name, value in asdict(record).items()}
     return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -218,23 +236,26 @@ def decode(kind: type[_R], key: str, value: bytes) -> _R:
     if version != VERSION:
         raise _not_ours(key, value, f"its version is {shown(version)}, and this program knows {VERSION}")
     found: dict[str, Any] = {}
-    for field in fields(kind):
+    for each in fields(kind):
+        name = _json_name(each)
+        if name not in content and "optional" in each.metadata:
+            continue
         try:
-            found[field.name] = _CHECKS[str(field.type)](content.get(field.name))
+            found[each.name] = _CHECKS[str(each.type)](content.get(name))
         except ValueError as error:
-            raise _not_ours(key, value, f"{field.name}: {error}") from None
+            raise _not_ours(key, value, f"{name}: {error}") from None
     return kind(**found)
 
 
 def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
     """Return the differences between the settings of a joining member and its cohort, with the remedy, or None."""
     differing = {
-        field.name: "{} is {}, this member has {}".format(field.name, *_apart(there, here))
-        for field in fields(CohortConfig)
-        if field.name != "start"
-        and (there := getattr(found, field.name)) != (here := getattr(wanted, field.name))
-        and not (field.default is None and None in (there, here))
-        and not (field.name == "cohort" and here is None)
+        each.name: "{} is {}, this member has {}".format(each.name, *_apart(there, here))
+        for each in fields(CohortConfig)
+        if each.name != "start"
+        and (there := getattr(found, each.name)) != (here := getattr(wanted, each.name))
+        and not (each.default is None and None in (there, here))
+        and not (each.name == "cohort" and here is None)
     }
     if not differing:
         return None
@@ -261,6 +282,10 @@ def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
             "and start them with the new lease"
         )
     return said
+
+
+def _json_name(each: Field[Any]) -> str:
+    return str(each.metadata.get("json", each.name))
 
 
 def _not_ours(key: str, value: bytes, why: str) -> ValueError:

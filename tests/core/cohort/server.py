@@ -22,7 +22,7 @@ from lanes.core.cohort.actions import (
     Write,
 )
 from lanes.core.cohort.ledger import NOTHING
-from lanes.core.cohort.records import State, decode, encode, state_key
+from lanes.core.cohort.records import State, decode, encode, lease_key, state_key
 from lanes.core.types import NEVER
 
 MESSAGES = frozenset(range(1, 9))
@@ -30,7 +30,10 @@ MESSAGES = frozenset(range(1, 9))
 
 @dataclass
 class Durable:
-    """A durable. ``acks`` are on their way to the durable. ``missed``: the delivery numbers show a lost delivery."""
+    """A durable. ``acks`` are on their way to the durable. ``missed``: the delivery numbers show a lost delivery.
+
+    ``lease``: the lease of the member that created it, in seconds.
+    """
 
     nonce: str
     start: int
@@ -38,6 +41,7 @@ class Durable:
     acked: set[int] = field(default_factory=set)
     acks: set[int] = field(default_factory=set)
     missed: bool = False
+    lease: int = 0
 
     def has(self, sequence: int) -> bool:
         return sequence < self.start or sequence in self.acked
@@ -51,9 +55,10 @@ class Durable:
 
 
 class Server:
-    """The server. ``gone``: messages that left the stream. ``air``: requests given up that may still arrive.
+    """The server. ``gone``: messages that left the stream.
 
-    ``written``: the done sequences of an applied state.
+    ``air``: requests given up that may still arrive, and the leases of their members. ``marked``: the lease in the
+    cohort's mark. ``written``: the done sequences of an applied state.
     """
 
     def __init__(self, retention: str) -> None:
@@ -63,21 +68,28 @@ class Server:
         self.revision = 0
         self.durables = {(0, 0): Durable("", 1)}
         self.gone: set[int] = set()
-        self.air: list[Action] = []
+        self.air: list[tuple[Action, float]] = []
         self.written: set[int] = set()
+        self.marked = 0
         self.perform(Write(state_key(0), encode(State(0, NOTHING)), 0))
 
-    def perform(self, action: Action) -> Any:
+    def perform(self, action: Action, *, lease: float = 0) -> Any:
+        """Perform a request of a member with this lease."""
         match action:
             case Read(key):
                 return self.read(key)
             case Write():
                 return self.write(action)
-            case FindConsumers():
-                found = sorted((*name, durable.nonce, durable.floor) for name, durable in self.durables.items())
-                return Found(tuple(Consumer(*one) for one in found), int(self.now))
+            case FindConsumers(marked):
+                found = sorted(
+                    (*name, durable.nonce, durable.floor, durable.lease) for name, durable in self.durables.items()
+                )
+                return Found(tuple(Consumer(*one) for one in found), int(self.now), self.marked if marked else 0)
             case CreateConsumer():
-                return self.create(action)
+                answer = self.create(action)
+                if answer is None and (name := (action.epoch, action.sub)) in self.durables:
+                    self.durables[name].lease = int(lease)
+                return answer
             case DeleteConsumer():
                 self.durables.pop((action.epoch, action.sub), None)
                 self.forget()
@@ -91,6 +103,11 @@ class Server:
             value, revision = None, self.revision
             self.entries[key] = value, revision, NEVER
         return value, revision
+
+    @property
+    def expiry(self) -> float:
+        """The time at which the lease expires, unless it is renewed."""
+        return self.entries.get(lease_key(0), (None, 0, NEVER))[2]
 
     def write(self, write: Write) -> Any:
         key, revision = write.fence or (write.key, write.revision)
@@ -133,4 +150,5 @@ class Server:
     def land(self, number: int) -> None:
         """Let an abandoned request arrive."""
         if self.air:
-            self.perform(self.air.pop(number % len(self.air)))
+            action, lease = self.air.pop(number % len(self.air))
+            self.perform(action, lease=lease)

@@ -73,6 +73,27 @@ def test_a_held_lease_is_read_again_after_a_while_or_at_a_hint() -> None:
     assert world.ask(other) == Read("l.0")
 
 
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+def test_a_wait_for_a_lost_bucket_begins_again_if_the_next_bucket_had_an_owner_and_is_lost(retention: str) -> None:
+    world = World(retention)
+    (waiting, owner) = world.up()
+    world.lose_bucket()
+    world.tell(waiting)
+    actions(world, waiting)
+    world.target = 1
+    world.tell(owner)
+    actions(world, owner)
+    assert (waiting.machine.phase, owner.machine.phase) == (phases.GRACE, phases.GRACE)
+    world.elapse(TTL + MARGIN)
+    actions(world, owner)
+    assert owner.machine.phase == phases.OWNED
+    # This member was cut off and did not see the new lease.
+    world.lose_bucket()
+    actions(world, waiting)
+    assert (waiting.machine.phase, owner.machine.phase) == (phases.GRACE, phases.OWNED)
+    world.settle()
+
+
 def test_a_missing_state_waits_for_a_lease_and_the_margin_and_no_hint_shortens_it() -> None:
     world = World("limits")
     (member, _) = world.up()
@@ -242,7 +263,7 @@ def test_on_a_work_queue_a_foreign_consumer_is_retried_after_a_pause(monkeypatch
             assert world.ask(member) == Wait(world.server.now + LOOK_SECONDS)
             world.elapse(LOOK_SECONDS)
     actions(world, member)
-    assert member.machine.phase == phases.OWNED
+    assert (member.machine.phase, member.machine.obstructed) == (phases.OWNED, False)
 
 
 def test_lower_consumers_of_a_listing_are_deleted_and_higher_ones_not() -> None:

@@ -15,7 +15,7 @@ NAMES = [f"m{number}" for number in range(8)]
 members = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 5), min_size=1)
 equals = st.lists(st.sampled_from(NAMES), min_size=1, unique=True).map(lambda names: dict.fromkeys(names, 1))
 owners = st.lists(st.none() | st.sampled_from(NAMES), min_size=1, max_size=24)
-targets = st.none() | st.integers(1, 9)
+limits = st.none() | st.integers(1, 9)
 
 
 def moved(before: list[str | None], after: CohortPlan, weights: dict[str, int]) -> int:
@@ -23,25 +23,25 @@ def moved(before: list[str | None], after: CohortPlan, weights: dict[str, int]) 
     return sum(old in weights and old != new for old, new in zip(before, after.owners, strict=True))
 
 
-@given(owners, equals, targets)
+@given(owners, equals, limits)
 def test_shares_of_equal_members_differ_by_one_at_most_and_cover_everything(
-    before: list[str | None], weights: dict[str, int], target: int | None
+    before: list[str | None], weights: dict[str, int], active_members: int | None
 ) -> None:
-    planned = plan(before, weights, target=target)
+    planned = plan(before, weights, active_members=active_members)
     counts = Counter(planned.owners)
     assert None not in counts
-    assert len(counts) == min(len(before), len(weights), target or len(weights))
+    assert len(counts) == min(len(before), len(weights), active_members or len(weights))
     assert max(counts.values()) - min(counts.values()) <= 1
     assert planned.active == tuple(sorted(str(owner) for owner in counts))
     assert sorted(planned.active + planned.standbys) == sorted(weights)
 
 
-@given(owners, equals, targets)
+@given(owners, equals, limits)
 def test_no_plan_that_is_as_even_takes_fewer_moves(
-    before: list[str | None], weights: dict[str, int], target: int | None
+    before: list[str | None], weights: dict[str, int], active_members: int | None
 ) -> None:
-    planned = plan(before, weights, target=target)
-    active = min(len(before), len(weights), target or len(weights))
+    planned = plan(before, weights, active_members=active_members)
+    active = min(len(before), len(weights), active_members or len(weights))
     share, rest = divmod(len(before), active)
     loads = Counter(before)
     # Every choice of active members and of members with one more partition; partitions above a share must move.
@@ -53,14 +53,14 @@ def test_no_plan_that_is_as_even_takes_fewer_moves(
     assert moved(before, planned, weights) == fewest
 
 
-@given(owners, members, targets)
+@given(owners, members, limits)
 def test_each_member_gets_its_proportion_rounded_and_at_least_one(
-    before: list[str | None], weights: dict[str, int], target: int | None
+    before: list[str | None], weights: dict[str, int], active_members: int | None
 ) -> None:
-    planned = plan(before, weights, target=target)
+    planned = plan(before, weights, active_members=active_members)
     counts = Counter(str(owner) for owner in planned.owners)
     assert set(counts) == set(planned.active)
-    assert len(counts) == min(len(before), len(weights), target or len(weights))
+    assert len(counts) == min(len(before), len(weights), active_members or len(weights))
     total = sum(weights[name] for name in counts)
     proportions = {name: len(before) * weights[name] / total for name in counts}
     if min(proportions.values()) >= 1:
@@ -69,13 +69,13 @@ def test_each_member_gets_its_proportion_rounded_and_at_least_one(
         assert all(counts[one] >= counts[other] - 1 for other in counts if weights[one] >= weights[other])
 
 
-@given(owners, members.flatmap(lambda weights: st.permutations(list(weights.items()))), targets)
+@given(owners, members.flatmap(lambda weights: st.permutations(list(weights.items()))), limits)
 def test_the_plan_ignores_the_order_of_members_and_stays_when_planned_again(
-    before: list[str | None], weights: list[tuple[str, int]], target: int | None
+    before: list[str | None], weights: list[tuple[str, int]], active_members: int | None
 ) -> None:
-    planned = plan(before, dict(weights), target=target)
-    assert plan(before, dict(sorted(weights)), target=target) == planned
-    assert plan(planned.owners, dict(weights), target=target) == planned
+    planned = plan(before, dict(weights), active_members=active_members)
+    assert plan(before, dict(sorted(weights)), active_members=active_members) == planned
+    assert plan(planned.owners, dict(weights), active_members=active_members) == planned
 
 
 def test_a_join_moves_only_what_balance_requires() -> None:
@@ -100,34 +100,34 @@ def test_a_leave_redistributes_only_the_partitions_of_the_leaver() -> None:
 
 def test_one_partition_makes_standbys() -> None:
     planned = plan(["b"], {"a": 9, "b": 1, "c": 1})
-    assert planned == CohortPlan(("b",), ("b",), ("a", "c"), under_provisioned=False)
+    assert planned == CohortPlan(("b",), ("b",), ("a", "c"))
     # The owner dies, and a standby takes over.
-    assert plan(["b"], {"a": 1, "c": 1}) == CohortPlan(("a",), ("a",), ("c",), under_provisioned=False)
+    assert plan(["b"], {"a": 1, "c": 1}) == CohortPlan(("a",), ("a",), ("c",))
 
 
-def test_a_target_keeps_the_owners_and_makes_the_rest_standbys() -> None:
+def test_a_limit_of_active_members_keeps_the_owners_and_makes_the_rest_standbys() -> None:
     before = ["d", "c"] * 4
-    planned = plan(before, dict.fromkeys("abcd", 1), target=2)
-    assert planned == CohortPlan(tuple(before), ("c", "d"), ("a", "b"), under_provisioned=False)
+    planned = plan(before, dict.fromkeys("abcd", 1), active_members=2)
+    assert planned == CohortPlan(tuple(before), ("c", "d"), ("a", "b"))
 
 
-def test_an_unreachable_target_still_covers_everything() -> None:
-    planned = plan([None] * 4, {"a": 1}, target=3)
-    assert planned == CohortPlan(("a",) * 4, ("a",), (), under_provisioned=True)
-    # The target exceeds the partitions, but enough members live.
-    assert not plan([None], dict.fromkeys("abc", 1), target=3).under_provisioned
+def test_too_few_members_still_cover_everything() -> None:
+    planned = plan([None] * 4, {"a": 1}, active_members=3)
+    assert planned == CohortPlan(("a",) * 4, ("a",), (), too_few_members=True)
+    # The number exceeds the partitions, but enough members live.
+    assert not plan([None], dict.fromkeys("abc", 1), active_members=3).too_few_members
 
 
 def test_without_members_no_partition_is_owned() -> None:
-    assert plan(["a", None], {}) == CohortPlan((None, None), (), (), under_provisioned=False)
-    assert plan(["a"], {}, target=1).under_provisioned
+    assert plan(["a", None], {}) == CohortPlan((None, None), (), ())
+    assert plan(["a"], {}, active_members=1).too_few_members
 
 
 def test_a_draining_member_gets_no_partition_while_another_lives() -> None:
     planned = plan(["a", "a", "b"], {"a": 1, "b": 1}, draining={"a"})
-    assert planned == CohortPlan(("b",) * 3, ("b",), (), under_provisioned=False)
-    assert plan(["a", None], {"a": 1}, draining={"a"}, target=1) == CohortPlan(
-        ("a", "a"), ("a",), (), under_provisioned=True
+    assert planned == CohortPlan(("b",) * 3, ("b",), ())
+    assert plan(["a", None], {"a": 1}, draining={"a"}, active_members=1) == CohortPlan(
+        ("a", "a"), ("a",), (), too_few_members=True
     )
 
 
@@ -139,7 +139,19 @@ def test_a_share_below_one_partition_is_one() -> None:
     assert Counter(plan([None] * 5, {"big": 100, "small": 1, "tiny": 1}).owners) == {"big": 3, "small": 1, "tiny": 1}
 
 
-@pytest.mark.parametrize(("weight", "target"), [(0, None), (-1, None), (1, 0)])
-def test_weights_and_targets_below_one_are_refused_by_name(weight: int, target: int | None) -> None:
-    with pytest.raises(ValueError, match=r"weight of member 'a' is|target is 0"):
-        plan([None], {"a": weight}, target=target)
+@pytest.mark.parametrize(
+    ("weight", "active_members", "targets", "rules", "error"),
+    [
+        (0, None, {}, 1, "the weight of member 'a' is 0; use 1 or more"),
+        (-1, None, {}, 1, "the weight of member 'a' is -1; use 1 or more"),
+        (1, 0, {}, 1, "the number of active members is 0; use 1 or more, or None"),
+        (1, None, {"a": 0}, 1, "the target of member 'a' is 0; use 1 or more, or None"),
+        (1, None, {}, 2, "the plan rules 2 are unknown; use 0 to 1"),
+        (1, None, {}, -1, "the plan rules -1 are unknown; use 0 to 1"),
+    ],
+)
+def test_an_invalid_argument_is_refused_by_name(
+    weight: int, active_members: int | None, targets: dict[str, int], rules: int, error: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{error}$"):
+        plan([None], {"a": weight}, active_members=active_members, targets=targets, rules=rules)

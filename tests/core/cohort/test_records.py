@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.core.cohort import records
-from lanes.core.cohort.ledger import Done
+from lanes.core.cohort.ledger import SHOWN, Done, shown
 from lanes.core.cohort.records import CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord, State, decode, encode
+from tests.cohort.former import records as former
 
 CONFIG = CohortConfig(
     cohort="billing",
@@ -29,10 +30,12 @@ CONFIG = CohortConfig(
 )
 RECORDS: list[records.Record] = [
     CONFIG,
-    PlanRecord(7, ("a", None, "b"), ("a", "b", "c"), ("c",), 3, under_provisioned=False),
-    PlanRecord(0, (), (), (), None, under_provisioned=True),
+    PlanRecord(7, ("a", None, "b"), ("a", "b", "c"), ("c",), 3, too_few_members=False),
+    PlanRecord(0, (), (), (), None, too_few_members=True),
+    PlanRecord(7, ("a",), ("a",), (), None, False, under_provisioned=True, default_consumer_target=4, rules=1),
     Heartbeat("n0", 2, None, 1_700_000_000_000),
     Heartbeat("n0", 2, None, 1_700_000_000_000, 10),
+    Heartbeat("n0", 2, 3, 1_700_000_000_000, 10, consumer_target=5, default_consumer_target=6, rules=1),
     Lease("a", "n1"),
     Lease("a", "n1", 12, released=True),
     State(1_700_000_000_001, Done(90, (3, 70))),
@@ -86,6 +89,11 @@ def without(record: records.Record, **changes: Any) -> bytes:
         (Heartbeat, without(Heartbeat("n", 1, 2, 3), weight=2**60), "weight: expected a whole number"),
         (State, without(State(1, Done(5, (2,))), done=[5, 9]), "done: a ledger's outstanding"),
         (State, without(State(1, Done(5, (2,))), done=...), "done: a ledger is a list"),
+        (Heartbeat, without(Heartbeat("n", 1, 2, 3), target="2"), "target: expected a whole number"),
+        (Heartbeat, without(Heartbeat("n", 1, 2, 3), rules=None), "rules: expected a whole number"),
+        (Heartbeat, without(Heartbeat("n", 1, 2, 3), consumer_target=0.5), "consumer_target: expected a whole number"),
+        (PlanRecord, without(RECORDS[1], under_provisioned=...), "under_provisioned: expected true or false"),
+        (PlanRecord, without(RECORDS[1], over_target=1), "over_target: expected true or false"),
         (PlanRecord, without(RECORDS[1], owners="ab"), "owners: expected a list"),
         (PlanRecord, without(RECORDS[1], owners=["a", 1]), "owners: expected text"),
         (CohortConfig, without(CONFIG, tokens=[1, "2"]), "tokens: expected a whole number"),
@@ -97,12 +105,14 @@ def test_an_invalid_value_is_refused_with_key_and_remedy(kind: Any, value: bytes
     assert said in str(refused.value)
     assert "let no other program write to the bucket" in str(refused.value)
     assert len(str(refused.value)) < 500
+    assert f" holds {shown(value)}: " in str(refused.value)
 
 
 VALUES: st.SearchStrategy[object] = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 CONTENTS = st.fixed_dictionaries({"version": st.just(1), "partitions": VALUES, "owners": VALUES, "done": VALUES})
 
 
+@pytest.mark.long
 @given(st.binary(max_size=60) | CONTENTS.map(lambda content: json.dumps(content).encode()))
 def test_any_content_is_decoded_or_refused(value: bytes) -> None:
     for kind in (CohortConfig, PlanRecord, Heartbeat, Lease, State, DrainRequest):
@@ -117,8 +127,26 @@ def test_each_kind_of_record_has_its_key() -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a..b", "a b", "a*", ">", "ä", "a\n", "x" * 129])
 def test_a_name_that_cannot_be_part_of_a_key_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"the member name '.* cannot be part of a key; use letters, digits"):
+    with pytest.raises(ValueError, match=r"the member name cannot be part of a key; use letters, digits"):
         records.member_key(name)
+    with pytest.raises(ValueError, match=r"the member name cannot be part of a key; use letters, digits"):
+        records.drain_key(name)
+
+
+def test_a_name_may_have_128_characters() -> None:
+    assert records.member_key("x" * 128) == "m." + "x" * 128
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_is_compact(record: records.Record) -> None:
+    assert b" " not in encode(record)
+
+
+@pytest.mark.parametrize("length", [*range(SHOWN - 4, SHOWN + 4), 10_000])
+def test_a_shown_value_is_cut_at_its_limit(length: int) -> None:
+    for value in ("x" * length, b"x" * length, [7] * length):
+        whole = repr(value)
+        assert shown(value) == (whole if len(whole) <= SHOWN else whole[:SHOWN] + "…")
 
 
 def test_a_member_with_the_same_settings_may_join() -> None:
@@ -145,6 +173,8 @@ def test_a_differing_setting_is_named_with_both_values_and_the_remedy(name: str)
     assert said is not None
     assert f"{name} is {getattr(CONFIG, name)!r}, this member has {changed!r}" in said
     assert "another namespace" in said
+    place = " (stream 'ORDERS', namespace 'lanes')" if name not in ("stream", "namespace") else ""
+    assert f"{place}: {name} is" in said
     assert ("the bucket belongs to another cohort" in said) == (name in ("stream", "namespace"))
     assert ("delete the key 'config'" in said) == (name == "lease")
     assert ("delete the cohort's bucket" in said) == (name == "incarnation")
@@ -175,3 +205,15 @@ def test_a_field_missing_from_an_earlier_version_is_no_difference() -> None:
     assert (found.stream, found.namespace, found.lease) == (None, None, None)
     assert records.difference(found, CONFIG) is None
     assert decode(Heartbeat, "m.a", without(Heartbeat("n", 1, None, 3, 10), lease=...)).lease is None
+
+
+def test_the_former_code_reads_and_writes_the_records_of_plans_and_heartbeats() -> None:
+    """The renamed fields keep their names in JSON. The new fields are absent in records of the former code."""
+    plan = PlanRecord(7, ("a", "b"), ("a", "b"), (), 3, too_few_members=True, under_provisioned=True, rules=1)
+    beat = Heartbeat("n", 2, 3, 5, 10, consumer_target=4, default_consumer_target=6, rules=1)
+    read = former.decode(former.PlanRecord, "plan", encode(plan))
+    assert read == former.PlanRecord(7, ("a", "b"), ("a", "b"), (), 3, under_provisioned=True)
+    heard = former.decode(former.Heartbeat, "m.a", encode(beat))
+    assert heard == former.Heartbeat("n", 2, 3, 5, 10)
+    assert decode(PlanRecord, "plan", former.encode(read)) == replace(plan, under_provisioned=False, rules=0)
+    assert decode(Heartbeat, "m.a", former.encode(heard)) == Heartbeat("n", 2, 3, 5, 10, rules=0)

@@ -2,113 +2,323 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
+from typing import Final, Literal
 
 from lanes.core.cohort.actions import Wait
-from lanes.core.cohort.lease_machine import LeaseMachine
-from tests.core.cohort.world import MARGIN, TTL, NewMachine, World
+from lanes.core.cohort.lease_machine import LOOK_SECONDS, LeaseMachine
+from lanes.core.types import NEVER
+from tests.core.cohort.pairs import PHASES, Kind, LeasePhase, Pairs, phase_of
+from tests.core.cohort.world import MARGIN, TTL, Member, NewMachine, World
 
 STEPS = ["act"] * 8 + ["part"] * 2 + ["pull"] * 3 + ["start", "finish", "acks", "tell", "move"] * 2
 STEPS += ["checkpoint", "time", "seen", "land"]
-FAULTS = ["crash", "unknown", "unknown", "late", "late", "freeze", "freeze", "lose", "lose acks"]
-SOMETIMES = ["bucket", "sleep"]
+
+FaultKind = Kind | Literal["late", "crash", "delivery lost", "acks lost", "sleep"]
+"""A fault of a walk. ``late``: a request arrives after its member has given it up. ``sleep``: a freeze in which the
+clock of the member stops too."""
+
+_WEIGHTS: Final[dict[FaultKind, int]] = {
+    "request lost": 3,
+    "reply lost": 3,
+    "late": 2,
+    "cut off": 3,
+    "freeze": 3,
+    "crash": 1,
+    "delivery lost": 1,
+    "acks lost": 1,
+}
+
+_OF_REQUESTS: Final[frozenset[FaultKind]] = frozenset({"request lost", "reply lost", "late"})
+
+_DEPENDENT: Final = 0.6
+"""Probability that a second fault is aimed at what a fault has made delicate."""
+
+_RETRIES: Final = (0, 1, 1, 2, 3)
+"""Numbers of the member's actions from a fault to its dependent fault."""
+
+_PATIENCE: Final = 12
+"""Number of further actions for which a dependent fault waits for the phase on which its walk concentrates."""
+
+_AROUND: Final = (0.9, 1.1)
+"""Factors of a lease: a fault ends shortly before the end of a lease, or shortly after it."""
+
+_LEASES: Final = ((), (), (TTL, TTL * 2, TTL / 2), (TTL / 2, TTL * 3, TTL))
+
+
+@dataclass
+class Aim:
+    """A dependent fault: it happens to a member after this number of its actions."""
+
+    kind: FaultKind
+    number: int
+    after: int
 
 
 class Walk:
-    """A random order of events in a new world; the order ends when the plan is in effect."""
+    """A random order of events in a new world; the order ends when the plan is in effect.
+
+    Each walk draws the kinds of its faults (swarm testing). After a fault, often a second fault
+    is aimed at what the first one made delicate. Most walks concentrate on one phase. ``pairs`` counts which
+    fault followed which other fault, and in which phase.
+    """
 
     def __init__(self, seed: int, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
-        self.random = Random(f"{retention} {seed}")
-        self.world = World(retention, machine, members)
-        self.faults = self.random.choice([0, 1, 2, 3, 4])
-        self.kinds = FAULTS + self.random.choice([[], [], ["bucket"] * 3, ["sleep"] * 3])
+        rng = self.random = Random(f"{retention} {seed}")
+        self.world = World(retention, machine, members, leases=rng.choice(_LEASES)[:members])
+        self.focus = rng.choice(PHASES) if rng.random() < 0.7 else None
+        self.faults = rng.choice([0, 1, 2, 3, 4] if self.focus is None else [3, 5, 8])
+        drawn: list[FaultKind] = [kind for kind in _WEIGHTS if rng.random() < 0.5]
+        if rng.random() < 0.4:
+            drawn.append("bucket lost")
+        if rng.random() < 0.1:
+            drawn.append("sleep")
+        self.drawn = drawn or list(_WEIGHTS)
+        self.aims: list[Aim] = []
+        self.pairs = Pairs()
         self.awake = list(range(members))
 
     def run(self, steps: int = 70) -> World:
         for member in self.world.up():
             self.world.tell(member)
         for _ in range(steps):
-            if self.faults and self.random.random() < 0.1:
-                self.faults -= 1
-                self.step(self.random.choice(self.kinds))
+            number = self.chosen()
+            self.approach(number)
+            kind = self.due(number)
+            if kind is None:
+                self.step(self.random.choice(STEPS), number)
             else:
-                self.step(self.random.choice(STEPS))
+                self.fault(kind, number)
         self.world.settle()
         return self.world
 
-    def step(self, step: str) -> None:
+    def chosen(self) -> int:
+        """The member of the next step: rather a member in the phase on which the walk concentrates, or not idle."""
+        numbers = self.awake
+        for wanted in ({self.focus} - {None}, set(PHASES)):
+            near = [each for each in numbers if (one := self.world.members[each]) and self.phase(one) in wanted]
+            if near and self.random.random() < 0.5:
+                numbers = near
+        return self.random.choice(numbers)
+
+    def approach(self, number: int) -> None:
+        """Lead an owner into the phase on which the walk concentrates."""
+        member = self.world.members[number]
+        if member is None or self.phase(member) != "steady" or self.random.random() > 0.2:
+            return
+        if self.focus == "renewal":
+            self.world.elapse(member.lease / 3)
+        elif self.focus == "handover":
+            self.world.target = (number + 1) % len(self.world.members)
+            self.tell()
+        elif self.focus == "leave":
+            self.world.stop(member)
+
+    def step(self, step: str, number: int) -> None:
+        """Let a member do a step in which nothing fails."""
         world, random = self.world, self.random
-        number = random.choice(self.awake)
         member = world.members[number]
         if step == "time":
             world.elapse(random.choice([0.01, 0.3, 1, TTL / 3]))
         elif step == "land":
             world.server.land(random.randrange(9))
-        elif step in ("acks", "lose acks"):
-            world.acks(lose=step == "lose acks")
-        elif step == "bucket":
-            world.lose_bucket()
+        elif step == "acks":
+            world.acks()
         elif step == "move":
             world.target = random.randrange(len(world.members))
             if random.random() < 0.8:
-                for awake in self.awake:
-                    if (one := world.members[awake]) is not None:
-                        world.tell(one)
-        elif member is None:
+                self.tell()
+        elif member is None or (member.leaving and member.machine.idle):
             world.revive(number)
         elif step == "act":
-            for _ in range(random.choice([1, 3, 20])):
-                if world.act(member) is None:
+            here = self.focus is not None and self.phase(member) == self.focus
+            for _ in range(random.choice([1, 1, 3] if here else [1, 3, 20] if self.focus is None else [20])):
+                if world.act(member) is None or (not here and self.phase(member) == self.focus):
                     break
         elif step == "part":
-            self.part()
-        elif step in ("unknown", "late"):
-            if member.asked is not None or not isinstance(world.ask(member), Wait):
-                if random.random() < 0.4 and member.served is None:
-                    world.serve(member)
-                world.answer(member, unknown=True, late=step == "late")
-        elif step == "crash":
-            world.crash(number)
-        elif step in ("freeze", "sleep"):
-            self.freeze(number, asleep=step == "sleep")
+            self.part(number)
         elif step == "seen":
-            member.machine.seen(world.server.durables, world.clock(member))
-            world.react(member)
+            if not member.cut:
+                member.machine.seen(world.server.durables, world.clock(member))
+                world.react(member)
         elif step == "finish":
             world.finish(member, random.randrange(2))
-        elif step == "lose":
-            world.pull(member, lose=True)
+        elif step == "tell" and random.random() < 0.1:
+            world.stop(member)
         else:
             {"pull": world.pull, "start": world.start, "tell": world.tell, "checkpoint": world.checkpoint}[step](member)
 
-    def part(self, number: int | None = None) -> None:
+    def tell(self) -> None:
+        """Let every member that is awake read the plan."""
+        for number in self.awake:
+            if (member := self.world.members[number]) is not None:
+                self.world.tell(member)
+
+    def part(self, number: int) -> None:
         """Do the next part of an action."""
-        member = self.world.members[self.random.choice(self.awake) if number is None else number]
+        member = self.world.members[number]
         if member is None:
             return
         if member.asked is None:
             self.world.ask(member)
-        elif member.served is None:
+        elif member.served is None and not member.cut:
             self.world.serve(member)
         else:
             self.world.answer(member)
 
-    def freeze(self, number: int, *, asleep: bool) -> None:
-        """Freeze one member during an action, longer than its lease, while the others continue."""
-        world, random = self.world, self.random
-        if len(self.awake) == 1:
+    # --- faults
+
+    def phase(self, member: Member) -> LeasePhase | None:
+        return phase_of(member.machine, self.world.clock(member))
+
+    def due(self, number: int) -> FaultKind | None:
+        """The fault that happens to a member now; None = no fault."""
+        member = self.world.members[number]
+        if member is None:
+            return None
+        here = self.focus is None or self.phase(member) == self.focus
+        for aim in self.aims:
+            if aim.number == number:
+                aim.after -= 1
+                if aim.after < (0 if here else -_PATIENCE):
+                    self.aims.remove(aim)
+                    return aim.kind
+        if not self.faults:
+            return None
+        rate = 0.1 if self.focus is None else 0.6 if here else 0.02
+        if self.random.random() >= rate:
+            return None
+        self.faults -= 1
+        return self.random.choices(self.drawn, [_WEIGHTS.get(kind, 3) for kind in self.drawn])[0]
+
+    def fault(self, kind: FaultKind, number: int) -> None:
+        """Let a fault happen to a member, and perhaps aim a second fault at the member."""
+        world, member = self.world, self.world.members[number]
+        if member is None:
             return
-        for _ in range(random.randrange(3)):
-            self.part(number)
-        self.awake.remove(number)
-        world.target = random.choice(self.awake) if random.random() < 0.8 else number
-        for lapse in (0.3, TTL - MARGIN, MARGIN, TTL / 2, TTL):
-            world.elapse(lapse, world.members[number] if asleep else None)
-            self.step("move" if random.random() < 0.2 else "tell")
-            for _ in range(random.randrange(12)):
-                self.step(random.choice(STEPS))
-        self.awake.append(number)
+        self.happen(kind, number, member)
+        if self.random.random() < _DEPENDENT:
+            aim = Aim(self.dependent(kind), number, self.random.choice(_RETRIES))
+            if self.random.random() < 0.3:
+                self.aims.append(aim)
+                return
+            if (back := world.members[number]) is not None:
+                # The member pauses before a retry.
+                world.elapse(LOOK_SECONDS * bool(aim.after))
+                for _ in range(aim.after):
+                    world.act(back)
+            self.fault(aim.kind, number)
+
+    def happen(self, kind: FaultKind, number: int, member: Member) -> None:
+        world = self.world
+        if kind in _OF_REQUESTS:
+            self.lose(member, kind)
+        elif kind == "bucket lost":
+            for each in world.up():
+                self.note(each, kind)
+            world.lose_bucket()
+        elif kind == "crash":
+            world.crash(number)
+        elif kind == "delivery lost":
+            world.pull(member, lose=True)
+        elif kind == "acks lost":
+            world.acks(lose=True)
+        elif len(self.awake) > 1:
+            for _ in range(0 if kind == "cut off" else self.random.randrange(3)):
+                self.part(number)
+            self.away(number, kind)
+
+    def dependent(self, first: FaultKind) -> FaultKind:
+        """Draw a fault that is aimed at what the fault ``first`` has made delicate."""
+        kinds: list[FaultKind] = ["request lost", "reply lost", "cut off", "cut off", "freeze", "crash"]
+        if "bucket lost" in self.drawn:
+            kinds += ["bucket lost", "bucket lost"]
+        if first in _OF_REQUESTS:
+            # The same fault again on the retry, or a lost retry.
+            kinds += [first, first, "request lost"]
+        return self.random.choice(kinds)
+
+    def note(self, member: Member, kind: Kind) -> None:
+        phase = self.phase(member)
+        self.pairs.note(self.world.server.now, member.name, kind, () if phase is None else (phase,))
+
+    def lose(self, member: Member, kind: FaultKind) -> None:
+        """Lose the request under way or the next one, or its reply."""
+        world, random = self.world, self.random
+        if member.asked is None and isinstance(world.ask(member), Wait):
+            # The next request is a renewal, or the write of a ledger.
+            phase = self.phase(member)
+            if phase == "steady" and self.focus != "steady" and random.random() < 0.5:
+                world.elapse(member.lease / 3)
+            else:
+                world.checkpoint(member)
+            if isinstance(world.ask(member), Wait):
+                return
+        if member.served is None and random.random() < 0.4:
+            # Otherwise the write of a renewal is seldom lost, because its read comes first.
+            world.act(member)
+            if isinstance(world.ask(member), Wait):
+                return
+        if kind == "reply lost":
+            if member.served is None:
+                world.serve(member)
+        elif member.served is not None:
+            kind = "reply lost"
+        if not member.cut and (kind == "request lost" or kind == "reply lost"):
+            self.note(member, kind)
+        world.answer(member, unknown=True, late=kind == "late")
+
+    def away(self, number: int, kind: FaultKind) -> None:
+        """Freeze a member or cut it off until about a deadline, while the others continue."""
+        world, random = self.world, self.random
+        member = world.members[number]
+        if member is None or member.cut:
+            return
+        if kind == "cut off" or kind == "freeze":
+            self.note(member, kind)
+        member.cut = kind == "cut off"
+        if not member.cut:
+            self.awake.remove(number)
+        world.target = random.choice([each for each in range(len(world.members)) if each != number])
+        if random.random() < 0.15:
+            world.target = number
+        for moment in self.moments(member):
+            world.elapse(max(0.0, moment - world.server.now), member if kind == "sleep" else None)
+            self.step("move" if random.random() < 0.2 else "tell", random.choice(self.awake))
+            if member.cut:
+                for _ in range(random.randrange(4)):
+                    world.act(member)
+            for _ in range(random.randrange(8)):
+                self.step(random.choice(STEPS), random.choice(self.awake))
+            if random.random() < 0.9:
+                self.drive(world.target)
+        member.cut = False
+        if number not in self.awake:
+            self.awake.append(number)
+
+    def drive(self, number: int) -> None:
+        """Let a member act until it has to wait."""
+        member = self.world.members[number]
+        if member is not None and number in self.awake:
+            self.world.tell(member)
+            while self.world.act(member) is not None:
+                pass
+            self.world.pull(member)
+            self.world.start(member)
+
+    def moments(self, member: Member) -> Sequence[float]:
+        """The times at which the others act while a member is frozen or cut off: many are about a deadline."""
+        random, now, lease = self.random, self.world.server.now, member.lease
+        deadline, expiry = member.machine.deadline + member.lag, self.world.server.expiry
+        times = {now + 0.3, now + lease * random.choice(_AROUND), now + lease + MARGIN, now + 2.5 * lease}
+        # Shortly before the deadline of the member, and shortly after the end of its lease at the server.
+        times |= {time for time in (deadline - 0.1, deadline + 0.1, expiry + 0.5) if now < time < NEVER}
+        chosen = random.sample(sorted(times), random.randint(1, len(times)))
+        if now < expiry < NEVER and random.random() < 0.7:
+            chosen.append(expiry + 0.1)
+        return sorted(chosen)
 
 
 class Scenario:

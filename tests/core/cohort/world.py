@@ -11,17 +11,19 @@ The promises are asserted where they would break, with the letters of ``docs/mod
 - (g) The plan comes into effect.
 - (h) No message below a confirmed floor runs again.
 - (i) No message written as done runs again.
+- (j) No message that was done at a handover runs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lanes.core.cohort.actions import Action, LeaseLost, LeaseOwned, LeaseReleased, LeaseRevoked, Unknown, Wait
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import DeliveryLedger
 from lanes.core.cohort.phases import OWNED
+from lanes.core.types import NEVER
 from tests.core.cohort.server import MESSAGES, Server
 
 TTL = 10.0
@@ -42,12 +44,14 @@ class Member:
     """A process that drives a machine.
 
     ``asked``: the action under way and its time. ``served``: its result, once there is one. ``lag``: the time that its
-    clock missed. ``zombies``: the running messages of a lost partition.
+    clock missed. ``zombies``: the running messages of a lost partition. ``cut``: neither requests nor deliveries pass.
+    ``leaving``: the member was stopped.
     """
 
-    def __init__(self, name: str, machine: LeaseMachine) -> None:
+    def __init__(self, name: str, machine: LeaseMachine, lease: float) -> None:
         self.name = name
         self.machine = machine
+        self.lease = lease
         self.ledger = DeliveryLedger()
         self.queue: list[int] = []
         self.running: list[int] = []
@@ -55,14 +59,23 @@ class Member:
         self.asked: tuple[Action, float] | None = None
         self.served: tuple[Any] | None = None
         self.lag = 0.0
+        self.cut = False
+        self.leaving = False
 
 
 class World:
-    """``clean``: no fault has happened so far. ``finished``: the messages whose handlers have ended at least once."""
+    """``clean``: no fault has happened so far. ``finished``: the messages whose handlers have ended at least once.
 
-    def __init__(self, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
+    ``leases``: the lease of each member in seconds, instead of ``TTL``.
+    """
+
+    def __init__(
+        self, retention: str, machine: NewMachine = LeaseMachine, members: int = 2, *, leases: Sequence[float] = ()
+    ) -> None:
         self.server = Server(retention)
         self._new_machine = machine
+        self._leases = leases or [TTL] * members
+        self.server.marked = int(max(self._leases))
         self.members: list[Member | None] = [None] * members
         self.target = 0
         self.clean = True
@@ -73,6 +86,7 @@ class World:
         self.confirmed = 0
         self.calls = 0
         self.repeats = 0
+        self.handed: set[int] = set()
         self.seen: list[object] = []
         for number in range(members):
             self.revive(number)
@@ -86,16 +100,16 @@ class World:
         return self.server.now - member.lag
 
     def revive(self, number: int) -> None:
-        name = f"member-{number}"
-        machine = self._new_machine(0, name, retention=self.server.retention, ttl=TTL, margin=MARGIN)
-        self.members[number] = Member(name, machine)
+        name, ttl = f"member-{number}", self._leases[number]
+        machine = self._new_machine(0, name, retention=self.server.retention, ttl=ttl, margin=MARGIN * ttl / TTL)
+        self.members[number] = Member(name, machine, ttl)
 
     def crash(self, number: int) -> None:
         member = self.members[number]
         if member is not None:
             self.clean = False
             if member.asked is not None and member.served is None:
-                self.server.air.append(member.asked[0])
+                self.server.air.append((member.asked[0], member.lease))
             self.members[number] = None
 
     def elapse(self, seconds: float, asleep: Member | None = None) -> None:
@@ -109,8 +123,15 @@ class World:
         self.clean = self.clean and not any(late)  # the member was frozen
 
     def tell(self, member: Member) -> None:
-        """Let the member read the plan."""
+        """Let the member read the plan, unless it is cut off."""
+        if member.cut:
+            return
         member.machine.planned(self.members[self.target] is member, self.clock(member))
+        self.react(member)
+
+    def stop(self, member: Member) -> None:
+        member.leaving = True
+        member.machine.stop(self.clock(member))
         self.react(member)
 
     def lose_bucket(self) -> None:
@@ -135,8 +156,10 @@ class World:
         return action if member.machine.phase == phase or member.asked else self.ask(member)
 
     def serve(self, member: Member) -> None:
+        """Let the request arrive, unless its member is cut off."""
         assert member.asked is not None
-        member.served = (self.server.perform(member.asked[0]),)
+        if not member.cut:
+            member.served = (self.server.perform(member.asked[0], lease=member.lease),)
 
     def answer(self, member: Member, *, unknown: bool = False, late: bool = False) -> None:
         """Answer the action. ``unknown``: the member gives up the answer. ``late``: the request may still arrive."""
@@ -144,10 +167,10 @@ class World:
         (action, sent), served = member.asked, member.served
         member.asked = member.served = None
         result = Unknown
-        if unknown or served is None:
+        if unknown or member.cut or served is None:
             self.clean = False
             if late and served is None:
-                self.server.air.append(action)
+                self.server.air.append((action, member.lease))
         else:
             (result,) = served
         member.machine.apply(action, result, self.clock(member), sent)
@@ -170,7 +193,7 @@ class World:
         """Deliver a new message, or redeliver a message whose ack is not on its way; False without such a message."""
         self.count()
         name = member.machine.consumer
-        if name is None or member.machine.phase != "owned":
+        if name is None or member.machine.phase != "owned" or member.cut:
             return False
         durable = self.server.durables.get(name)
         if durable is None:
@@ -237,6 +260,7 @@ class World:
             if not self.bucket_lost and not self.lagged:
                 assert sequence > self.confirmed, f"(h) {sequence} runs again, and the floor was {self.confirmed}"
                 assert sequence not in self.server.written, f"(i) {sequence} runs again, and was written as done"
+                assert sequence not in self.handed, f"(j) {sequence} runs again, and was done at a handover"
 
     def finish(self, member: Member, number: int = 0) -> bool:
         """End a handler; False if none runs."""
@@ -249,7 +273,7 @@ class World:
         if of is member.running:
             member.ledger.settled(sequence)
             durable = self.server.durables.get(member.machine.consumer or (0, 0))
-            if durable is not None and sequence in durable.delivered:
+            if durable is not None and sequence in durable.delivered and not member.cut:
                 durable.acks.add(sequence)
         self.react(member)
         return True
@@ -277,6 +301,8 @@ class World:
                     member.running.clear()
                 case LeaseReleased():
                     assert not member.running, "(b) the partition is handed over while its handlers run"
+                    done = member.ledger.snapshot()
+                    self.handed |= {s for s in MESSAGES if s <= done.highest and s not in done.outstanding}
         if machine.phase == "draining" and not member.running:
             machine.drained(member.ledger.snapshot(), self.clock(member))
         if machine.phase == "fenced" and not member.zombies:
@@ -289,11 +315,13 @@ class World:
 
     def settle(self) -> None:
         """Continue without faults until the plan is in effect."""
-        for number, member in enumerate(self.members):
-            if member is None:
-                self.revive(number)
+        for member in self.up():
+            member.cut = False
         self.calls = 0
         for _ in range(200):
+            for number, each in enumerate(self.members):
+                if each is None or (each.leaving and each.machine.idle):
+                    self.revive(number)
             for member in self.up():
                 self.tell(member)
             while self.round():
@@ -302,7 +330,8 @@ class World:
                 return
             waits = [(self.ask(member), member.lag) for member in self.up()]
             until = min(wait.until + lag for wait, lag in waits if isinstance(wait, Wait))
-            self.server.now = max(self.server.now + 0.01, until)
+            # Without a time, every member has left.
+            self.server.now = max(self.server.now + 0.01, until if until < NEVER else 0.0)
         raise AssertionError(f"(g) the plan does not come into effect: {self!r}")
 
     def round(self) -> bool:

@@ -1,0 +1,54 @@
+"""Random walks of lease machines reach every pair of faults in every phase of a lease, and break no promise."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.core.cohort.campaign import tally, walk
+from tests.core.cohort.pairs import KINDS, PHASES, Pair, Pairs, unreached
+
+WALKS = 23_000
+SLICE = 3_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_walks_reach_every_pair_of_faults_in_every_phase() -> None:
+    result = tally(range(SLICE))
+    assert result.violations == []
+    assert result.unreached == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_walk_of_23_thousand_breaks_a_promise() -> None:
+    result = tally(range(WALKS))
+    print(json.dumps({str(pair): count for pair, count in sorted(result.pairs.items())}, indent=1))
+    print(json.dumps(result.figures()))
+    assert result.violations == []
+    assert result.unreached == []
+
+
+def test_a_walk_of_a_number_repeats() -> None:
+    first, second = walk(17), walk(17)
+    assert repr(first.run()) == repr(second.run())
+    assert first.world.calls == second.world.calls
+    assert first.pairs.counts == second.pairs.counts
+
+
+def test_a_fault_counts_after_each_earlier_fault_of_its_member() -> None:
+    pairs = Pairs()
+    pairs.note(0.0, "a", "request lost", ["steady"])
+    assert not pairs.counts
+    pairs.note(1.0, "b", "freeze", ["steady"])
+    assert not pairs.counts
+    pairs.note(2.0, "a", "cut off", ["renewal", "handover"])
+    assert set(pairs.counts) == {
+        Pair("request lost", "cut off", "renewal"),
+        Pair("request lost", "cut off", "handover"),
+    }
+    pairs.note(100.0, "a", "freeze", ["join"])  # too late for a pair
+    assert pairs.counts.total() == 2
+    assert len(unreached(pairs.counts)) == len(KINDS) ** 2 * len(PHASES) - 2
