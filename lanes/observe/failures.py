@@ -1,30 +1,35 @@
-"""The log lines about failed attempts, limited in number for each type of exception.
+"""The log lines about failed attempts and given-up messages, limited in number for each type of exception.
 
 The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure
 of a message is an error line. After a warning, the next 10 s give one line with the number of further messages that
 failed with the same type. Every failed attempt after which the message runs again is also a debug line with its
-traceback.
+traceback. The first message that is given up is an error line with the traceback. Further messages are counted in the
+same way, and each is a debug line with its traceback.
 """
 
 from __future__ import annotations
 
 import logging
+from types import TracebackType
 from typing import Final
 
 from lanes.attempts import error_type
 from lanes.core import effects as fx
 from lanes.core.types import Message
-from lanes.dead_letter import reason_line
-from lanes.errors import Nak
+from lanes.dead_letter import error_text, printable, reason_line
+from lanes.errors import MessageError, Nak, Term
 from lanes.line_limit import Counted, LineLimit
 
 log = logging.getLogger("lanes")
 
 _OTHERS: Final = "other exceptions"
 
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+"""An exception and its traceback for a line of the log."""
+
 
 class FailedAttempts:
-    """The log lines about the failed attempts of one consumer. Times are seconds of the engine's clock.
+    """The log lines about the failures and given-up messages of one consumer. Times are seconds of the engine's clock.
 
     Args:
         name: Name of the source.
@@ -35,6 +40,7 @@ class FailedAttempts:
         self._name = name
         self._handler = handler
         self._limit: LineLimit[Message] = LineLimit(_OTHERS)
+        self._given_up: LineLimit[Message] = LineLimit(_OTHERS)
 
     def __repr__(self) -> str:
         return f"<FailedAttempts {len(self._limit)} types>"
@@ -64,25 +70,42 @@ class FailedAttempts:
             self._handler,
             message.partition.id,
             message.position,
-            _shown(kind, error),
+            shown(error),
             message.attempt,
             _next_try(effect),
         )
 
+    def given_up(self, message: Message, error: BaseException, now: float) -> None:
+        """Log or count a message that goes to the dead letters. Does not block."""
+        if not log.isEnabledFor(logging.ERROR):
+            return
+        unread = _decode_failed(error)
+        kind = _shown_unread(error) if unread else error_type(error)
+        log.log(
+            logging.ERROR if self._given_up.logs(kind, message, now) else logging.DEBUG,
+            "%s: giving up %s position %d after %d attempt(s) with %s; the message goes to the dead letters",
+            self._name,
+            message.partition.id,
+            message.position,
+            message.attempt,
+            kind if unread else shown(error),
+            exc_info=user_traceback(error),
+        )
+
     def next_at(self) -> float:
-        """Return the time of the next line about counted failures; infinity = nothing is counted."""
-        return self._limit.next_at()
+        """Return the time of the next line about counted messages; infinity = nothing is counted."""
+        return min(self._limit.next_at(), self._given_up.next_at())
 
     def due(self, now: float) -> None:
-        """Log the counted failures whose line is due."""
-        self._tell(self._limit.due(now))
+        """Log the counted messages whose line is due."""
+        self._tell(self._limit.due(now), self._given_up.due(now))
 
     def end(self, now: float) -> None:
-        """Log all counted failures, because the run ends."""
-        self._tell(self._limit.end(now))
+        """Log all counted messages, because the run ends."""
+        self._tell(self._limit.end(now), self._given_up.end(now))
 
-    def _tell(self, counted: list[Counted[Message]]) -> None:
-        for each in counted:
+    def _tell(self, failed: list[Counted[Message]], given_up: list[Counted[Message]]) -> None:
+        for each in failed:
             log.warning(
                 "%s: %s failed with %s at %d more message(s) in %.1f s, the last at %s position %d",
                 self._name,
@@ -93,11 +116,66 @@ class FailedAttempts:
                 each.latest.partition.id,
                 each.latest.position,
             )
+        for each in given_up:
+            log.error(
+                "%s: gave up %d more message(s) in %.1f s with %s, the last at %s position %d; these messages go to "
+                "the dead letters",
+                self._name,
+                each.count,
+                each.seconds,
+                each.kind,
+                each.latest.partition.id,
+                each.latest.position,
+            )
 
 
-def _shown(kind: str, error: BaseException) -> str:
+def shown(error: BaseException) -> str:
+    """Return the type of an exception for a line of the log, with the reason of a ``Nak`` or ``Term``."""
+    kind = error_type(error)
     # The text of any other exception may contain user data, so only the traceback shows the text.
-    return f"{kind} ({reason_line(kind, error.reason)})" if isinstance(error, Nak) and error.reason else kind
+    return f"{kind} ({reason_line(kind, error.reason)})" if isinstance(error, Nak | Term) and error.reason else kind
+
+
+def traceback_of(error: BaseException) -> BaseException | None:
+    """Return an exception whose traceback a line needs. None = the handler decided by ``Nak`` or ``Term``."""
+    return None if isinstance(error, Nak | Term) else error
+
+
+def _decode_failed(error: BaseException) -> bool:
+    """Return whether ``lanes`` made this error because ``decode=`` raised another exception, the cause.
+
+    A decoder may also raise ``MessageError`` itself. Its text may contain user data, and its frames are the user's.
+    """
+    frames = error.__traceback__
+    return isinstance(error, MessageError) and error.unread and frames is not None and users_part(frames) is None
+
+
+def _shown_unread(error: BaseException) -> str:
+    return f"{error_type(error)} ({printable(error_text(error))})"
+
+
+def user_traceback(error: BaseException) -> ExcInfo | None:
+    """Return an exception for a line of the log, without the calls in ``lanes`` that led to the user's function.
+
+    None = the handler decided by ``Nak`` or ``Term``.
+    """
+    if traceback_of(error) is None:
+        return None
+    if _decode_failed(error) and error.__cause__ is not None:
+        # The line has the text of the error itself.
+        cause = error.__cause__
+        return type(cause), cause, users_part(cause.__traceback__)
+    frames = users_part(error.__traceback__)
+    if frames is None and not isinstance(error, MessageError):
+        frames = error.__traceback__
+    return type(error), error, frames
+
+
+def users_part(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame outside ``lanes`` on; None = every frame belongs to ``lanes``."""
+    while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).partition(".")[0] == "lanes":
+        frames = frames.tb_next
+    return frames
 
 
 def _next_try(effect: fx.Held | fx.Interrupted) -> str:

@@ -16,11 +16,14 @@ from lanes.attempts import error_type
 from lanes.core import effects as fx
 from lanes.core.commits import Committer
 from lanes.core.engine import Engine
-from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED, HELD
 from lanes.core.types import NEVER, Message, Partition
-from lanes.dead_letter import error_text
-from lanes.errors import HandlerHalted
+from lanes.dead_letter import error_text, printable, reason_line
+from lanes.errors import HandlerHalted, MessageError
 from lanes.history.writer import key_hash
+from lanes.observe.failures import shown, traceback_of
+from lanes.observe.intake import IntakeWatch
+from lanes.source import Outage
 
 log = logging.getLogger("lanes")
 
@@ -33,8 +36,14 @@ WARNED_EVERY: Final = 30.0
 STALLED_AFTER: Final = 1.0
 """Seconds for which ``max_ahead`` stops a partition, without a confirmation by the broker, before a warning."""
 
+OUTAGE_AFTER: Final = 30.0
+"""Seconds without an answer of a broker after which the consumer is unhealthy. A client reconnects within seconds."""
+
 _NAMED_LIMIT: Final = 5
 """Maximum number of partitions in one log line."""
+
+_ERROR_LIMIT: Final = 500
+"""Maximum number of characters of an error of the client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +53,19 @@ class Health:
     Attributes:
         reasons: Reasons why the consumer is unhealthy, one line each; empty = the consumer is healthy. A reason names a
             key by its hash, and contains no part of a payload.
+        no_broker: Whether no broker answers at present, also for less than 30 s. Other reasons may follow from that. A
+            restart of the process does not bring the broker back. False for a source that does not notice an outage.
+        rejoining: Whether the group has not answered since the consumer joined it, or since an outage in which the
+            consumer lost its partitions. The consumer is healthy, and handles nothing. A restart of the process does
+            not shorten the wait. An answer may assign no partition. False for a source that does not notice it.
+        findings: Findings of the source that a person mends, one line each, such as messages that no consumer of the
+            group reads. The consumer is healthy, because a restart of the process mends none of them.
     """
 
     reasons: Sequence[str]
+    no_broker: bool = False
+    rejoining: bool = False
+    findings: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -65,6 +84,10 @@ def examine(
     stuck: Sequence[Message],
     unknown: Mapping[Partition, float],
     unsettled: Mapping[Partition, FailingSettlements],
+    intake: IntakeWatch | None = None,
+    outage: Outage | None = None,
+    rejoining: bool = False,
+    findings: Sequence[str] = (),
 ) -> Health:
     """Return the health at ``now``. Takes time in proportion to the messages in flight.
 
@@ -72,22 +95,32 @@ def examine(
         engine: The engine of the consumer.
         now: Time of the engine's clock, in seconds.
         unhealthy_after: Seconds after which an unfinished message, a failing settlement or a request is too old.
-        stuck: Messages whose handlers have run in threads for longer than ``Settings.timeout``.
+        stuck: Messages whose handlers have run in threads for ``Settings.timeout`` or longer.
         unknown: Partitions that wait for the store of attempts, with the time of each request, in seconds.
         unsettled: Partitions whose settlements fail, with the failure of each.
+        intake: The watch over the intake; None = the source does not report a backlog.
+        outage: The present outage; None = a broker answers, or the source does not notice an outage.
+        rejoining: Whether the source waits for its group, at the start or after an outage.
+        findings: Findings of the source that a restart does not mend.
 
     Returns:
         The health.
     """
     reasons = []
+    if outage is not None and outage.seconds > min(unhealthy_after, OUTAGE_AFTER):
+        # The first reason, because the others may follow from it.
+        why = printable(outage.error[:_ERROR_LIMIT]) or "the client reports no error"
+        reasons.append(f"no broker answers for {outage.seconds:.1f} s: {why}")
     oldest = engine.oldest()
     if oldest is not None and now - oldest.received > unhealthy_after:
-        reasons.append(f"the oldest unfinished message is too old: {_named(oldest, now)}")
+        reasons.append(
+            f"the oldest unfinished message is too old: {_named(oldest, now)}{_awaiting(engine, oldest, now)}"
+        )
     late = [partition for partition, since in unknown.items() if now - since > unhealthy_after]
     if late:
         first = min(late, key=lambda partition: unknown[partition])
         waiting = f"{first.id}, for {now - unknown[first]:.1f} s"
-        reasons.append(f"{len(late)} partitions wait for the store of their attempts, the first: {waiting}")
+        reasons.append(f"{len(late)} partition(s) wait for the store of their attempts, the first: {waiting}")
     for partition, failing in unsettled.items():
         if now - failing.since > unhealthy_after or partition in engine.committer.ahead:
             lasted = f"{now - failing.since:.1f} s"
@@ -96,15 +129,17 @@ def examine(
         heads = [lane.head for lane in engine.stopped_lanes() if lane.head.state == state]
         if heads:
             reasons.append(
-                f"{len(heads)} lanes {what}, the first: {_named(min(heads, key=lambda head: head.received), now)}"
+                f"{len(heads)} lane(s) {what}, the first: {_named(min(heads, key=lambda head: head.received), now)}"
             )
     if stuck and len(stuck) >= engine.concurrency:
-        reasons.append(f"all {len(stuck)} threads are stuck, the first: {_named(stuck[0], now)}")
+        reasons.append(f"all {len(stuck)} thread(s) are stuck, the first: {_named(stuck[0], now)}")
     for partition in engine.committer.ahead:
         first_unfinished = partition.ledger.oldest()
         at = "" if first_unfinished is None else f", held by {_named(first_unfinished, now)}"
         reasons.append(f"{partition.id} has reached max_ahead={engine.policy.max_ahead}{at}")
-    return Health(reasons=tuple(reasons))
+    if intake is not None:
+        reasons += intake.reasons()
+    return Health(reasons=tuple(reasons), no_broker=outage is not None, rejoining=rejoining, findings=tuple(findings))
 
 
 @dataclass(slots=True)
@@ -140,7 +175,7 @@ class Unsettled:
         due: list[Partition] = []
         for partition in partitions:
             failing = self.partitions.setdefault(partition, FailingSettlements(now, now))
-            failing.error = error_text(error)
+            failing.error = printable(error_text(error))
             if now >= failing.warn_at:
                 due.append(partition)
                 first_warning = failing.since + WARNED_AFTER
@@ -154,7 +189,7 @@ class Unsettled:
             self._name,
             _names(due),
             f" for {lasted:.1f} s" if lasted else "",
-            error_text(error),
+            printable(error_text(error)),
         )
 
     def settled(self, partition: Partition) -> None:
@@ -285,20 +320,28 @@ def report_blocked(name: str, effect: fx.Blocked) -> None:
         message.position,
         key_hash(message.key),
         message.attempt,
-        error_type(error),
-        exc_info=error,
+        shown(error),
+        exc_info=traceback_of(error),
     )
 
 
 def halted(name: str, effect: fx.Halted) -> HandlerHalted:
     """Make the error that ends a run under the poison policy ``exit``."""
     message, error = effect.message, effect.failure.error
+    place, text = f"{message.partition.id} position {message.position}", printable(error_text(error))
+    if isinstance(error, MessageError) and (error.unread or error is message.broken):
+        cause = error.__cause__
+        why = "" if cause is None else f" ({reason_line(error_type(cause), error_text(cause))})"
+        what = f"{text}{why}. The handler was not called at {place}"
+        remedy = "To go on without unreadable messages,"
+    else:
+        what = f"the handler failed {message.attempt} time(s) at {place} with {error_type(error)}: {text}"
+        remedy = "Fix the handler, or"
     halted = HandlerHalted(
-        f"{name}: the handler failed {message.attempt} time(s) at {message.partition.id} position "
-        f"{message.position} with {error_type(error)}: {error_text(error)}. The poison policy is "
-        '"exit", so everything else was drained and the next start delivers this message again. Fix the handler, '
-        'or pass dead_letters=… and poison="skip"'
+        f'{name}: {what}. The poison policy is "exit", so everything else was drained and the next start delivers this '
+        f'message again. {remedy} pass dead_letters=… and poison="skip"'
     )
+    halted.place = place
     halted.__cause__ = error
     return halted
 
@@ -307,6 +350,13 @@ def _names(partitions: list[Partition]) -> str:
     more = len(partitions) - _NAMED_LIMIT
     names = ", ".join(str(partition.id) for partition in partitions[:_NAMED_LIMIT])
     return f"{names} and {more} more" if more > 0 else names
+
+
+def _awaiting(engine: Engine, message: Message, now: float) -> str:
+    stopped = engine.stopped.by_head.get(message)
+    if stopped is None or message.state != HELD:
+        return ""
+    return f"; it waits for its next attempt, in {max(0.0, stopped.until - now):.1f} s"
 
 
 def _named(message: Message, now: float) -> str:

@@ -18,7 +18,8 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from lanes.clock import Clock
 from lanes.core.types import PartitionId
-from lanes.observe.status import Oldest, PartitionStatus, Status, undisturbed
+from lanes.observe.status import Expiring, Oldest, PartitionStatus, Status, undisturbed
+from lanes.queues.registered import QueuePartition
 
 Labels = Mapping[str, str]
 
@@ -27,6 +28,8 @@ OPERATION_NAME: Final = "messaging.operation.name"
 DESTINATION: Final = "messaging.destination.name"
 PARTITION: Final = "messaging.destination.partition.id"
 CONSUMER: Final = "lanes.consumer"
+QUEUE: Final = "lanes.queue.name"
+QUEUE_PARTITION: Final = "lanes.queue.partition"
 
 DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Bucket limits in seconds, as the messaging conventions of OpenTelemetry define them."""
@@ -44,19 +47,28 @@ class Gauge(NamedTuple):
     read: Callable[[Status], Iterable[tuple[float, Labels]]]
 
 
-def partition_labels(partition: PartitionId) -> dict[str, str]:
-    """Return the labels of a partition."""
-    return {DESTINATION: partition.source, PARTITION: str(partition.number)}
+def partition_labels(partition: PartitionId, place: QueuePartition | None = None) -> dict[str, str]:
+    """Return the labels of a partition; ``place`` = its physical queue, if it belongs to a partitioned queue."""
+    labels = {DESTINATION: partition.source, PARTITION: str(partition.number)}
+    return labels if place is None else labels | queue_labels(place)
+
+
+def queue_labels(place: QueuePartition) -> dict[str, str]:
+    """Return the labels of a physical queue."""
+    return {QUEUE: place.queue, QUEUE_PARTITION: str(place.number)}
 
 
 def _one(read: Callable[[Status], float]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
     return lambda status: [(read(status), {})]
 
 
-def _labels_of(partition: str) -> Labels:
+def _labels_of(name: str, partition: PartitionStatus) -> Labels:
     """Return the labels of a partition that a status names as ``TOPIC/NUMBER``; the topic may contain slashes."""
-    source, _, number = partition.rpartition("/")
-    return {DESTINATION: source, PARTITION: number}
+    source, _, number = name.rpartition("/")
+    labels = {DESTINATION: source, PARTITION: number}
+    if partition.queue is None or partition.queue_partition is None:
+        return labels
+    return labels | queue_labels(QueuePartition(partition.queue, partition.queue_partition))
 
 
 def _each(read: Callable[[PartitionStatus], float | None]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
@@ -64,13 +76,23 @@ def _each(read: Callable[[PartitionStatus], float | None]) -> Callable[[Status],
         for name, partition in status.partitions.items():
             value = read(partition)
             if value is not None:
-                yield value, _labels_of(name)
+                yield value, _labels_of(name, partition)
 
     return read_each
 
 
 def _oldest(read: Callable[[Oldest], float]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
     return _each(lambda partition: None if partition.oldest is None else read(partition.oldest))
+
+
+def _stranded(status: Status) -> Iterator[tuple[float, Labels]]:
+    for queue in status.queues.values():
+        for each in queue.stranded:
+            yield each.messages, {QUEUE: each.queue, DESTINATION: each.name}
+
+
+def _expiring(read: Callable[[Expiring], float]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
+    return _each(lambda partition: None if partition.expiring is None else read(partition.expiring))
 
 
 GAUGES: Final = (
@@ -82,12 +104,29 @@ GAUGES: Final = (
     Gauge("lanes.in_flight.max_bytes", "By", "Bound of the bytes in flight.", _one(lambda s: s.max_in_flight_bytes)),
     Gauge("lanes.running", "{handler}", "Handlers that run.", _one(lambda s: s.running)),
     Gauge("lanes.concurrency", "{handler}", "Bound of the running handlers.", _one(lambda s: s.concurrency)),
-    Gauge("lanes.ready", "{lane}", "Lanes that wait for a worker.", _one(lambda s: s.ready)),
+    Gauge(
+        "lanes.ready",
+        "{lane}",
+        "Lanes that wait for a worker; not the readiness of the consumer.",
+        _one(lambda s: s.ready),
+    ),
     Gauge("lanes.held", "{lane}", "Lanes that wait for a retry.", _one(lambda s: s.held)),
     Gauge("lanes.blocked", "{lane}", "Lanes that wait for unblock or park.", _one(lambda s: s.blocked)),
     Gauge("lanes.parking", "{lane}", "Lanes whose dead letter is not confirmed yet.", _one(lambda s: s.parking)),
     Gauge("lanes.taking", "1", "1 while intake runs, 0 from a high to the low water mark.", _one(lambda s: s.taking)),
     Gauge("lanes.paused", "1", "1 while the user has paused the consumer.", _one(lambda s: s.paused)),
+    Gauge(
+        "lanes.under_provisioned",
+        "1",
+        "1 while a process of the group owns more partitions than its target.",
+        _one(lambda s: s.under_provisioned),
+    ),
+    Gauge(
+        "lanes.outage",
+        "s",
+        "Time since the last answer of a broker, once requests stay unanswered; 0 while a broker answers.",
+        lambda status: [] if status.outage is None else [(status.outage, {})],
+    ),
     Gauge(
         "lanes.floor",
         "{position}",
@@ -109,6 +148,18 @@ GAUGES: Final = (
         "{position}",
         "Position of the oldest unfinished message.",
         _oldest(lambda m: m.position),
+    ),
+    Gauge(
+        "lanes.expiring.left",
+        "s",
+        "Time until the broker may delete an unfinished message; exists from a tenth of its retention on.",
+        _expiring(lambda m: m.left),
+    ),
+    Gauge(
+        "lanes.stranded",
+        "{message}",
+        "Messages of a partitioned queue in a physical queue that no consumer of the group reads.",
+        _stranded,
     ),
 )
 """Every gauge, by name."""

@@ -5,7 +5,7 @@ span, which is a child of the context in the message's headers. A batch has one 
 each message.
 
 Names, labels and attributes contain no keys, payloads, headers, subjects or texts of exceptions. A subject may contain
-a key. A span contains the hash of the key, like a row of the history. A metric contains no hash.
+a key. A span of one message contains the hash of its key, like a row of the history. A metric contains no hash.
 
 An error of the SDK, an exporter or a propagator never reaches the handler. The first error is logged.
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import Token
 from importlib.metadata import version
 from types import TracebackType
@@ -42,8 +43,11 @@ from lanes.observe.instruments import (
     Reading,
     instruments_of,
     partition_labels,
+    queue_labels,
 )
 from lanes.observe.status import Status
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.registered import queue_partitions
 
 log = logging.getLogger("lanes")
 
@@ -52,7 +56,8 @@ Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned
 
 ``ack``: the call succeeded. ``retry``: the call failed, and the message is retried. ``dead_letter``: the call failed,
 and the message becomes a dead letter. ``error``: the call failed, and its key is blocked, its partition is drained, or
-the consumer stops. ``cancelled``: ``lanes`` cancelled the call. ``abandoned``: the result of the call does not count.
+the consumer stops. ``cancelled``: ``lanes`` cancelled the call, or made no call because the lease had expired.
+``abandoned``: the result of the call does not count.
 """
 
 _VERSION: Final = version("lanes-runtime")
@@ -89,6 +94,7 @@ class Telemetry:
         tracer: Tracer | None,
         instruments: Instruments,
         clock: Clock,
+        queues: Sequence[PartitionedQueue] = (),
     ) -> None:
         self.clock = clock
         self.tracer = tracer
@@ -97,13 +103,20 @@ class Telemetry:
         self._labels: Labels = {SYSTEM: system, CONSUMER: name}
         self._position_name = _POSITION_NAMES.get(system)
         self._partition_labels: dict[PartitionId, dict[str, str]] = {}
+        self._queue_partitions = queue_partitions(queues)
         self._reported = False
         self._reading = Reading(self._labels, status, clock)
         instruments.open(self._reading)
 
     @classmethod
     def create(
-        cls, name: str, system: str, status: Callable[[], Status], *, clock: Clock = monotonic
+        cls,
+        name: str,
+        system: str,
+        status: Callable[[], Status],
+        *,
+        queues: Sequence[PartitionedQueue] = (),
+        clock: Clock = monotonic,
     ) -> Telemetry | None:
         """Make the telemetry of a consumer; None = the process has no SDK.
 
@@ -114,6 +127,7 @@ class Telemetry:
             name: Name of the consumer.
             system: Value of ``messaging.system``.
             status: Function that makes a snapshot. The thread that collects the metrics calls ``status``.
+            queues: Partitioned queues that the source reads.
             clock: Clock of the durations, in seconds.
 
         Returns:
@@ -127,7 +141,7 @@ class Telemetry:
         if tracer is None and not metered:
             return None
         instruments = instruments_of(meters, _VERSION) if metered else Instruments(NoOpMeter("lanes"))
-        return cls(name, system, status, tracer, instruments, clock)
+        return cls(name, system, status, tracer, instruments, clock, queues)
 
     def __repr__(self) -> str:
         return f"<Telemetry of {self._name}>"
@@ -143,7 +157,7 @@ class Telemetry:
         self._add(self._instruments.consumed, count, {**self.labels(partition), OPERATION_NAME: "receive"})
 
     def settled(self, partition: Partition, count: int) -> None:
-        """Count the messages of one settlement that was sent."""
+        """Count messages that were settled, or finished if the source commits."""
         self._add(self._instruments.settled, count, self.labels(partition))
 
     def retried(self, message: Message) -> None:
@@ -184,7 +198,8 @@ class Telemetry:
         if found is None:
             if len(self._partition_labels) >= _CACHED_PARTITIONS:
                 self._partition_labels.clear()
-            found = self._partition_labels[partition.id] = {**self._labels, **partition_labels(partition.id)}
+            labels = partition_labels(partition.id, self._queue_partitions.get(partition.id.source))
+            found = self._partition_labels[partition.id] = {**self._labels, **labels}
         return found
 
     def common_labels(self, messages: Sequence[Message]) -> dict[str, str]:
@@ -193,7 +208,10 @@ class Telemetry:
         if len(partitions) == 1:
             return self.labels(next(iter(partitions.values())))
         sources = {partition.source for partition in partitions}
-        return {**self._labels, DESTINATION: sources.pop()} if len(sources) == 1 else {**self._labels}
+        if len(sources) > 1:
+            return {**self._labels}
+        place = self._queue_partitions.get(source := sources.pop())
+        return {**self._labels, DESTINATION: source, **({} if place is None else queue_labels(place))}
 
     def place(self, message: Message) -> _Attributes:
         """Return the position, attempt and epoch of a message as attributes."""
@@ -359,6 +377,28 @@ class Handling:
         except Exception as error:
             self._telemetry.report(error)
             return Context()
+
+
+def carrier() -> dict[str, str]:
+    """Return the current trace context and baggage as text, for ``carried`` in another process; empty = no context."""
+    found: dict[str, str] = {}
+    # An error of a propagator must not reach the handler.
+    with suppress(Exception):
+        propagate.inject(found)
+    return found
+
+
+@contextmanager
+def carried(carrier: Mapping[str, str]) -> Iterator[None]:
+    """Make the context of ``carrier`` the current one in a block, so that spans of a handler continue its trace."""
+    if not carrier:
+        yield
+        return
+    token = otel_context.attach(propagate.extract(carrier, Context()))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
 
 
 class _HeaderGetter(Getter[_Headers]):

@@ -1,4 +1,4 @@
-"""The log lines about the partitions of a run: joined, assigned, revoked, drained.
+"""The log lines about the partitions of a run: joined, planned, assigned, revoked, drained.
 
 The lines are the same for every source. Partitions that change together share one line. When the last drain has
 ended, one line has the cost of all drains in messages.
@@ -12,11 +12,17 @@ from typing import Final
 
 from lanes.core.lane import FINISHED, QUEUED, RUNNING, SETTLED
 from lanes.core.types import NEVER, Message, Partition, PartitionId
+from lanes.dead_letter import printable
+from lanes.observe.cut_off import named
 
 log = logging.getLogger("lanes")
 
 _NAMED_LIMIT: Final = 10
 """Maximum number of partitions in one log line."""
+
+
+UNRELEASED: Final = "the source did not confirm its release"
+"""Reason of the loss of a drained partition that the source did not release."""
 
 
 class DrainCost:
@@ -66,13 +72,15 @@ class OwnershipLog:
     Args:
         name: Name of the source.
         plans: Whether the source reports the plans of the group.
+        handler: Name of the handler.
 
     Attributes:
         noted: Whether ``tell`` has something to log.
     """
 
-    def __init__(self, name: str, *, plans: bool) -> None:
+    def __init__(self, name: str, *, plans: bool, handler: str) -> None:
         self._name = name
+        self._handler = printable(handler)
         self.noted = False
         self._plans = plans
         self._joining = False
@@ -80,6 +88,10 @@ class OwnershipLog:
         self._revoked: list[PartitionId] = []
         self._running = 0
         self._timeout = 0.0
+        # Partitions by the reason of their loss, and the messages of their running handlers.
+        self._lost: dict[str, tuple[list[PartitionId], list[Message]]] = {}
+        self._unreleased: list[PartitionId] = []
+        self._unreleased_why = ""
         # The drains since the last line about drains.
         self._drains_since = 0.0
         self._drained: list[PartitionId] = []
@@ -105,6 +117,18 @@ class OwnershipLog:
         self._joined()
         note = "; this process stands by without a partition" if standby else ""
         log.info("%s: the group has plan %d%s", self._name, number, note)
+
+    def provisioned(self, number: int, *, under: bool) -> None:
+        """Log that a process of the group owns more partitions than its target, or that no process does any more."""
+        if under:
+            log.warning(
+                "%s: under plan %d of the group, a process owns more partitions than its consumer_target; start more "
+                "processes, or raise the targets",
+                self._name,
+                number,
+            )
+        else:
+            log.info("%s: under plan %d of the group, no process exceeds its consumer_target", self._name, number)
 
     def assigned(self, partition: Partition) -> None:
         """Note a new assignment for ``tell``."""
@@ -158,6 +182,72 @@ class OwnershipLog:
             )
             self._revoked.clear()
             self._running, self._timeout = 0, 0.0
+
+    def lost(self, partition: Partition, reason: str, running: list[Message]) -> None:
+        """Note a lost partition for ``tell_lost``.
+
+        Args:
+            partition: The assignment.
+            reason: Reason of the loss.
+            running: The messages of its running handlers.
+        """
+        if partition.id in self._unreleased and reason.startswith(UNRELEASED):
+            # The line about the release names the partition and its next owner too.
+            return
+        partitions, messages = self._lost.setdefault(reason, ([], []))
+        partitions.append(partition.id)
+        messages += running
+
+    def tell_lost(self) -> None:
+        """Log the noted losses, with one line for each reason."""
+        if not self._lost:
+            return
+        lost, self._lost = self._lost, {}
+        for reason, (partitions, running) in lost.items():
+            places = str(partitions[0]) if len(partitions) == 1 else f"{len(partitions)} partitions"
+            names = "" if len(partitions) == 1 else f": {_named(partitions)}"
+            if running:
+                log.warning(
+                    "%s: %s lost (%s); %s still runs for %d message(s), whose results do not count and which the next "
+                    "owner runs again%s. Positions: %s",
+                    self._name,
+                    places,
+                    reason,
+                    self._handler,
+                    len(running),
+                    names,
+                    named(running),
+                )
+            else:
+                log.warning("%s: %s lost (%s) while no handler ran%s", self._name, places, reason, names)
+
+    def unreleased(self, partition: Partition, why: str) -> None:
+        """Note a partition whose release the source did not confirm, for ``tell_unreleased``."""
+        self._unreleased.append(partition.id)
+        self._unreleased_why = why
+
+    def tell_unreleased(self) -> None:
+        """Log the noted releases without a confirmation in one line."""
+        if not self._unreleased:
+            return
+        partitions, self._unreleased = sorted(self._unreleased), []
+        if len(partitions) == 1:
+            log.warning(
+                "%s: the source did not confirm the release of %s, so its next owner may run finished messages again "
+                "(%s)",
+                self._name,
+                partitions[0],
+                self._unreleased_why,
+            )
+        else:
+            log.warning(
+                "%s: the source did not confirm the release of %d partitions, so their next owners may run finished "
+                "messages again (the last: %s): %s",
+                self._name,
+                len(partitions),
+                self._unreleased_why,
+                _named(partitions),
+            )
 
     def drained(self, partition: Partition, cost: DrainCost) -> None:
         """Note a partition that was drained and handed over, for ``tell_drained``."""

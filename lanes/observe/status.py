@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from lanes.core.engine import Engine
-from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD, RUNNING
 from lanes.core.ledgers import OffsetLedger
+from lanes.core.partition_budgets import PartitionBudgetEngine
 from lanes.core.types import Partition
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.registered import QueuePartition, queue_partitions
+from lanes.queues.stranded import Stranded
 
 T = TypeVar("T")
 
@@ -37,10 +41,48 @@ class Oldest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """The bounds in force of one partition, or of all assigned partitions together.
+
+    Attributes:
+        concurrency: Maximum number of running handlers; of calls, with batches.
+        max_in_flight: Maximum number of messages in flight.
+    """
+
+    concurrency: int
+    max_in_flight: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expiring:
+    """An unfinished message that the broker may delete soon: about a tenth of its retention is left.
+
+    Attributes:
+        partition: Source and number of the message's partition, as in ``Status.partitions``.
+        position: Position of the message.
+        attempt: Number of the current attempt, from 1.
+        left: Seconds until the broker may delete the message, at the earliest. 0 = the broker may have deleted it.
+        rule: Rule by which the broker deletes, such as ``retention.ms=60000``.
+        key: Key of the message; None = no key. A key is user data, so no ``repr`` shows the key.
+    """
+
+    partition: str
+    position: int
+    attempt: int
+    left: float
+    rule: str
+    key: bytes | None = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartitionStatus:
     """The status of one partition.
 
     Attributes:
+        in_flight: Number of messages of this assignment that were delivered and are not settled.
+        running: Number of messages of this assignment whose handlers run.
+        capacity: Bounds of the partition: the bounds per partition, or those of the consumer.
+        full: Whether ``max_in_flight_per_partition`` stops the partition.
         epoch: Epoch that the handlers of the partition receive as fencing token.
         floor: Position below which every delivered message is finished.
         holes: Number of unfinished messages at or above the floor; of unsettled messages, if the source settles each
@@ -52,8 +94,15 @@ class PartitionStatus:
         lag: Number of unsettled messages at the broker, or of positions if the source commits positions; None =
             unknown.
         oldest: Unfinished message that was delivered first; None = every message is finished.
+        expiring: Unfinished message that the broker may delete soon; None = no such message is known.
+        queue: Name of the partitioned queue that the partition belongs to; None = it belongs to none.
+        queue_partition: Number of its physical queue in that queue; None = it belongs to no partitioned queue.
     """
 
+    in_flight: int
+    running: int
+    capacity: Capacity
+    full: bool
     epoch: int
     floor: int
     holes: int
@@ -63,6 +112,44 @@ class PartitionStatus:
     draining: bool
     lag: int | None
     oldest: Oldest | None
+    expiring: Expiring | None = None
+    queue: str | None = None
+    queue_partition: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueStatus:
+    """The status of a partitioned queue in this process: its physical queues together.
+
+    Attributes:
+        partitions: Number of physical queues of the queue, also of those that other processes read.
+        assigned: Numbers of the physical queues that this process reads, in ascending order.
+        capacity: Bounds of the assigned partitions together: the sum of their capacities, at most ``concurrency`` and
+            ``max_in_flight`` of the consumer.
+        in_flight: Number of messages that were delivered and are not settled.
+        running: Number of messages whose handlers run.
+        lag: Sum of the lags of the assigned partitions; None = unknown for one of them, or none is assigned.
+        oldest: Unfinished message that was delivered first; None = every message is finished.
+        stranded: Physical queues beside these that have messages of the queue and that no consumer of the group reads,
+            because producers use another number of partitions. Empty = none is known.
+    """
+
+    partitions: int
+    assigned: tuple[int, ...]
+    capacity: Capacity
+    in_flight: int
+    running: int
+    lag: int | None
+    oldest: Oldest | None
+    stranded: tuple[Stranded, ...] = ()
+
+
+class Provision(NamedTuple):
+    """The target of this process, and whether the group exceeds its targets, as in ``Status``."""
+
+    consumer_target: int | None = None
+    target_honoured: bool | None = None
+    under_provisioned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +165,33 @@ class Status:
         peak_in_flight_bytes: Highest value of ``in_flight_bytes``.
         running: Number of running handlers.
         concurrency: Bound of ``running``.
-        ready: Number of lanes that wait for a worker.
+        capacity: Bounds of the assigned partitions together: the sum of their capacities, at most ``concurrency`` and
+            ``max_in_flight``.
+        ready: Number of lanes that wait for a worker. ``Consumer.ready`` tells whether the consumer is ready.
         held: Number of lanes that wait for a retry.
         blocked: Number of lanes that wait for ``unblock`` or ``park``.
         parking: Number of lanes whose dead letter is not confirmed.
-        taking: Whether intake runs: False from the high water mark until the low water mark.
+        taking: Whether intake runs: False from the high water mark until the low water mark, or until there is room for
+            an idle handler.
         paused: Whether the user has paused the consumer.
         settled: Number of settled messages since the start.
         retries: Number of failed attempts since the start after which the lane waited for a retry.
         dead_lettered: Number of confirmed dead letters since the start.
         zombies: Number of results since the start that arrived after the fence of their assignment.
         redelivered: Number of redelivered messages since the start, by cause.
+        consumer_target: Number of partitions that this process prefers to own at most; None = no own target.
+        target_honoured: Whether the assignment of the partitions uses the target; None = no own target. False for a
+            source whose broker assigns the partitions, and while a member of a cohort runs a version of ``lanes`` that
+            knows no targets.
+        under_provisioned: Whether a process of the group owns more partitions than its target under the plan. Without a
+            plan of the group: whether this process does.
         loop_held: Seconds since the start for which a call held the event loop, in pieces of 0.1 s or longer.
         floors: Position below which every delivered message is finished, by partition.
         partitions: Status of each partition, by its source and number.
         oldest: The oldest unfinished message of all partitions; None = every message is finished.
+        outage: Seconds since the last answer of a broker, once requests stay unanswered; 0.0 = a broker answers; None =
+            unknown, because the source does not report it, or is not open.
+        queues: Status of each partitioned queue that the source reads, by its logical name.
     """
 
     in_flight: int
@@ -103,6 +202,7 @@ class Status:
     peak_in_flight_bytes: int
     running: int
     concurrency: int
+    capacity: Capacity
     ready: int
     held: int
     blocked: int
@@ -114,13 +214,20 @@ class Status:
     dead_lettered: int
     zombies: int
     redelivered: Mapping[str, int]
+    consumer_target: int | None
+    target_honoured: bool | None
+    under_provisioned: bool
     loop_held: float
     floors: Mapping[str, int]
     partitions: Mapping[str, PartitionStatus]
     oldest: Oldest | None
+    outage: float | None = None
+    queues: Mapping[str, QueueStatus] = field(default_factory=dict)
 
 
 Lag = Callable[[Partition], int | None]
+ExpiringMessage = Callable[[Partition, float], Expiring | None]
+"""Returns the message of a partition that the broker may delete soon, at a time."""
 
 
 def undisturbed(read: Callable[[], T]) -> T:
@@ -135,12 +242,27 @@ def undisturbed(read: Callable[[], T]) -> T:
 
 
 def snapshot(
-    engine: Engine, now: float, *, dead_lettered: int, redelivered: Mapping[str, int], loop_held: float, lag: Lag
+    engine: Engine,
+    now: float,
+    *,
+    dead_lettered: int,
+    redelivered: Mapping[str, int],
+    provision: Provision,
+    loop_held: float,
+    lag: Lag,
+    expiring: ExpiringMessage | None = None,
+    outage: float | None = None,
+    queues: Sequence[PartitionedQueue] = (),
+    stranded: Sequence[Stranded] = (),
 ) -> Status:
     """Return the status of an engine at ``now``; ``lag`` returns the lag of a partition. O(in flight)."""
     flow = engine.flow
     stopped = engine.stopped
-    partitions = {str(p.id): _partition(engine, p, now, lag) for p in engine.partitions.values()}
+    places = queue_partitions(queues)
+    partitions = {
+        str(p.id): _partition(engine, p, now, lag, expiring, places.get(p.id.source))
+        for p in engine.partitions.values()
+    }
     oldest = [each.oldest for each in partitions.values() if each.oldest is not None]
     return Status(
         in_flight=flow.in_flight,
@@ -151,6 +273,7 @@ def snapshot(
         peak_in_flight_bytes=flow.peak_bytes,
         running=engine.running_handlers,
         concurrency=engine.concurrency,
+        capacity=_capacity(engine, len(partitions)),
         ready=engine.ready,
         held=stopped.count(HELD),
         blocked=stopped.count(BLOCKED),
@@ -162,10 +285,43 @@ def snapshot(
         dead_lettered=dead_lettered,
         zombies=engine.zombies,
         redelivered=dict(redelivered),
+        consumer_target=provision.consumer_target,
+        target_honoured=provision.target_honoured,
+        under_provisioned=provision.under_provisioned,
         loop_held=loop_held,
         floors={name: each.floor for name, each in partitions.items()},
         partitions=partitions,
         oldest=max(oldest, key=lambda each: each.age, default=None),
+        outage=outage,
+        queues={queue.name: _queue(engine, queue, partitions.values(), stranded) for queue in queues},
+    )
+
+
+def _queue(
+    engine: Engine, queue: PartitionedQueue, partitions: Iterable[PartitionStatus], stranded: Sequence[Stranded]
+) -> QueueStatus:
+    own = [each for each in partitions if each.queue == queue.name]
+    lags = [each.lag for each in own if each.lag is not None]
+    oldest = [each.oldest for each in own if each.oldest is not None]
+    return QueueStatus(
+        partitions=queue.partitions,
+        assigned=tuple(sorted({each.queue_partition for each in own if each.queue_partition is not None})),
+        capacity=_capacity(engine, len(own)),
+        in_flight=sum(each.in_flight for each in own),
+        running=sum(each.running for each in own),
+        lag=sum(lags) if own and len(lags) == len(own) else None,
+        oldest=max(oldest, key=lambda each: each.age, default=None),
+        stranded=tuple(each for each in stranded if each.queue == queue.name),
+    )
+
+
+def _capacity(engine: Engine, width: int) -> Capacity:
+    """Return the bounds in force of ``width`` partitions together."""
+    policy = engine.policy
+    calls, messages = policy.concurrency_per_partition, policy.max_in_flight_per_partition
+    return Capacity(
+        concurrency=min(engine.concurrency, width * (calls or engine.concurrency)),
+        max_in_flight=min(policy.max_in_flight, width * (messages or policy.max_in_flight)),
     )
 
 
@@ -175,12 +331,26 @@ def _floor(partition: Partition) -> int:
     return ledger.peek() if isinstance(ledger, OffsetLedger) else ledger.floor()
 
 
-def _partition(engine: Engine, partition: Partition, now: float, lag: Lag) -> PartitionStatus:
+def _partition(
+    engine: Engine,
+    partition: Partition,
+    now: float,
+    lag: Lag,
+    expiring: ExpiringMessage | None,
+    place: QueuePartition | None,
+) -> PartitionStatus:
     ledger, commits = partition.ledger, partition.commits
     ahead = None
     if commits is not None and isinstance(ledger, OffsetLedger):
         ahead = ledger.next_ordinal - commits.confirmed_ordinal
+    waiting = len(ledger.waiting) if isinstance(ledger, OffsetLedger) else 0
+    # Abandoned messages of a draining partition have left the bounds, and an ``OffsetLedger`` still has their holes.
+    in_flight = ledger.in_flight()
     return PartitionStatus(
+        in_flight=len(in_flight) + waiting,
+        running=sum(1 for message in in_flight if message.state == RUNNING),
+        capacity=_capacity(engine, 1),
+        full=isinstance(engine, PartitionBudgetEngine) and partition in engine.full,
         epoch=partition.epoch,
         floor=_floor(partition),
         holes=ledger.holes(),
@@ -190,6 +360,9 @@ def _partition(engine: Engine, partition: Partition, now: float, lag: Lag) -> Pa
         draining=partition.draining,
         lag=lag(partition),
         oldest=_oldest(partition, now),
+        expiring=None if expiring is None else expiring(partition, now),
+        queue=None if place is None else place.queue,
+        queue_partition=None if place is None else place.number,
     )
 
 

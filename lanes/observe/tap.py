@@ -7,6 +7,7 @@ The runtime reports each event once, to a ``Tap``. The workers report each call 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from lanes.clock import Clock
 from lanes.core.effects import Redelivered
@@ -110,7 +111,7 @@ class Tap:
     # --- settling
 
     def settling(self, settlements: Sequence[Settlement], now: float) -> None:
-        """Record settlements that are about to be sent. The rows reach the file before the settlements are sent."""
+        """Record settlements that are about to be sent. The rows are flushed before the settlements are sent."""
         history = self.history
         if history is None:
             return
@@ -186,6 +187,12 @@ class Tap:
             self._on_event(GroupEvent(name="generation", generation=generation))
             if standby:
                 self._on_event(GroupEvent(name="standby", generation=generation))
+
+    def provisioned(self, generation: int, *, under: bool) -> None:
+        """Record that a process of the group owns more partitions than its target, or that no process does."""
+        if self._on_event is not None:
+            name: Literal["under_provisioned", "provisioned"] = "under_provisioned" if under else "provisioned"
+            self._on_event(GroupEvent(name=name, generation=generation))
 
     def crossed(self, *, saturated: bool, in_flight: int, size: int) -> None:
         """Record that intake stopped or resumed."""

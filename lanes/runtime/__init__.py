@@ -1,4 +1,6 @@
 """One run of a consumer: from the first message to the last release.
 
-Reading order: ``run``, ``settle``, ``handover``, ``dead_lettering``, ``attempts``, ``contract_checks``.
+Reading order: ``consumer_arguments``, ``lifecycle`` (the life of a consumer around its run), ``run``, ``cancellation``,
+``settle``, ``handover``, ``deliveries``, ``dead_lettering``, ``attempts``, ``confirmation``, ``contract_checks``; and
+``garbage`` (the collector of the process during a run).
 """

@@ -10,12 +10,13 @@ message, no handler is called, and the poison policy decides.
 
 A failure is written while its lane waits. A lane that waits for a retry waits at least until the write has ended. A
 drain hands the partition over after the write, or when the drain's time has passed. A message therefore gets one extra
-attempt for each process that died while the message ran, and none for a hand-over whose writes ended in time. Writes
-for one message follow each other. Entries of settled messages are dropped up to 500 in one call, and no lane waits for
-these calls.
+attempt for each process that died during an attempt or its write, and none for a hand-over whose writes ended in time.
+Writes for one message follow each other. Entries of settled messages are dropped up to 500 in one call, and no lane
+waits for these calls. After a long freeze no call begins before the source has confirmed the partition, because another
+process may own the partition.
 
-A call that fails is repeated until it succeeds, unless the error is permanent. Only lanes with a failure, loading
-partitions and drains wait for a repeated call. A message that never fails causes no call.
+A call that fails is repeated until it succeeds or its partition is given up, unless the error is permanent. Only lanes
+with a failure, loading partitions and drains wait for a repeated call. A message that never fails causes no call.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from lanes.attempts import Attempt, Attempts, AttemptState, GivenUpBefore, error
 from lanes.core.effects import Failed
 from lanes.core.policy import Follows
 from lanes.core.types import Message, Partition, Room, Settlement
-from lanes.dead_letter import error_text
+from lanes.dead_letter import error_text, printable
 from lanes.errors import is_retryable
+from lanes.runtime.contract_checks import check_loaded
 from lanes.source import Delivered, Progressed, SourceEvent
 from lanes.workers.context import RunContext
 
@@ -92,7 +94,7 @@ class _Entries:
     Attributes:
         given_up: Attempts of messages that must not be handled again, by position.
         by_position: All entries by position.
-        urgent: Failures to write. A lane or a drain waits for each failure.
+        urgent: Failures to write. A lane or a drain waits for each write.
         waiting: Entries to drop, and entries whose last write failed.
         writers: Scopes of the tasks that write.
         written: Set when a task has written its entries.
@@ -113,7 +115,7 @@ class _Entries:
         queue[position] = entry
 
     def take(self) -> dict[int, _Entry]:
-        """Remove the entries of the next call from the queue: one failure, or many entries to drop."""
+        """Remove the entries of the next call from the queue: one failure, or up to 500 entries to drop."""
         # A full call of drops goes first, or endless failures would starve the drops.
         queue = self.urgent if self.urgent and len(self.waiting) < _DROPS else self.waiting
         positions = list(islice(queue, 1))
@@ -176,12 +178,16 @@ class AttemptKeeper:
         return False
 
     def room(self, room: Room) -> Room:
-        """Reduce the room for the source by the messages that were put aside."""
+        """Reduce the room for the source by the messages that were put aside.
+
+        They use the bounds of the consumer. A bound per partition that makes ``room`` smaller is not theirs, because
+        their own partitions are paused.
+        """
         if not self._loading:
             return room
         aside = [event for loading in self._loading.values() for event in loading.events]
         delivered = [event for event in aside if isinstance(event, Delivered)]
-        messages = room.messages - sum(len(event.run) for event in delivered)
+        messages = min(room.messages, self._engine.flow.room().messages - sum(len(event.run) for event in delivered))
         size = room.bytes - sum(event.size for event in delivered)
         return Room(max(0, messages), max(0, size), room.paused | self._loading.keys())
 
@@ -207,7 +213,7 @@ class AttemptKeeper:
         pause = STORE_RETRY[0]
         while True:
             try:
-                return await self._store.load(partition)
+                return check_loaded(self._name, partition, await self._store.load(partition))
             except Exception as error:
                 if not self._repeats(
                     error, f"attempts of {partition.id} not loaded, so none of its messages starts", pause
@@ -300,8 +306,14 @@ class AttemptKeeper:
         if entries is None:
             return
         pause = STORE_RETRY[0]
+        freezes = self._context.freezes
         with scope:
-            while taken := entries.take():
+            while True:
+                # A loss of the partition cancels the wait.
+                while freezes is not None and freezes.look(self._context.clock()):
+                    await freezes.wait()
+                if not (taken := entries.take()):
+                    break
                 if await self._written(partition, entries, taken, pause):
                     pause = STORE_RETRY[0]
                     continue
@@ -351,7 +363,7 @@ class AttemptKeeper:
             self._context.stop_because(error)
             return False
         kind = type(error).__qualname__
-        log.warning("%s: %s (%s, %s), next call in %.1f s", self._name, what, kind, error_text(error), pause)
+        log.warning("%s: %s (%s, %s), next call in %.1f s", self._name, what, kind, printable(error_text(error)), pause)
         return True
 
     # --- drains, and the end of the run

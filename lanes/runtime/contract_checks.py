@@ -1,14 +1,26 @@
-"""Checks of the events of a source. A broken rule of ``lanes.source`` is reported as a bug of the adapter."""
+"""Checks of the events of a source, and of the entries of a store of attempts.
+
+A broken rule of ``lanes.source`` is reported as a bug of the adapter. An entry of a store may also have been damaged or
+changed by another program.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, get_args
 
+from lanes.arguments import kind_of, shown_value
+from lanes.attempts import Attempt, AttemptState
 from lanes.core.types import NEVER, Partition
 from lanes.errors import ContractError, MessageError
 from lanes.source import Delivered
 
 TOKEN_LIMIT: Final = 1 << 63
+
+ATTEMPTS_LIMIT: Final = (1 << 31) - 2
+"""Highest number of attempts in a store. The number of the next attempt still fits a column of 32 bits."""
+
+_STATES: Final = get_args(AttemptState)
 
 
 def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
@@ -62,5 +74,52 @@ def check_delivered(name: str, event: Delivered, *, stopping: bool) -> None:
         if message.broken is not None and not isinstance(message.broken, MessageError):
             raise ContractError(
                 f"{name} delivered {message.partition.id} position {message.position} with "
-                f"broken={type(message.broken).__qualname__}; a message that cannot be read must have a MessageError"
+                f"broken={type(message.broken).__qualname__}; a message that cannot be read must have a MessageError; "
+                "please report this bug of the source"
             )
+
+
+def check_loaded(name: str, partition: Partition, known: object) -> Mapping[int, Attempt]:
+    """Check the entries that a store of attempts has returned. O(entries).
+
+    Args:
+        name: Name of the source.
+        partition: The assignment whose attempts were loaded.
+        known: The result of ``lanes.Attempts.load``.
+
+    Returns:
+        ``known``.
+
+    Raises:
+        ContractError: The result is no mapping, or an entry is invalid.
+    """
+    where = f"{name}: the store of attempts returned"
+    if not isinstance(known, Mapping):
+        raise ContractError(f"{where} {kind_of(known)} for {partition.id}; return a mapping of positions to Attempt")
+    for position, attempt in known.items():
+        if type(position) is not int or position < 0:
+            raise ContractError(
+                f"{where} the position {shown_value(position)} for {partition.id}; a position is a whole number from 0"
+            )
+        fault = _fault(attempt)
+        if fault:
+            raise ContractError(
+                f"{where} {fault} for {partition.id} position {position}; correct or delete this entry of the store"
+            )
+    return known
+
+
+def _fault(attempt: object) -> str:
+    """Describe the fault of an entry; "" = none."""
+    if not isinstance(attempt, Attempt):
+        return f"{kind_of(attempt)} in place of an Attempt"
+    count: object = attempt.attempts
+    state: object = attempt.state
+    error_type: object = attempt.error_type
+    if type(count) is not int or not 1 <= count <= ATTEMPTS_LIMIT:
+        return f"attempts={shown_value(count)}, which is no whole number from 1 to {ATTEMPTS_LIMIT},"
+    if state not in _STATES:
+        return f"state={shown_value(state)}, which is none of {', '.join(_STATES)},"
+    if not isinstance(error_type, str):
+        return f"error_type={shown_value(error_type)}, which is no text,"
+    return ""

@@ -1,4 +1,4 @@
-"""The writer of dead letters. An unconfirmed write is repeated, and only the lane of its message waits."""
+"""The writer of dead letters. An unconfirmed write is repeated, and only the lane of the message waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import anyio
 from lanes.core.effects import DeadLetterDue
 from lanes.core.lane import ABANDONED, FINISHED, SETTLED
 from lanes.core.types import NEVER, Message
-from lanes.dead_letter import dead_letter, error_text
+from lanes.dead_letter import dead_letter, error_text, printable
 from lanes.errors import is_retryable
-from lanes.source import DeadLetters
+from lanes.observe.failures import FailedAttempts
+from lanes.queues.registered import queue_partitions
+from lanes.source import DeadLetters, SourceTraits
 from lanes.workers.context import RunContext
 
 log = logging.getLogger("lanes")
@@ -21,26 +23,40 @@ log = logging.getLogger("lanes")
 DEAD_LETTER_RETRY: Final = (0.2, 30.0)
 """Seconds before an unconfirmed dead letter is written again: the first time, and the maximum."""
 
+_UNNAMED: Final = "other"
+"""The ``system`` of a source that does not say the kind of its broker."""
+
 
 class DeadLetterWriter:
-    """The writer of the dead letters of one consumer. It writes one dead letter of a message in an assignment.
+    """The writer of the dead letters of one consumer. A confirmed dead letter is never written again in its assignment.
 
-    ``confirmed`` is the number of confirmed dead letters.
+    ``confirmed`` is the number of confirmed dead letters. ``failures`` logs the messages that are given up. ``traits``
+    are the properties of the open source.
     """
 
-    def __init__(self, context: RunContext, target: DeadLetters | None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        target: DeadLetters | None,
+        failures: FailedAttempts,
+        traits: SourceTraits,
+    ) -> None:
         self._engine = context.engine
         self._target = target
+        self._failures = failures
         self._context = context
         self._tap = context.tap
         self._name = context.name
+        self._queue_partitions = queue_partitions(traits.queues)
+        self._system = "" if traits.system == _UNNAMED else traits.system
         self._written: set[Message] = set()  # unfinished messages with a confirmed dead letter
         self.confirmed = 0
 
     async def write(self, due: DeadLetterDue) -> None:
         """Write the dead letter of a message until it is confirmed.
 
-        The call ends early if the message is abandoned, its lease expires, or an error stops the run.
+        The call ends early if the message is abandoned, the lease of its partition expires, or the error of a write is
+        permanent.
         """
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
         message = due.message
@@ -48,16 +64,11 @@ class DeadLetterWriter:
         if message in self._written:
             self._confirm(due, again=True)
             return
-        record = dead_letter(message, due.failure, time.time())
-        log.error(
-            "%s: giving up %s position %d after %d attempt(s) with %s; it goes to the dead letters",
-            self._name,
-            message.partition.id,
-            message.position,
-            message.attempt,
-            record.error_type,
-            exc_info=due.failure.error,
-        )
+        place = self._queue_partitions.get(message.partition.id.source)
+        record = dead_letter(message, due.failure, time.time(), place, self._system)
+        self._failures.given_up(message, due.failure.error, self._context.clock())
+        # The timer logs the number of counted messages.
+        self._context.look_for_due()
         pause = DEAD_LETTER_RETRY[0]
         partition = message.partition
         while message.state != ABANDONED:
@@ -65,6 +76,11 @@ class DeadLetterWriter:
                 # The next owner writes the dead letter.
                 self._context.after()
                 return
+            freezes = self._context.freezes
+            if freezes is not None and freezes.look(self._context.clock()):
+                # Another process may own the message, and write its dead letter.
+                await freezes.wait()
+                continue
             try:
                 self._tap.parking(message)
                 await self._target.put(record)
@@ -78,7 +94,7 @@ class DeadLetterWriter:
                     self._name,
                     record.id,
                     type(error).__qualname__,
-                    error_text(error),
+                    printable(error_text(error)),
                     pause,
                 )
                 await anyio.sleep(pause)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import anyio
 
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from lanes.core import drain as phases
 from lanes.core.drain import Limits, PartitionDrain
-from lanes.core.types import NEVER, Message, Partition
+from lanes.core.types import NEVER, Partition
 from lanes.errors import SourceError
-from lanes.observe.ownership import DrainCost, OwnershipLog
+from lanes.observe.cut_off import CutOffLog, named, running
+from lanes.observe.ownership import UNRELEASED, DrainCost, OwnershipLog
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.settle import Settler
 from lanes.source import Source
@@ -23,11 +25,12 @@ log = logging.getLogger("lanes")
 _SETTLE_LIMIT: Final = 30.0
 """Seconds for the last settlement of a drain without a limit. The next owner waits for the release anyway."""
 
-_NAMED_LIMIT: Final = 10
-"""Maximum number of positions in one log line."""
+_TOGETHER: Final = 1.0
+"""Seconds between the limits of two drains whose late handlers share a log line."""
 
 
-class _Begun(NamedTuple):
+@dataclass(slots=True)
+class _Begun:
     """A drain that has begun.
 
     Attributes:
@@ -35,12 +38,14 @@ class _Begun(NamedTuple):
         ended: Event that is set when the last handler has ended, or the partition is lost.
         wait: Cancel scope of the wait for running handlers.
         cost: The cost of the drain in messages, for the log.
+        timeout: The shortest limit of the handlers so far, in seconds.
     """
 
     drain: PartitionDrain
     ended: anyio.Event
     wait: anyio.CancelScope
     cost: DrainCost
+    timeout: float
 
 
 class Handover:
@@ -53,8 +58,10 @@ class Handover:
         settler: Settler of the finished messages.
         attempts: Attempts to store before a release.
         ownership: The log lines about partitions.
+        cut_off: The log lines about handlers that a drain cuts off.
         grace: Seconds that cancelled handlers get to end.
-        close_prefix: See ``Ownership.drain``.
+        close_prefix: See ``Ownership.drain``. A drain that begins while a freeze holds the handlers back does not
+            close the prefix, because the messages of the prefix may not start.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class Handover:
         settler: Settler,
         attempts: AttemptKeeper,
         ownership: OwnershipLog,
+        cut_off: CutOffLog,
         grace: float,
         *,
         close_prefix: bool,
@@ -76,15 +84,17 @@ class Handover:
         self._context = context
         self._attempts = attempts
         self._ownership = ownership
+        self._cut_off = cut_off
         self._clock = context.clock
         self._tap = context.tap
         self._grace = grace
         self._name = context.name
         self._close_prefix = close_prefix
         self._drains: dict[Partition, _Begun] = {}
+        self._releasing = 0
 
     def begin(self, partition: Partition, timeout: float) -> bool:
-        """Start no more messages of a partition. Does not block.
+        """Begin the drain of a partition. Does not block.
 
         Args:
             partition: The assignment.
@@ -95,22 +105,24 @@ class Handover:
         """
         if partition in self._drains:
             return False
-        waiting = [lane.head.position for lane in self._engine.stopped_lanes() if lane.head.partition is partition]
+        waiting = [lane.head for lane in self._engine.stopped_lanes() if lane.head.partition is partition]
         limits = Limits(self._grace, SETTLE_WITHIN, _SETTLE_LIMIT)
-        drain = PartitionDrain(self._engine, partition, limits, close_prefix=self._close_prefix)
+        freezes = self._context.freezes
+        held = freezes is not None and freezes.held
+        drain = PartitionDrain(self._engine, partition, limits, close_prefix=self._close_prefix and not held)
         cost = DrainCost(partition)
         drain.begin(anyio.current_time(), timeout)
         cost.abandoned(drain.abandoned)
         self._ownership.revoked(partition, timeout, self._clock(), first=not self._drains)
-        self._drains[partition] = _Begun(drain, anyio.Event(), anyio.CancelScope(deadline=drain.until), cost)
+        self._drains[partition] = _Begun(drain, anyio.Event(), anyio.CancelScope(deadline=drain.until), cost, timeout)
         if waiting:
             log.info(
-                "%s: %s is given up; its next owner runs %d messages again that waited for a retry, an unblock or "
+                "%s: %s is given up; its next owner runs %d message(s) again that waited for a retry, an unblock or "
                 "their dead letter. Positions: %s",
                 self._name,
                 partition.id,
                 len(waiting),
-                _named(waiting),
+                named(waiting),
             )
         self._tap.revoking(partition, timeout)
         self._tap.abandoned(drain.abandoned)
@@ -124,62 +136,70 @@ class Handover:
     def lost(self, partition: Partition) -> None:
         """End the drain of a partition that the engine has lost. Idempotent."""
         if partition in self._drains:
-            drain, ended, _, _ = self._drains[partition]
-            drain.tell("lost", anyio.current_time())
-            ended.set()
+            begun = self._drains[partition]
+            begun.drain.tell("lost", anyio.current_time())
+            begun.ended.set()
 
     def hasten(self, partition: Partition, timeout: float) -> None:
         """Shorten the time of a drain's handlers to ``timeout`` seconds, if they have more time left."""
         self._tap.hastened(partition, timeout)
-        drain, _, wait, _ = self._drains[partition]
-        drain.hasten(anyio.current_time(), timeout)
-        wait.deadline = drain.until  # no effect in a later phase, which has left this scope
+        begun = self._drains[partition]
+        if begun.drain.phase == phases.ENDING:
+            begun.timeout = min(begun.timeout, timeout)
+        begun.drain.hasten(anyio.current_time(), timeout)
+        begun.wait.deadline = begun.drain.until  # no effect in a later phase, which has left this scope
 
     async def drain(self, partition: Partition) -> None:
-        """Wait for the handlers of a partition after ``begin``, settle it and release it.
+        """Wait for the handlers of a partition after ``begin``, settle its messages, and release the partition.
 
         Handlers get the timeout to end. After their cancellation they get the grace. The last settlement gets
-        ``SETTLE_WITHIN``, or the unused part of the timeout if that is longer. The release gets ``RELEASE_WITHIN``, or
-        the remaining time of the lease if that is longer. ``Settings.longest_drain`` is the maximum for a partition
-        without a lease.
+        ``SETTLE_WITHIN``, or the unused part of the timeout if that is longer; without a timeout, 30 s. The release
+        gets ``RELEASE_WITHIN``, or the remaining time of the lease if that is longer. ``Settings.longest_drain`` is the
+        maximum for a finite timeout and a partition without a lease.
 
         The drain ends early, without a release, when the partition is lost. Only the end of the run cancels the drain.
         """
-        drain, ended, wait, cost = self._drains[partition]
+        begun = self._drains[partition]
+        drain, cost = begun.drain, begun.cost
         self._context.after()
         while drain.phase not in phases.OVER:
             if drain.phase == phases.ENDING:
-                await self._end(drain, ended, wait)
+                await self._end(begun, begun.wait)
             elif drain.phase == phases.CANCELLING:
                 self._tap.abandoned(drain.abandoned)
                 cost.abandoned(drain.abandoned)
                 self._workers.cancel(partition)
+                # The call has taken back the messages that waited for a thread.
+                late = running(partition)
                 self._context.after()
-                await self._end(drain, ended, anyio.CancelScope(deadline=drain.until))
+                await self._end(begun, anyio.CancelScope(deadline=drain.until))
+                self._cut_off.note(late, drain.zombies, begun.timeout)
             elif drain.phase == phases.SETTLING:
-                self._report_unfinished(partition, drain.zombies)
+                self._tell_cut_off()
                 self._tap.drained(partition)
                 await self._settle(drain, cost)
             else:
                 self._settler.give_up(partition)
-                drain.tell("released" if await self.release(partition) else "refused", anyio.current_time())
+                drain.tell("released" if await self._release(partition) else "refused", anyio.current_time())
         if drain.phase == phases.HANDED_OVER:
             self._tap.revoked(partition)
             self._ownership.drained(partition, cost)
         elif drain.phase == phases.UNRELEASED and not self._context.overdue(partition):
             # A hand-over needs the confirmation of the source.
-            self._context.lose(partition, "the source did not confirm its release")
+            self._context.lose(partition, UNRELEASED)
+        self._tell_unreleased()
         self._settler.unsettled.settled(partition)
         self._attempts.forget(partition)
         del self._drains[partition]
+        self._tell_cut_off()
         if not self._drains:
             self._ownership.tell_drained(self._clock())
         self._context.after()
 
-    async def _end(self, drain: PartitionDrain, ended: anyio.Event, wait: anyio.CancelScope) -> None:
+    async def _end(self, begun: _Begun, wait: anyio.CancelScope) -> None:
         with wait:
-            await ended.wait()
-        drain.tell("ended" if ended.is_set() else "late", anyio.current_time())
+            await begun.ended.wait()
+        begun.drain.tell("ended" if begun.ended.is_set() else "late", anyio.current_time())
 
     async def _settle(self, drain: PartitionDrain, cost: DrainCost) -> None:
         """Settle the finished messages of a fenced partition and store its attempts.
@@ -215,8 +235,17 @@ class Handover:
             )
         drain.tell("late", anyio.current_time())
 
-    async def release(self, partition: Partition) -> bool:
-        """Release a partition to the source. Call this method after the partition was fenced.
+    async def release(self, partition: Partition) -> None:
+        """Release a partition that is unknown to the engine to the source; see ``drain``.
+
+        Args:
+            partition: The assignment.
+        """
+        await self._release(partition)
+        self._tell_unreleased()
+
+    async def _release(self, partition: Partition) -> bool:
+        """Release a partition to the source. The partition must be fenced, or unknown to the engine.
 
         The source gets ``RELEASE_WITHIN`` seconds, or the remaining time of the lease if that is longer.
 
@@ -228,38 +257,33 @@ class Handover:
         """
         lease = 0.0 if partition.deadline == NEVER else partition.deadline - self._clock()
         within = max(RELEASE_WITHIN, lease)
-        with anyio.move_on_after(within) as scope:
-            try:
-                await self._source.release(partition)
-                return True
-            except SourceError as error:
-                why = str(error)
-            except Exception as error:
-                self._context.stop_because(error)
-                return False
+        self._releasing += 1
+        try:
+            with anyio.move_on_after(within) as scope:
+                try:
+                    await self._source.release(partition)
+                    return True
+                except SourceError as error:
+                    why = str(error)
+                except Exception as error:
+                    self._context.stop_because(error)
+                    return False
+        finally:
+            self._releasing -= 1
         if scope.cancelled_caught:
             why = f"no answer within {within:.1f} s"
-        log.warning(
-            "%s: the source did not confirm the release of %s, so its next owner may run finished messages again (%s)",
-            self._name,
-            partition.id,
-            why,
-        )
+        self._ownership.unreleased(partition, why)
         return False
 
-    def _report_unfinished(self, partition: Partition, zombies: list[Message]) -> None:
-        if not zombies:
-            return
-        log.warning(
-            "%s: %s is given up; %d handlers did not end within drain_timeout and grace, and their messages run again. "
-            "Raise drain_timeout, or have handlers end sooner. Positions: %s",
-            self._name,
-            partition.id,
-            len(zombies),
-            _named([m.position for m in zombies]),
-        )
+    def _tell_unreleased(self) -> None:
+        """Log the releases without a confirmation, because the last release has ended."""
+        if not self._releasing:
+            self._ownership.tell_unreleased()
 
-
-def _named(positions: list[int]) -> str:
-    more = ", …" if len(positions) > _NAMED_LIMIT else ""
-    return ", ".join(str(position) for position in positions[:_NAMED_LIMIT]) + more
+    def _tell_cut_off(self) -> None:
+        """Log the handlers that drains have cut off, unless another drain cuts handlers off now or soon."""
+        soon = anyio.current_time() + _TOGETHER
+        for drain in [begun.drain for begun in self._drains.values()]:
+            if drain.phase == phases.CANCELLING or (drain.phase == phases.ENDING and drain.until <= soon):
+                return
+        self._cut_off.tell()

@@ -1,21 +1,23 @@
 """One run of a consumer: it receives messages, settles finished messages, keeps deadlines, and drains.
 
-A run performs the decisions of the engine, and decides nothing about order, retries or bounds itself. All its tasks
-belong to one task group of one event loop, asyncio or trio, and have ended when ``run`` returns.
+Longer than most: every event of the source and every effect of the engine meets its component here.
 
-This module passes every event of the source and every effect of the engine to the components of the run. No other
-module decides the order of these calls.
+A run performs the decisions of the engine, and decides nothing about order, retries or bounds itself. The tasks of a
+run, on asyncio or trio, have ended when ``Run.run`` returns.
+
+This module processes the events of the source and the effects of the engine, and calls the components of the run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import cast
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from lanes.attempts import Attempts
@@ -25,28 +27,38 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.ledgers import PositionFell
 from lanes.core.ownership import AlreadyAssigned, SecondPartition
-from lanes.core.types import NEVER, Partition, PartitionId, Room
-from lanes.dead_letter import error_text
+from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
+from lanes.dead_letter import error_text, printable
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, handler_name, is_async, sync_handler
 from lanes.loops import ThreadSafeCall, entry_of_loop
-from lanes.observe.failures import FailedAttempts
+from lanes.observe.cut_off import CutOffLog
+from lanes.observe.failures import FailedAttempts, user_traceback
 from lanes.observe.health import Stalls, halted, report_blocked, report_stall
+from lanes.observe.intake import IntakeWatch
+from lanes.observe.keyless import KeylessWatch
 from lanes.observe.ownership import OwnershipLog
+from lanes.observe.retention import PERIOD, RetentionWatch
+from lanes.observe.status import Provision
 from lanes.observe.tap import Tap
 from lanes.runtime.attempts import AttemptKeeper
+from lanes.runtime.confirmation import Confirmation
 from lanes.runtime.contract_checks import check_assigned, check_delivered
 from lanes.runtime.dead_lettering import DeadLetterWriter
+from lanes.runtime.deliveries import pieces
 from lanes.runtime.handover import Handover
 from lanes.runtime.settle import Settler
 from lanes.source import (
     Assigned,
+    Backlogged,
+    Confirming,
     DeadLetters,
     Delivered,
     Exhausted,
     Generation,
     Lost,
     Progressed,
+    Retaining,
     Revoking,
     Source,
     SourceEvent,
@@ -55,8 +67,10 @@ from lanes.source import (
 from lanes.workers.batches import BatchWorkers
 from lanes.workers.context import Workers
 from lanes.workers.loop_watch import LoopWatch
+from lanes.workers.processes import ProcessPool
 from lanes.workers.tasks import TaskWorkers
 from lanes.workers.threads import ThreadWorkers
+from lanes.workers.wake_limit import TIME_SLICE
 
 log = logging.getLogger("lanes")
 
@@ -82,10 +96,15 @@ class Run:
         tap: The observers of the run.
         name: Name of the source in logs and errors.
         stopping: Whether the run drains, and receives no more messages.
+        at_once: Whether the run stops without a drain.
+        has_plan: Event that is set when ``planned`` becomes True, or the run has ended.
         planned: Whether the group has a plan; True for a source without plans.
-        fatal: The error that stops the run.
+        fatal: The error that stops the run; None = no error.
         redelivered: Number of redelivered positions by cause.
         loop_watch: The watch over the event loop.
+        intake: The watch over the intake; None = the source does not report a backlog.
+        retention: The watch over the retention of the broker; None = the source does not report it.
+        freezes: The watch for freezes; None = the broker takes no partitions of a silent process away.
         workers: The workers that call the handler.
         attempts: The keeper of the attempts in the store.
         settler: The settler of finished messages.
@@ -116,17 +135,36 @@ class Run:
         self.name = traits.name
         self._active = False
         self.stopping = False
+        self.at_once = False
         self._exhausted = False
         self._starved = False
+        self._entering = False
         self._given_back: set[PartitionId] = set()
         self.planned = not traits.plans
+        self._target = traits.consumer_target
+        self._plan: Generation | None = None
+        self.has_plan = anyio.Event()
+        if self.planned:
+            self.has_plan.set()
         self.fatal: BaseException | None = None
         self.redelivered: Counter[str] = Counter()
         self._stalls = Stalls(engine.committer)
-        self._failures = FailedAttempts(self.name, handler_name(handler))
-        self._ownership = OwnershipLog(self.name, plans=traits.plans)
+        self._handler_name = handler_name(handler)
+        self._failures = FailedAttempts(self.name, self._handler_name)
+        self._ownership = OwnershipLog(self.name, plans=traits.plans, handler=self._handler_name)
+        # A handler in a thread cannot be cancelled, and a plain handler on the event loop ends before the limit.
+        cancels = is_async(handler) or settings.processes is not None
+        self._cut_off = CutOffLog(
+            self.name, self._handler_name, settings.drain_timeout, "was cancelled" if cancels else "failed"
+        )
+        unordered_without_key = settings.order == "key" and settings.keyless == "any"
+        self._keyless = KeylessWatch(self.name) if unordered_without_key else None
         self._timer_wake = anyio.Event()
         self._receiving = anyio.CancelScope()
+        self._confirmation: Confirmation | None = None
+        if isinstance(source, Confirming) and source.freeze_limit() < NEVER:
+            self._confirmation = Confirmation(self, source, lambda: self.workers)
+        self.freezes = self._confirmation.watch if self._confirmation is not None else None
         self.loop_watch = LoopWatch(
             self.name,
             handler_name(handler),
@@ -135,13 +173,22 @@ class Run:
             else 'leave out sync_handlers="inline", so that it runs in threads',
             clock,
             tap.loop_held,
+            None if self.freezes is None else self.freezes.look,
         )
+        reporting: object = source
+        self.intake = (
+            IntakeWatch(self.name, reporting, settings.unhealthy_after) if isinstance(reporting, Backlogged) else None
+        )
+        self.retention = RetentionWatch(self.name, reporting) if isinstance(reporting, Retaining) else None
         self._enter_loop = entry_of_loop()
-        self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set())
+        # No handler starts between the request to stop and the turn of the loop that serves the request.
+        hold = engine.hold_starts
+        self._told_to_stop = ThreadSafeCall(self._stop, lambda: self._timer_wake.set(), hold)
+        self._told_to_stop_at_once = ThreadSafeCall(self._stop_at_once, lambda: self._timer_wake.set(), hold)
         self._told_to_act = ThreadSafeCall(self.after, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
         # The constructors of the components read these attributes, and call nothing of the run.
-        self.workers = self._workers_for(handler, decode)
+        self.workers: Workers = self._workers_for(handler, decode)
         self.attempts = AttemptKeeper(self, attempts)
         self.settler = Settler(self, source, self.attempts, commits=self._commits)
         close_prefix = self._commits and not traits.hands_over
@@ -152,15 +199,17 @@ class Run:
             self.settler,
             self.attempts,
             self._ownership,
+            self._cut_off,
             settings.grace,
             close_prefix=close_prefix,
         )
-        self.dead_letter_writer = DeadLetterWriter(self, dead_letters)
+        self.dead_letter_writer = DeadLetterWriter(self, dead_letters, self._failures, traits)
 
     def _workers_for(self, handler: Handler, decode: Decode | None) -> Workers:
         """Make the workers for a handler that ``check_handler`` has accepted. Starts nothing."""
         settings = self._settings
         inline, timeout, grace = settings.sync_handlers == "inline", settings.timeout, settings.grace
+        processes = self._processes_for(handler, decode)
         if settings.batch is not None:
             return BatchWorkers(
                 self,
@@ -171,45 +220,96 @@ class Run:
                 grace=grace,
                 inline=inline,
                 decode=decode,
+                processes=processes,
             )
+        if processes is not None:
+            return ThreadWorkers(self, None, grace=grace, processes=processes)
         if is_async(handler) or inline:
             return TaskWorkers(self, async_handler(handler, decode), timeout)
         return ThreadWorkers(self, sync_handler(handler, decode), timeout=timeout, grace=grace)
 
+    def _processes_for(self, handler: Handler, decode: Decode | None) -> ProcessPool | None:
+        settings = self._settings
+        if settings.processes is None:
+            return None
+        return ProcessPool(
+            handler,
+            decode,
+            settings.process_setup,
+            batch=settings.batch is not None,
+            count=settings.processes,
+            timeout=settings.timeout,
+            grace=settings.grace,
+            traced=self.tap.telemetry is not None,
+            refuse=self.stop_because,
+        )
+
     async def run(self) -> None:
         """Consume until ``stop`` is called, a finite source has ended, or the error ``fatal`` stops the run.
 
-        A cancellation stops at once.
+        A cancellation stops the run without a drain.
         """
         try:
             async with anyio.create_task_group() as self._tasks:
                 self._active = True
                 policy = self.engine.policy
                 self._ownership.opened(policy.order, policy.concurrency, policy.max_in_flight)
-                self.loop_watch.start(self.workers.message_in)
+                watched = self.loop_watch.start(self.workers.message_in)
                 self.workers.start(self._tasks)
                 self.start_soon(self._pump)
                 self.start_soon(self.settler.run)
                 self.start_soon(self._timer)
+                if self._confirmation is not None and not watched:
+                    self.start_soon(self._confirmation.look)
                 if self._extend_interval is not None:
                     self.start_soon(self.settler.keep_alive, self._extend_interval)
-                if self.stopping:
+                if self.intake is not None:
+                    self.start_soon(self._watch_intake, self.intake)
+                if self.retention is not None:
+                    self.start_soon(self._watch_retention, self.retention)
+                if self.at_once:
+                    self._tasks.cancel_scope.cancel()
+                elif self.stopping:
                     self._stop_partitions()
         finally:
             self._active = False
+            self.has_plan.set()
             self.loop_watch.stop()
             self.attempts.end()
             self._failures.end(self.clock())
+            self._cut_off.tell()
+
+    @property
+    def ending(self) -> str:
+        """How the run has ended, for the history: ``"drained"``, ``"stopped"`` or ``"failed"``."""
+        if self.fatal is not None:
+            return "failed"
+        # A cancellation may end a drain. After a drain the run owns no partition.
+        drained = self.stopping and not self.at_once and not self.engine.partitions
+        return "drained" if drained else "stopped"
 
     def stop(self) -> None:
         """Receive no more messages, and drain. Does not block. Idempotent. Other threads may call this method."""
         self._told_to_stop()
+
+    def stop_at_once(self) -> None:
+        """Cancel the handlers and end the run. Does not block. Idempotent. Other threads may call this method."""
+        self.at_once = True
+        self._told_to_stop_at_once()
+
+    def _stop_at_once(self) -> None:
+        self.stopping = True
+        if self._active:
+            self._tasks.cancel_scope.cancel()
 
     def _stop(self) -> None:
         if not self.stopping:
             self.stopping = True
             if self._active:
                 self._stop_partitions()
+        if not self.at_once:
+            # The drain may have to close the prefix. The timer has just woken the workers.
+            self.engine.resume_starts()
 
     # --- callbacks of the components
 
@@ -244,19 +344,37 @@ class Run:
         self.lose(partition, "its lease has run out")
         return True
 
-    def stop_because(self, error: BaseException) -> None:
-        """Drain and stop the run; ``run`` raises the first ``error`` that was passed. Does not block."""
+    def stop_because(self, error: BaseException, *, message: Message | None = None, function: str = "") -> None:
+        """Drain and stop the run; the consumer raises the first ``error`` that was passed. Does not block.
+
+        Args:
+            error: The error.
+            message: Message whose handler raised the error; None = another function raised it.
+            function: The argument of the consumer whose function raised the error; "" = no such function did.
+        """
         if self.fatal is None:
             self.fatal = error
             # The caller sees an error of `lanes` with its full text. Any other error needs this log line.
-            level = logging.INFO if isinstance(error, LanesError) else logging.ERROR
-            log.log(level, "%s: stopping: %s: %s", self.name, type(error).__qualname__, error_text(error))
+            known = isinstance(error, LanesError)
+            if message is not None:
+                place = f"{message.partition.id} position {message.position}"
+                function = f"{self._handler_name} at {place}"
+            log.log(
+                logging.INFO if known else logging.ERROR,
+                "%s: stopping: %s: %s%s",
+                self.name,
+                type(error).__qualname__,
+                printable(error_text(error)),
+                f"; raised by {function}" if function else "",
+                # Python shows no traceback of a SystemExit.
+                exc_info=user_traceback(error) if function and not known else None,
+            )
         self.stop()
 
     # --- tasks, and their end
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Start a task. If the task raises an exception, the run drains, and ``run`` raises the exception."""
+        """Start a task. If the task raises an exception, call ``stop_because`` with the exception."""
         self._tasks.start_soon(self._guarded, task, *arguments)
 
     def look_for_due(self) -> None:
@@ -264,7 +382,7 @@ class Run:
         self._timer_wake.set()
 
     async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Run a task. If the task raises an exception, the run drains, and ``run`` raises the exception."""
+        """Run a task. If the task raises an exception, call ``stop_because`` with the exception."""
         try:
             await task(*args)
         except Exception as error:
@@ -303,11 +421,29 @@ class Run:
             events: Sequence[SourceEvent] = ()
             with anyio.CancelScope() as self._receiving:
                 events = await self._source.receive(room)
-            for event in events:
+            left = pieces(events)
+            self._enter_slice(left)
+            while left:
+                await anyio.lowlevel.checkpoint()
+                self._enter_slice(left)
+
+    def _enter_slice(self, events: deque[SourceEvent]) -> None:
+        """Remove and process events until a time slice is used up, so that thousands of messages delay no timer."""
+        begin = self.clock()
+        # Partitions that are lost together share a log line.
+        self._entering = True
+        try:
+            while events:
+                event = events.popleft()
                 if not (self.attempts.active and self.attempts.put_aside(event)):
                     self.enter(event)
-            self._tell_ownership()
-            self.after()
+                if isinstance(event, Delivered) and self.clock() - begin >= TIME_SLICE:
+                    break
+        finally:
+            self._entering = False
+            self._ownership.tell_lost()
+        self._tell_ownership()
+        self.after()
 
     def _tell_ownership(self) -> None:
         if self._ownership.noted:
@@ -320,6 +456,10 @@ class Run:
             check_delivered(self.name, event, stopping=self.stopping)
             if event.partition.live and not event.partition.draining:
                 self.tap.delivered(event.partition, event.run, now)
+            if self.intake is not None:
+                self.intake.delivered(event.partition)
+            if self._keyless is not None and self._keyless.delivered(event):
+                self._keyless = None
             try:
                 engine.receive(event.partition, event.run, event.size, now)
             except PositionFell as error:
@@ -330,15 +470,15 @@ class Run:
             self._assigned(event.partition)
         elif isinstance(event, Progressed):
             engine.progressed(event.partition, event.position, now)
+            if self.intake is not None:
+                self.intake.delivered(event.partition)
             self.settler.wake()
         elif isinstance(event, Revoking):
             self._revoking(event.partition, event.timeout)
         elif isinstance(event, Lost):
             self.lose(event.partition, event.reason)
         elif isinstance(event, Generation):
-            self.planned = True
-            self._ownership.planned(event.number, standby=event.standby)
-            self.tap.planned(event.number, standby=event.standby)
+            self._plan_changed(event)
         elif isinstance(event, Exhausted):
             self._exhausted = True
             self._stop_when_exhausted()
@@ -348,10 +488,32 @@ class Run:
                 "this bug of the source"
             )
 
+    def _plan_changed(self, plan: Generation) -> None:
+        former, self._plan, self.planned = self._plan, plan, True
+        self.has_plan.set()
+        if former is None or (plan.number, plan.standby) != (former.number, former.standby):
+            self._ownership.planned(plan.number, standby=plan.standby)
+            self.tap.planned(plan.number, standby=plan.standby)
+        if plan.under_provisioned != (former is not None and former.under_provisioned):
+            self._ownership.provisioned(plan.number, under=plan.under_provisioned)
+            self.tap.provisioned(plan.number, under=plan.under_provisioned)
+
+    def provision(self) -> Provision:
+        """Return the target of this process, and whether the group exceeds its targets. Any thread may call this."""
+        target, plan = self._target, self._plan
+        if plan is not None:
+            honoured = None if target is None else plan.target_honoured
+            return Provision(target, honoured, plan.under_provisioned)
+        if target is None:
+            return Provision()
+        # Without a plan of the group, this process knows only its own partitions.
+        return Provision(target, target_honoured=False, under_provisioned=len(self.engine.partitions) > target)
+
     def _assigned(self, partition: Partition) -> None:
         check_assigned(self.name, partition, commits=self._commits)
         if self.stopping:
-            # A partition is given back once, or a source that assigns it again each time would never let the run end.
+            # A partition is released once. Otherwise a source that assigns the partition again after each release would
+            # keep the run from ending.
             if partition.id not in self._given_back:
                 self._given_back.add(partition.id)
                 self.start_soon(self._handover.release, partition)
@@ -387,14 +549,9 @@ class Run:
             reason = f"{reason}; {held}"
         zombies = self.engine.lose(partition)
         self._handover.lost(partition)
-        log.warning(
-            "%s: %s lost (%s); the results of its %d running handlers do not count, and its next owner runs their "
-            "messages again",
-            self.name,
-            partition.id,
-            reason,
-            len(zombies),
-        )
+        self._ownership.lost(partition, reason, zombies)
+        if not self._entering:
+            self._ownership.tell_lost()
         self.tap.lost(partition, reason)
         self.workers.cancel(partition)
         self.settler.give_up(partition)
@@ -407,10 +564,13 @@ class Run:
             self.stop()
 
     async def _timer(self) -> None:
-        """The timer for the earliest deadline of held lanes, stalled partitions and counted failures."""
+        """The timer for the earliest deadline of held lanes, bounds, stalled partitions and counted failures."""
         while True:
             self._told_to_stop.serve()
+            self._told_to_stop_at_once.serve()
             self._told_to_act.serve()
+            if self._confirmation is not None:
+                self._confirmation.serve()
             at = min(self._stalls.next_at(), self._failures.next_at(), self.engine.next_due())
             self._timer_wake = anyio.Event()
             with anyio.move_on_after(max(0.0, at - self.clock())):
@@ -423,6 +583,17 @@ class Run:
                 report_stall(stall, self.name, self._settings.max_ahead, now, why)
             # If all handlers hang, no other call pauses the clients.
             self.after()
+
+    async def _watch_intake(self, intake: IntakeWatch) -> None:
+        while not self.stopping:
+            intake.look(self.engine.partitions.values(), self.attempts.room(self.engine.room()), self.clock())
+            await anyio.sleep(intake.period)
+        intake.look((), self.engine.room(), self.clock())
+
+    async def _watch_retention(self, retention: RetentionWatch) -> None:
+        while True:
+            retention.look(self.engine.partitions.values(), self.clock())
+            await anyio.sleep(PERIOD)
 
     # --- effects
 
@@ -438,9 +609,10 @@ class Run:
         tap = self.tap
         if isinstance(effect, fx.Failed):
             self.attempts.failed(effect)
+            # A hold may end sooner than the next deadline, or the failure leaves a handler idle at a bound.
+            self._timer_wake.set()
         if isinstance(effect, fx.Held | fx.Interrupted):
             self._failures.failed(effect, self.clock())
-            self._timer_wake.set()
         if isinstance(effect, fx.Held):
             tap.held(effect.message, effect.delay, asked=effect.failure.delay is not None)
         elif isinstance(effect, fx.Saturated | fx.Resumed):
@@ -470,7 +642,7 @@ class Run:
         elif isinstance(effect, fx.AheadLeft):
             tap.ahead(effect.partition, reached=False, oldest=None)
             self.room_changed()
-        elif isinstance(effect, fx.PauseDue):
+        elif isinstance(effect, fx.PauseDue | fx.PartitionResumed):
             self.room_changed()
 
     def _crossed(self, *, saturated: bool) -> None:

@@ -9,19 +9,20 @@ import anyio.lowlevel
 
 from lanes.core.types import NEVER, Partition, Settlement
 from lanes.errors import is_retryable
+from lanes.loops import Doorbell
 from lanes.observe.health import Unsettled
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.source import Source
 from lanes.workers.context import RunContext
 
 SETTLE_RETRY: Final = (0.05, 1.0)
-"""Seconds before a settlement that may not have left is repeated: the first time, and the maximum."""
+"""Seconds before a failed settlement is repeated: the first time, and the maximum."""
 
 
 class Settler:
     """The settlements of one consumer. At most one settlement of a partition is under way.
 
-    A source that settles each message individually gets the next settlement as soon as the previous call has ended. For
+    A source that settles each message individually gets the next settlement only after the previous call has ended. For
     a source that commits, finished messages enter the ledger at once, and due commits are sent concurrently.
 
     Args:
@@ -49,7 +50,7 @@ class Settler:
         self._under_way = 0
         self._sends: dict[anyio.CancelScope, list[Settlement]] = {}
         self._left = anyio.Event()
-        self._wake = anyio.Event()
+        self._bell = Doorbell()
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self) -> None:
@@ -71,29 +72,23 @@ class Settler:
         engine = self._engine
         if engine.dirty:
             return
-        self._wake = anyio.Event()
         self.idle = True
-        at = engine.commit_at()
-        if at == NEVER:
-            await self._wake.wait()
-        else:
-            with anyio.move_on_after(max(0.0, at - self._clock())):
-                await self._wake.wait()
+        await self._bell.wait(engine.commit_at() - self._clock())
         self.idle = False
 
     def wake(self) -> None:
         """Settle a finished message soon. The call is cheap while the settler is not idle."""
         if self.idle:
             self.idle = False
-            self._wake.set()
+            self._bell.ring()
 
     async def settle_all(self, partition: Partition | None = None) -> None:
-        """Settle every finished message, and wait for concurrent settlements of the same messages.
+        """Settle every finished message, and wait for concurrent commits.
 
         Failed settlements are repeated until the source has failed for good.
 
         Args:
-            partition: The assignment to settle. ``None`` = all assignments.
+            partition: The assignment whose commits to wait for. ``None`` = all assignments.
         """
         pause = SETTLE_RETRY[0]
         while not self._failed:
@@ -136,7 +131,7 @@ class Settler:
         return settlements
 
     async def _commit(self, settlements: list[Settlement]) -> None:
-        """Send commits that are due; a failed commit is due again after ``SETTLE_RETRY``."""
+        """Send commits that are due; a failed commit is due again after ``SETTLE_RETRY[1]`` seconds."""
         self._under_way += 1
         try:
             await self._send(settlements)
@@ -145,7 +140,7 @@ class Settler:
             self._left.set()
 
     def give_up(self, partition: Partition) -> None:
-        """Cancel the commit of a partition that is under way, because it could undo a commit of the next owner.
+        """Cancel a commit under way of a partition, because the commit could undo a commit of the next owner.
 
         Commits of other partitions in the same call are repeated. Does not block. Idempotent.
         """

@@ -1,4 +1,5 @@
 """The workers of a run: they call the handler and report its outcome.
 
-Reading order: ``context``, ``outcomes``, ``tasks``, ``pool``, ``threads``, ``batches``, ``loop_watch``.
+Reading order: ``context``, ``outcomes``, ``wake_limit``, ``tasks``, ``pool``, ``threads``, ``crossing``, ``processes``,
+``child``, ``batches``, ``loop_watch``, ``freezes``, ``overtime``.
 """

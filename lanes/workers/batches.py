@@ -1,14 +1,14 @@
 """Workers for a batch handler. One call handles the heads of several lanes, each with its successors after it.
 
-A worker takes a batch when the batch can be full, or when its first message has waited for ``linger`` seconds.
+A worker takes a batch when the batch can be full, or ``linger`` seconds after the worker has found a ready message.
 
 The history shows the messages of a lane one after the other. The first message of a lane has its ``started`` row before
 the call. The other messages of the lane get their rows when the call has ended, each after the end of its
 predecessor. A message whose outcome is ignored, because a predecessor failed, has no rows of this call.
 
-A plain handler runs in threads, unless ``inline`` is set. A thread makes one call, and a task of the event loop waits
-for the end of the call. A call that has begun keeps its lanes and its thread until it ends, even after its partitions
-are given up.
+A plain handler runs in threads, unless ``inline`` is set. A thread makes one call at a time, and a task of the event
+loop waits for the end of each call. A call that has begun keeps its lanes and its thread until it ends, even after its
+partitions are given up.
 """
 
 from __future__ import annotations
@@ -27,18 +27,45 @@ from anyio.abc import TaskGroup
 from lanes.attempts import given_up_before
 from lanes.core.lane import FINISHED, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
-from lanes.errors import MessageError
-from lanes.handlers import BatchHandler, Decode, fill_data, is_async, refuse_awaitable
+from lanes.handlers import BatchHandler, Decode, is_async, refuse_awaitable
 from lanes.observe.otel import Handling
 from lanes.workers.context import RunContext
-from lanes.workers.outcomes import RESULTS, LeaseExpired, batch_outcomes, cancellation_of, counts, failure, stopping
+from lanes.workers.outcomes import (
+    RESULTS,
+    OwnershipInDoubt,
+    batch_outcomes,
+    cancellation_of,
+    counts,
+    explain,
+    failure,
+    readable,
+    stopping,
+)
+from lanes.workers.overtime import AGAIN, PATIENCE, cancel_once, report_ignored
 from lanes.workers.pool import Pool, handler_context
+from lanes.workers.processes import Killed, ProcessCall, ProcessPool, run_threads
+
+_LOOK_EVERY: Final = 1.0
+"""Seconds between two looks for calls that the timeout has cancelled."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     batch: list[Message] = field(default_factory=list)
     scope: anyio.CancelScope = field(init=False)
+
+
+@dataclass(slots=True, eq=False)
+class _TimedCall:
+    """A call of an async handler with a timeout, in a scope ``gate`` whose shield bounds the rate of cancellations.
+
+    ``since`` is the time at which a look first found the call cancelled; None = the call is not cancelled.
+    """
+
+    batch: list[Message]
+    gate: anyio.CancelScope
+    since: float | None = None
+    reported: bool = False
 
 
 class BatchWorkers:
@@ -51,11 +78,12 @@ class BatchWorkers:
         context: The run.
         handler: Function of a list of messages.
         size: Maximum number of messages of a batch.
-        linger: Seconds that a batch waits for more messages.
-        timeout: Seconds that a call may take. ``None`` = no limit.
+        linger: Maximum number of seconds that a batch waits for more messages.
+        timeout: Seconds after which a call is cancelled, or a call in a thread is reported. ``None`` = no limit.
         grace: Seconds that running calls in threads get to end at the end of the run.
         inline: Whether a plain function runs on the event loop instead of in threads.
         decode: Function for ``Message.data``.
+        processes: The processes of a plain function. ``None`` = the function runs in this process.
     """
 
     def __init__(
@@ -69,6 +97,7 @@ class BatchWorkers:
         grace: float,
         inline: bool,
         decode: Decode | None,
+        processes: ProcessPool | None = None,
     ) -> None:
         self._engine = context.engine
         self._handler = handler
@@ -79,21 +108,31 @@ class BatchWorkers:
         self._size = size
         self._linger = linger
         self._timeout = timeout
-        self._decode = decode
+        self._decode = decode if processes is None else None
+        self._processes = processes
         in_threads = not self._awaits and not inline
-        self._threads = _BatchThreads(self._outcomes_now, context, timeout=timeout, grace=grace) if in_threads else None
+        self._threads = (
+            _BatchThreads(self._outcomes_now, context, timeout=timeout, grace=grace, processes=processes)
+            if in_threads
+            else None
+        )
         self._workers = [_Worker() for _ in range(context.engine.concurrency)]
         self._loop_watch = context.loop_watch
+        self._freezes = context.freezes
         # Seconds that the workers leave to the loop before the next call, and the number of turns left to the loop so
         # far.
         self._rest = 0.0
         self._round = 0
         self._wake = anyio.Event()
+        # The calls of an async handler with a timeout, by their scopes.
+        self._timed: dict[anyio.CancelScope, _TimedCall] = {}
 
     def start(self, tasks: TaskGroup) -> None:
         """Start the worker tasks; they run until the task group is cancelled."""
         if self._threads is not None:
             self._threads.start(tasks)
+        elif self._awaits and self._timeout is not None:
+            tasks.start_soon(self._watch, self._timeout)
         for worker in self._workers:
             tasks.start_soon(self._work, worker)
 
@@ -101,15 +140,20 @@ class BatchWorkers:
         """Wake the workers. ``taking`` has no effect, because a batch takes every ready message up to its size."""
         self._wake.set()
 
+    def hold(self) -> None:
+        """Do nothing: each call looks for a freeze before it begins."""
+
     def cancel(self, partition: Partition) -> None:
         """Cancel the calls with messages of a partition."""
         for worker in self._workers:
             if any(message.partition is partition for message in worker.batch):
                 worker.scope.cancel()
+        if self._processes is not None:
+            self._processes.cancel(partition)
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Return the first message of each call that has run in a thread for ``timeout`` seconds or longer."""
-        return [] if self._threads is None else self._threads.pool.stuck(now, timeout)
+        return [] if self._threads is None or self._processes is not None else self._threads.pool.stuck(now, timeout)
 
     def message_in(self, frame: FrameType) -> Message | None:
         """Return the first message of the call that a frame makes; None = the frame makes no call of these workers."""
@@ -152,6 +196,9 @@ class BatchWorkers:
             while self._rest:
                 # Another worker's call has held the loop, so no call starts before the loop has had its turn.
                 await self._yield_to_loop()
+            if self._freezes is not None and self._freezes.look(self._clock()):
+                await self._freezes.wait()
+                continue
             batch = engine.take_batch(self._size)
             if batch:
                 return batch
@@ -174,7 +221,7 @@ class BatchWorkers:
                 tap.history.flush()
             with handling or contextlib.nullcontext():
                 outcomes = await self._outcomes(batch)
-        except LeaseExpired:
+        except OwnershipInDoubt:
             # The call has ended. A worker without a batch is not cancelled by the loss of a partition.
             worker.batch = []
             self._lose_overdue(batch)
@@ -191,14 +238,15 @@ class BatchWorkers:
                 self._context.after()
                 raise cancellation from None
             if isinstance(error, Exception) and counts(error):
+                explain(error, batch=True)
                 self._finish(worker, [failure(error)] * len(batch), "error", error, handling)
                 return
             self._finish(worker, [ABANDON] * len(batch), "error", error, handling)
-            self._context.stop_because(stopping(error, batch[0]))
+            self._context.stop_because(stopping(error, batch[0]), message=batch[0])
             if isinstance(error, GeneratorExit):
                 raise
         else:
-            # The loss precedes the rows, because a message of a lost partition does not count and gets no rows.
+            # The loss precedes the rows, because in a lost partition only the first message of a lane gets rows.
             self._lose_overdue(batch)
             self._finish(worker, outcomes, "ok", None, handling)
 
@@ -211,8 +259,12 @@ class BatchWorkers:
         sound, outcomes = self._read(batch)
         return self._of_all(batch, sound, await self._awaited(sound) if sound else None, outcomes)
 
-    def _outcomes_now(self, batch: list[Message]) -> list[Outcome]:
+    def _outcomes_now(self, batch: list[Message], process: ProcessCall | None = None) -> list[Outcome]:
         sound, outcomes = self._read(batch)
+        if process is not None:
+            if sound:
+                outcomes.update(zip(sound, process.handle_batch(sound), strict=True))
+            return [outcomes[message] for message in batch]
         return self._of_all(batch, sound, self._handler(sound) if sound else None, outcomes)
 
     def _lose_overdue(self, batch: list[Message]) -> None:
@@ -222,38 +274,50 @@ class BatchWorkers:
 
     def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
         """Return the readable messages, and the outcomes of the others. An unreadable message stops its lane."""
-        unreadable: set[_Lane] = set()
-        outcomes: dict[Message, Outcome] = {}
-        sound = []
-        for message in batch:
-            lane = (message.partition, message.lane)
-            if message.lane is not None and lane in unreadable:
-                outcomes[message] = ABANDON  # The engine returns a message after a failure to its lane.
-                continue
-            try:
-                if message.broken is not None:
-                    raise message.broken
-                if self._decode is not None:
-                    fill_data(message, self._decode)
-            except MessageError as error:
-                outcomes[message] = failure(error)
-                unreadable.add(lane)
-            else:
-                sound.append(message)
-        if _overdue(batch, self._clock()):
-            raise LeaseExpired
+        sound, outcomes = readable(batch, self._decode)
+        now = self._clock()
+        if _overdue(batch, now) or (self._freezes is not None and self._freezes.look(now)):
+            raise OwnershipInDoubt
         return sound, outcomes
 
+    async def _watch(self, timeout: float) -> None:
+        """Cancel each call again that goes on after its cancellation by the timeout, and report it once."""
+        try:
+            while True:
+                now = self._clock()
+                late = [call for scope, call in self._timed.items() if scope.cancel_called]
+                for call in late:
+                    self._look_at(call, now, timeout)
+                await anyio.sleep(AGAIN if late else _LOOK_EVERY)
+        finally:
+            # The end of the run must reach each call.
+            for call in self._timed.values():
+                call.gate.shield = False
+
+    def _look_at(self, call: _TimedCall, now: float, timeout: float) -> None:
+        if call.since is None:
+            call.since = now
+            return
+        cancel_once(call.gate)
+        age = now - call.since
+        if age >= PATIENCE and not call.reported:
+            call.reported = True
+            report_ignored(self._handler, call.batch[0], age, timeout)
+
     async def _awaited(self, batch: list[Message]) -> object:
-        with anyio.move_on_after(self._timeout):
-            return await cast(Awaitable[object], self._handler(batch))
+        with anyio.move_on_after(self._timeout) as scope, anyio.CancelScope() as gate:
+            if self._timeout is not None:
+                self._timed[scope] = _TimedCall(batch, gate)
+            try:
+                return await cast(Awaitable[object], self._handler(batch))
+            finally:
+                self._timed.pop(scope, None)
         raise TimeoutError(f"the handler did not end within timeout={self._timeout:g} s")
 
     def _of_all(
         self, batch: list[Message], sound: list[Message], returned: object, outcomes: dict[Message, Outcome]
     ) -> list[Outcome]:
-        if not self._awaits:
-            refuse_awaitable(self._handler, returned, batch[0])
+        refuse_awaitable(self._handler, returned, batch[0])
         if sound:
             outcomes.update(zip(sound, batch_outcomes(sound, returned), strict=True))
         return [outcomes[message] for message in batch]
@@ -341,27 +405,36 @@ class _BatchThreads:
         context: The run.
         timeout: Seconds after which a running call is reported once in the log. ``None`` = never.
         grace: Seconds that running calls get to end when the task group is cancelled.
+        processes: The processes in which ``handle`` calls the handler, each through its second argument.
     """
 
     def __init__(
         self,
-        handle: Callable[[list[Message]], list[Outcome]],
+        handle: Callable[[list[Message], ProcessCall | None], list[Outcome]],
         context: RunContext,
         *,
         timeout: float | None,
         grace: float,
+        processes: ProcessPool | None,
     ) -> None:
         self._handle = handle
-        self._timeout = timeout
+        self._processes = processes
+        self._timeout = timeout if processes is None else None
         self._grace = grace
         self._calls: dict[_Call, None] = {}
         self.pool: Pool[_Call, _Call] = Pool(
-            self._run, lambda call: call.batch[0], context.engine.concurrency, context.clock
+            self._run,
+            lambda call: call.batch[0],
+            context.engine.concurrency,
+            context.clock,
+            None if processes is None else processes.end,
         )
 
     def start(self, tasks: TaskGroup) -> None:
         """Serve calls until the task group is cancelled, then end the threads. No thread starts before a call."""
         self.pool.open()
+        if self._processes is not None:
+            self._processes.start()
         tasks.start_soon(self._serve)
         if self._timeout is not None:
             tasks.start_soon(self.pool.watch, self._timeout)
@@ -392,8 +465,14 @@ class _BatchThreads:
 
     async def _serve(self) -> None:
         try:
-            # A call counts while the outcome of one of its messages counts.
-            await self.pool.run(self._end_calls, self._grace, lambda call: any(m.partition.live for m in call.batch))
+            # A call counts while the outcome of one of its messages counts. In a process, each call ends soon.
+            await run_threads(
+                self.pool,
+                self._processes,
+                self._end_calls,
+                self._grace,
+                lambda call: any(m.partition.live for m in call.batch),
+            )
         finally:
             for call in self._calls:
                 call.done.set()
@@ -408,7 +487,14 @@ class _BatchThreads:
     def _run(self, call: _Call, now: float) -> _Call:
         if not self.pool.ending:
             try:
-                call.outcomes = call.context.run(self._handle, call.batch)
+                if self._processes is None:
+                    call.outcomes = call.context.run(self._handle, call.batch, None)
+                else:
+                    with self._processes.take(call.batch) as process:
+                        call.outcomes = call.context.run(self._handle, call.batch, process)
+            except Killed:
+                # The task of this call is cancelled.
+                pass
             except BaseException as error:
                 call.error = error
         return call

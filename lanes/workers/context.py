@@ -13,6 +13,7 @@ from lanes.core.engine import Engine
 from lanes.core.types import Message, Partition
 from lanes.observe.tap import Tap
 from lanes.source import SourceEvent
+from lanes.workers.freezes import FreezeWatch
 from lanes.workers.loop_watch import LoopWatch
 
 
@@ -24,6 +25,7 @@ class RunContext(Protocol):
         clock: Monotonic clock in seconds. Threads may call the clock.
         tap: The observers of the run.
         loop_watch: The watch over the event loop.
+        freezes: The watch for freezes; None = the broker takes no partitions of a silent process away.
         name: Name of the source in log lines.
     """
 
@@ -31,6 +33,7 @@ class RunContext(Protocol):
     clock: Clock
     tap: Tap
     loop_watch: LoopWatch
+    freezes: FreezeWatch | None
     name: str
 
     def after(self, *, taking: int = 0) -> None:
@@ -40,10 +43,13 @@ class RunContext(Protocol):
         """
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        """Start a task. If the task raises an exception, the run drains, and ``Run.run`` raises the exception."""
+        """Start a task. If the task raises an exception, call ``stop_because`` with the exception."""
 
-    def stop_because(self, error: BaseException) -> None:
-        """Drain and stop the run; ``Run.run`` then raises the first ``error`` that was passed."""
+    def stop_because(self, error: BaseException, *, message: Message | None = None) -> None:
+        """Drain and stop the run; the consumer then raises the first ``error`` that was passed.
+
+        ``message``: message whose handler raised the error, for the log.
+        """
 
     def enter(self, event: SourceEvent) -> None:
         """Process an event of the source that was put aside."""
@@ -72,6 +78,9 @@ class Workers(Protocol):
 
     def wake(self, *, taking: int = 0) -> None:
         """Wake workers for the ready lanes. ``taking``: number of ready lanes that the caller takes itself."""
+
+    def hold(self) -> None:
+        """Start no handler while the watch for freezes holds handlers back. Any thread may call this method."""
 
     def cancel(self, partition: Partition) -> None:
         """Cancel the handlers that run for a partition, if they can be cancelled."""

@@ -1,4 +1,4 @@
-"""The watch over the event loop of a run, by a thread that asks the loop for a turn ten times a second.
+"""The watch over the event loop of a run, by a thread that asks the loop for a turn up to ten times a second.
 
 A handler holds the loop if it blocks, for example in ``time.sleep`` or in a client without asyncio. Meanwhile nothing
 else on the loop runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn, finds
@@ -23,6 +23,7 @@ from typing import Final
 from lanes.clock import Clock, monotonic
 from lanes.core.types import Message
 from lanes.loops import entry_of_loop
+from lanes.workers.freezes import PULSE
 
 log = logging.getLogger("lanes")
 
@@ -33,7 +34,7 @@ HELD_AFTER: Final = 0.1
 """Seconds without an answer after which the loop counts as held."""
 
 WARNED_AFTER: Final = 1.0
-"""Seconds without an answer after which the handler that holds the loop is named."""
+"""Seconds without an answer after which the log names the function that holds the loop."""
 
 WARNED_EVERY: Final = 30.0
 """Minimum number of seconds between the warnings about two holds, because each message may hold the loop."""
@@ -45,13 +46,13 @@ _REST_SHARE: Final = 0.01
 """Part of the held time that the workers leave to the loop after a hold."""
 
 _REST_LIMIT: Final = 0.05
-"""Maximum number of seconds that the workers leave to the loop. An answer of a broker arrives within this time."""
+"""Maximum number of seconds that the workers leave to the loop, for example for the answers of a broker."""
 
 _LATE_AFTER: Final = 0.5
 """Excess of a wait of the thread over its length, in seconds, above which the thread could not run."""
 
 _COMPUTED_SHARE: Final = 0.1
-"""Part of these seconds for which the loop's thread used a processor if a function kept the interpreter's lock.
+"""Minimum part of that excess for which the loop's thread used a processor, if a function kept the interpreter's lock.
 
 The part is small, because other processes may use the processor too.
 """
@@ -110,17 +111,27 @@ class LoopWatch:
         remedy: Text for the log that tells what to do about a handler that holds the loop.
         clock: Clock of the run. Without a real clock, in a simulation, no thread watches.
         lost: Called by the thread with the seconds of each hold.
+        pulse: Called by the thread with the time, at least every ``PULSE`` seconds. None = not called.
 
     Attributes:
         seconds: Seconds for which the loop was held since the start, in pieces of 0.1 s or longer.
     """
 
-    def __init__(self, name: str, handler: str, remedy: str, clock: Clock, lost: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        handler: str,
+        remedy: str,
+        clock: Clock,
+        lost: Callable[[float], None],
+        pulse: Callable[[float], object] | None = None,
+    ) -> None:
         self._name = name
         self._handler = handler
         self._remedy = remedy
         self._clock = clock
         self._lost = lost
+        self._pulse = pulse
         self.seconds = 0.0
         self._message_in: Callable[[FrameType], Message | None]
         self._enter: Callable[[Callable[[], None]], object]
@@ -147,14 +158,17 @@ class LoopWatch:
 
     # --- on the event loop
 
-    def start(self, message_in: Callable[[FrameType], Message | None]) -> None:
+    def start(self, message_in: Callable[[FrameType], Message | None]) -> bool:
         """Start the thread.
 
         Args:
             message_in: Returns the message whose handler a frame calls, or None. The thread calls the function.
+
+        Returns:
+            Whether the thread runs.
         """
         if self._clock is not monotonic:
-            return
+            return False
         self._message_in = message_in
         self._enter = entry_of_loop()
         self._loop_thread = threading.get_ident()
@@ -170,8 +184,9 @@ class LoopWatch:
                 self._name,
                 error,
             )
-        else:
-            self._thread = thread
+            return False
+        self._thread = thread
+        return True
 
     def stop(self) -> None:
         """End the thread, after its last lines. Idempotent."""
@@ -236,8 +251,13 @@ class LoopWatch:
     def _waits(self, event: threading.Event, within: float) -> bool:
         """Wait for an event, and find out why this thread could not run meanwhile."""
         before, computed = self._clock(), self._computed()
-        found = event.wait(within)
-        late = self._clock() - before - within
+        found, now = False, before
+        while not found and (left := before + within - now) > 0.0:
+            found = event.wait(left if self._pulse is None else min(left, PULSE))
+            now = self._clock()
+            if self._pulse is not None:
+                self._pulse(now)
+        late = now - before - within
         if late > _LATE_AFTER:
             # The loop may have computed for the whole wait that was asked for.
             busy = self._computed() - computed - within > late * _COMPUTED_SHARE
@@ -264,7 +284,7 @@ class LoopWatch:
         self._since = 0.0
         seconds = self._answered - asked - self._frozen
         if seconds <= 0.0:
-            # The run has ended, and no hold with it.
+            # The run has ended, and no function held the loop.
             return
         if holder is None and self._locked_by is not None:
             # ``_report_locked`` follows, with the whole time.
@@ -311,7 +331,7 @@ class LoopWatch:
         self._lost(seconds)
 
     def _tell(self, holder: _Holder, seconds: float) -> bool:
-        """Log that a hold goes on, and return whether it is time for a line."""
+        """Log that a hold goes on, unless the last line is too new, and return whether a line was logged."""
         before = self._time_for_a_line()
         if before is None:
             return False
@@ -333,7 +353,8 @@ class LoopWatch:
         self._warn_at = now + WARNED_EVERY
         if not self._untold:
             return ""
-        before = f"; since the last such line it was held {self._untold} more time(s), for {self._untold_seconds:.1f} s"
+        times, lasted = self._untold, self._untold_seconds
+        before = f"; since the last such line the loop was held {times} more time(s), for {lasted:.1f} s"
         self._untold, self._untold_seconds = 0, 0.0
         return before
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import linecache
 import random
-from collections.abc import Sequence
-from typing import Final
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
 
 import anyio
 
+from lanes.arguments import kind_of
 from lanes.attempts import GivenUpBefore, given_up_before
 from lanes.core.lane import ABANDONED, BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED, HELD
-from lanes.core.types import ABANDON, ACK, RETURN, Failure, Message, Outcome
+from lanes.core.types import ABANDON, ACK, RETURN, Failure, LaneId, Message, Outcome, Partition
+from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, HandlerHalted, MessageError, Nak, Term
+from lanes.handlers import Decode, fill_data
 from lanes.observe.otel import Handling, Result
 from lanes.workers.context import RunContext
 
@@ -26,8 +31,35 @@ RESULTS: Final[dict[int, Result]] = {
 """The result in telemetry, by the state of a message after its handler has ended."""
 
 
-class LeaseExpired(BaseException):
-    """The result of a handler that was not called, because the lease of the message had expired."""
+_LIST_WANTED: Final = re.compile("'Message' object is not (iterable|subscriptable)|object of type 'Message' has no len")
+
+
+_CALLED: Final = "'bytes' object is not callable"
+
+_MEANT: Final[Mapping[str, str]] = {
+    "data": "pass decode=… to the consumer, or read message.value",
+    **dict.fromkeys(
+        ("ack", "ack_sync", "acknowledge", "commit", "in_progress"),
+        "leave the call out, because lanes acknowledges the message after the handler returns",
+    ),
+    **dict.fromkeys(("nak", "nack", "reject"), "write raise lanes.Nak(…)"),
+    "term": "write raise lanes.Term(…)",
+    "topic": "read message.subject",
+    **dict.fromkeys(("offset", "sequence", "seq"), "read message.position"),
+    **dict.fromkeys(("payload", "body"), "read message.value"),
+    "timestamp": "read message.raw, the message of the client",
+}
+"""The remedy by an attribute that messages of the clients have and a ``Message`` has not."""
+
+
+_NO_PAIRS: Final = re.compile("(list|tuple)'? (indices must be integers or slices, not str|object has no attribute)")
+"""Texts of Python for headers that are used like a dictionary."""
+
+_PAIRS: Final = "message.headers is a list of pairs of name and bytes; read dict(message.headers)"
+
+
+class OwnershipInDoubt(BaseException):
+    """The result of a handler that was not called: its lease had expired, or a freeze put the ownership in doubt."""
 
 
 def counts(error: BaseException) -> bool:
@@ -53,19 +85,94 @@ def failure(error: Exception) -> Failure:
     return Failure(error, random.random())
 
 
+_Lane = tuple[Partition, LaneId]
+
+
+def readable(batch: Sequence[Message], decode: Decode | None) -> tuple[list[Message], dict[Message, Outcome]]:
+    """Divide a batch into readable messages and the outcomes of the others. An unreadable message stops its lane.
+
+    Args:
+        batch: Messages of one call.
+        decode: Function for ``Message.data``; None = no function.
+
+    Returns:
+        The readable messages in their order, and the outcome of each other message.
+    """
+    unreadable: set[_Lane] = set()
+    outcomes: dict[Message, Outcome] = {}
+    sound = []
+    for message in batch:
+        lane = (message.partition, message.lane)
+        if message.lane is not None and lane in unreadable:
+            outcomes[message] = ABANDON  # The engine returns the messages after a failed message to their lane.
+            continue
+        try:
+            if message.broken is not None:
+                raise message.broken
+            if decode is not None:
+                fill_data(message, decode)
+        except MessageError as error:
+            outcomes[message] = failure(error)
+            unreadable.add(lane)
+        else:
+            sound.append(message)
+    return sound, outcomes
+
+
 def batch_outcomes(batch: Sequence[Message], returned: object) -> list[Outcome]:
     """Return the outcomes of a batch handler that returned. After an invalid result, every message has failed."""
     if returned is None:
         return [ACK] * len(batch)
-    if isinstance(returned, list | tuple) and len(returned) == len(batch):
-        wrong = [one for one in returned if one is not None and not (isinstance(one, BaseException) and counts(one))]
-        if not wrong:
+    fault = kind_of(returned)
+    if isinstance(returned, list | tuple):
+        wrong = next((index for index, one in enumerate(returned) if not _is_outcome(one)), None)
+        if len(returned) == len(batch) and wrong is None:
             return [ACK if one is None else failure(one) for one in returned]
+        if len(returned) != len(batch):
+            fault = f"{fault} of length {len(returned)}"
+        else:
+            fault = f"{fault} with {kind_of(returned[cast(int, wrong)])} at index {wrong}"
     nonsense = TypeError(
-        f"the batch handler returned a {type(returned).__name__}: return None, or a list with None or an exception for "
-        f"each of its {len(batch)} messages"
+        f"the batch handler returned {fault}: return None, or a list with None or an exception for each of its "
+        f"{len(batch)} messages"
     )
     return [failure(nonsense)] * len(batch)
+
+
+def _is_outcome(one: object) -> bool:
+    return one is None or (isinstance(one, BaseException) and counts(one))
+
+
+def explain(error: BaseException, *, batch: bool = False) -> None:
+    """Add the remedy to the exception of a handler that uses its argument wrongly. Any other exception stays unchanged.
+
+    Args:
+        error: The exception.
+        batch: Whether the handler gets lists of messages.
+    """
+    remedy = ""
+    if isinstance(error, AttributeError):
+        used: object = error.obj
+        if isinstance(used, Message):
+            remedy = _MEANT.get(error.name or "", "")
+        elif batch and isinstance(used, list) and used and isinstance(used[0], Message):
+            remedy = "with Settings(batch=…) the handler gets a list of messages; loop over it, or leave batch out"
+    elif isinstance(error, TypeError) and _CALLED in error_text(error):
+        remedy = "message.value and message.key are attributes; read them without ()"
+    elif isinstance(error, TypeError) and not batch and _LIST_WANTED.search(error_text(error)):
+        remedy = "the handler gets one Message, with attributes such as message.value; Settings(batch=…) passes lists"
+    if not remedy and isinstance(error, AttributeError | TypeError) and _NO_PAIRS.search(error_text(error)):
+        remedy = _PAIRS if "headers" in _line_of(error) else ""
+    if remedy and len(error.args) == 1 and remedy not in str(error.args[0]):
+        error.args = (f"{error.args[0]}: {remedy}",)
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the source line that raised an exception; "" = unknown."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
 
 
 def cancellation_of(error: BaseException) -> BaseException | None:
@@ -112,19 +219,20 @@ class OutcomeReporter:
             self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
-        """Give up a message whose lease expired after its ``started`` row was written. The handler is not called."""
+        """Return a message whose ownership came into doubt after its ``started`` row. The handler is not called."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
         """Report a handler that raised an exception, which is a failed attempt or stops the consumer."""
         if isinstance(error, Exception) and counts(error):
+            explain(error)
             self.finish(message, failure(error), "error", error, handling)
             return
-        # After an unexpected cancellation, KeyboardInterrupt, SystemExit or MemoryError the message stays unsettled.
-        # The broker redelivers it.
+        # After any other exception, such as an unexpected cancellation or a ConfigError, the message stays unsettled.
+        # The broker redelivers the message.
         self.finish(message, ABANDON, "error", error, handling)
-        self._context.stop_because(stopping(error, message))
+        self._context.stop_because(stopping(error, message), message=message)
 
     def finish(
         self,

@@ -1,7 +1,7 @@
 """A pool of threads for plain handlers: the event loop queues calls, and the threads return results.
 
-The first of several results wakes the loop, which then reads all results. A call therefore needs no separate task,
-event or lock.
+The first of several results wakes the loop, which then reads all results. The pool therefore needs no task, event or
+lock for a call.
 
 A thread cannot be cancelled. Only ``get`` takes a call out of the queue, so a call belongs to one thread, or to the
 loop that takes the call back. A call that has begun keeps its thread until the call ends. Only the end of the whole run
@@ -63,6 +63,7 @@ class Pool(Generic[Call, Result]):
         message_of: Function that returns the message by which the log names a call.
         concurrency: Maximum number of threads.
         clock: Monotonic clock in seconds.
+        on_end: Function that is called when the run ends, after ``ending`` is set; None = no function.
 
     Attributes:
         results: Results that the loop has not read yet.
@@ -75,6 +76,7 @@ class Pool(Generic[Call, Result]):
         message_of: Callable[[Call], Message],
         concurrency: int,
         clock: Clock,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.results: deque[Result] = deque()
         self.ending = False
@@ -82,6 +84,7 @@ class Pool(Generic[Call, Result]):
         self._message_of = message_of
         self._concurrency = concurrency
         self._clock = clock
+        self._on_end = on_end
         self._queue: SimpleQueue[Call | None] = SimpleQueue()
         self._threads: list[_Thread[Call]] = []
         self._waking = False
@@ -162,10 +165,10 @@ class Pool(Generic[Call, Result]):
             await anyio.sleep(max(due - now, 0.001))
 
     async def run(self, turn: Callable[[], None], grace: float, counts: Callable[[Call], bool]) -> None:
-        """Call ``turn`` whenever a call has ended, and after each ``wake``, until cancelled.
+        """Call ``turn`` after calls have ended, and after ``wake``, until cancelled.
 
-        After the cancellation no call begins. Running calls get a grace, with a ``turn`` for each end, and a last
-        ``turn`` at the end of the grace. Calls that run longer are abandoned.
+        After the cancellation no call begins. Running calls whose results count get a grace to end. After the grace,
+        the remaining calls are abandoned.
 
         Args:
             turn: Function that reads the results.
@@ -197,6 +200,8 @@ class Pool(Generic[Call, Result]):
         self.ending = True
         for _ in self._threads:
             self._queue.put(None)
+        if self._on_end is not None:
+            self._on_end()
 
     async def _join(self, turn: Callable[[], None], grace: float, counts: Callable[[Call], bool]) -> None:
         with anyio.move_on_after(grace):
@@ -212,8 +217,9 @@ class Pool(Generic[Call, Result]):
             if thread.ended:
                 # The thread has run its last line, so this waits only for the system.
                 thread.thread.join()
-        left = self._running()
+        left = [call for call in self._running() if counts(call)]
         if left:
+            # The drain or the loss of the partition has reported the calls whose results no longer count.
             _report_abandoned([self._message_of(call) for call in left])
 
     def _running(self) -> list[Call]:
@@ -263,7 +269,7 @@ def handler_context() -> contextvars.Context:
 def _report_stuck(message: Message, age: float, timeout: float) -> None:
     log.error(
         "%s position %d attempt %d: the handler has been running for %.1f s in a thread, longer than timeout=%g s. It "
-        "cannot be cancelled, and keeps its lane and its thread until it returns",
+        "cannot be cancelled, and keeps its lane and its thread until it returns; raise timeout=, or let it end sooner",
         message.partition.id,
         message.position,
         message.attempt,

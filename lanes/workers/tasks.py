@@ -1,14 +1,15 @@
 """Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
 A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle
-worker sleeps on an event and is woken only for a ready lane. The task of a worker starts when the worker is woken for
-the first time. A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event
-loop before its next message, so heartbeats and settlements continue. A handler that has suspended has yielded
-already. After a handler that has held the loop for longer, all workers rest for a moment, in which the answers of a
-broker can arrive.
+worker sleeps on an event and is woken only for a ready lane. ``WakeLimit`` decides how many workers are woken in one
+turn of the loop. The task of a worker starts when the worker is woken for the first time.
 
-With a ``History``, every worker yields once before each handler. The first worker to resume writes the ``started`` rows
-of all workers by one ``write``. So no handler is called before its row is in the file or was given up.
+A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
+message, so heartbeats and settlements continue. A handler that has suspended has yielded already. After a handler that
+has held the loop for longer, all workers rest for a moment, in which the answers of a broker can arrive.
+
+With a ``History``, every worker yields at least once before each handler. The first worker to resume writes the
+``started`` rows of all workers by one ``write``. So no handler is called before its row is in the file or was given up.
 """
 
 from __future__ import annotations
@@ -24,16 +25,13 @@ from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
-from lanes.handlers import AsyncHandler
+from lanes.handlers import AsyncHandler, check_returned
 from lanes.observe.otel import Handling
 from lanes.workers.context import RunContext
+from lanes.workers.freezes import StartLooks
 from lanes.workers.outcomes import RESULTS, OutcomeReporter, cancellation_of, failure
-
-TIME_SLICE: Final = 0.005
-"""Seconds that handlers may run without suspending before the workers yield to the event loop."""
-
-_WAKING_LIMIT: Final = 8
-"""Maximum number of woken workers that have not run yet."""
+from lanes.workers.overtime import AGAIN, BURST, PATIENCE, cancel_once, report_ignored
+from lanes.workers.wake_limit import FEW, SURE, TIME_SLICE, WakeLimit
 
 _STRIDE_LIMIT: Final = 64
 """Maximum number of messages between two reads of the clock."""
@@ -45,7 +43,13 @@ class _Worker:
     started: float = 0.0
     cancelled: bool = False
     timed_out: bool = False
+    # Time of the cancellation of a handler that has timed out; NEVER = the log has reported the handler.
+    cancelled_at: float = NEVER
+    # Time of the next single cancellation of a handler that has timed out; NEVER = no handler has timed out.
+    again_at: float = NEVER
     scope: anyio.CancelScope = field(init=False)
+    # The scope within ``scope``, whose shield bounds the rate of cancellations.
+    gate: anyio.CancelScope = field(init=False)
     wake: anyio.Event = field(init=False)
 
 
@@ -68,6 +72,8 @@ class TaskWorkers:
         self._history = tap.history
         self._telemetry = tap.telemetry
         self._loop_watch = context.loop_watch
+        self._freezes = context.freezes
+        self._looks = None if context.freezes is None else StartLooks(context.freezes, clock)
         self._timeout = timeout
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
@@ -76,20 +82,25 @@ class TaskWorkers:
         self._tasks: TaskGroup
         self._handler_context: contextvars.Context
         self._latest: _Worker | None = None
+        # Number of woken workers that have not run yet. They are woken together, and run in one turn of the loop.
         self._waking = 0
+        # Number of woken workers that have run, out of those woken last.
+        self._ran = 0
+        # Number of workers without a message that yield to the loop.
+        self._waiting = 0
         # With a history, handlers that start together share one ``write``, so their workers are woken together.
         self._grouped = tap.history is not None and tap.history.group_commit
-        self._waking_limit = engine.concurrency if self._grouped else _WAKING_LIMIT
+        self._wake_limit = WakeLimit(engine.concurrency, grouped=self._grouped)
         # Set when the slice is used up, until the loop has had its turn.
         self._yielding = False
         self._rest = 0.0
         self._round = 0
-        self._slice_start = self._looked = clock()
+        self._slice_start = self._looked = self._batch_start = clock()
         self._stride = 1
         self._countdown = 1
 
     def start(self, tasks: TaskGroup) -> None:
-        """Start a worker task whenever one is needed; the tasks run until the task group is cancelled."""
+        """Start worker tasks on demand; the tasks run until the task group is cancelled."""
         self._tasks = tasks
         self._handler_context = contextvars.copy_context()
         self._unstarted = self._engine.concurrency
@@ -98,18 +109,25 @@ class TaskWorkers:
 
     def wake(self, *, taking: int = 0) -> None:
         """Wake idle workers for the ready lanes. ``taking``: number of ready lanes that the caller takes."""
-        # Woken workers take their share and wake further workers. If handlers do not suspend, the first few workers
-        # handle all messages, and to wake a worker costs more than a message.
-        waking, limit = self._waking, self._waking_limit
-        if waking >= limit or not (self._idle or self._unstarted):
+        # The last of several woken workers wakes further workers, and so does a worker that has yielded. If handlers do
+        # not suspend, the first few workers handle all messages, and to wake a worker costs more than a message.
+        waiting, limit = self._waiting, self._wake_limit
+        if self._waking or (waiting >= FEW and not limit.share) or not (self._idle or self._unstarted):
             return
-        needed = self._engine.ready - taking - waking
-        for _ in range(min(len(self._idle) + self._unstarted, needed, limit - waking)):
+        ready = self._engine.ready - taking
+        if ready <= waiting:
+            return
+        self._ran = 0
+        for _ in range(min(len(self._idle) + self._unstarted, ready - waiting, limit(ready) - waiting)):
             self._waking += 1
             if self._idle:
                 self._idle.pop().wake.set()
             else:
                 self._begin()
+
+    def hold(self) -> None:
+        """Start no handler while the watch for freezes holds handlers back. Any thread may call this method."""
+        self._yielding = True
 
     def cancel(self, partition: Partition) -> None:
         """Cancel the handlers that run for a partition, and no others."""
@@ -132,17 +150,54 @@ class TaskWorkers:
 
     async def _watch(self, timeout: float) -> None:
         """Cancel every handler that takes too long, with one timer for all handlers."""
+        try:
+            await self._cancel_late(timeout)
+        finally:
+            # The end of the run must reach each handler.
+            for worker in self._workers:
+                if worker.again_at != NEVER:
+                    worker.gate.shield = False
+
+    async def _cancel_late(self, timeout: float) -> None:
         while True:
             now = self._clock()
             running = [worker for worker in self._workers if worker.message is not None and not worker.cancelled]
             for worker in running:
                 if now - worker.started >= timeout:
                     worker.cancelled = worker.timed_out = True
+                    worker.cancelled_at, worker.again_at = now, now + BURST
                     worker.scope.cancel()
             # A handler that starts later times out later than the first of these handlers.
-            starts = [worker.started for worker in running if not worker.cancelled]
+            starts = [min(worker.started, now) for worker in running if not worker.cancelled]
+            due = min(min(starts, default=now) + timeout, self._cancel_again(now), self._report_ignored(now, timeout))
             # The sleep is never 0, although floats may round to 0: this task must not spin.
-            await anyio.sleep(max(0.001, min(starts, default=now) + timeout - now))
+            await anyio.sleep(max(0.001, due - now))
+
+    def _cancel_again(self, now: float) -> float:
+        """Cancel each handler once more that goes on after its cancellation. Return the time of the next call."""
+        due = NEVER
+        for worker in self._workers:
+            if worker.again_at == NEVER or worker.message is None:
+                continue
+            if now >= worker.again_at:
+                worker.again_at = now + AGAIN
+                cancel_once(worker.gate)
+            due = min(due, worker.again_at)
+        return due
+
+    def _report_ignored(self, now: float, timeout: float) -> float:
+        """Report each handler once that goes on after its cancellation. Return the time of the next report."""
+        due = NEVER
+        for worker in self._workers:
+            if not worker.timed_out or worker.message is None:
+                continue
+            age = now - worker.cancelled_at
+            if age >= PATIENCE:
+                worker.cancelled_at = NEVER
+                report_ignored(self._handler, worker.message, age, timeout)
+            else:
+                due = min(due, worker.cancelled_at + PATIENCE)
+        return due
 
     def _begin(self) -> None:
         """Start one more worker."""
@@ -157,9 +212,14 @@ class TaskWorkers:
 
     def _woken(self) -> None:
         self._waking -= 1
-        if len(self._idle) + self._waking + 1 == len(self._workers):
-            # All workers slept, so their slice begins now.
-            self._slice_start = self._looked = self._clock()
+        self._ran += 1
+        now = self._clock()
+        if self._ran == 1:
+            # The loop had its turn after these workers were woken, so the slice begins now.
+            self._slice_start = self._looked = now
+            self._batch_start = now
+        elif not self._waking:
+            self._wake_limit.started(self._ran, now - self._batch_start)
         self.wake(taking=1)
 
     async def _work(self, worker: _Worker) -> None:
@@ -169,23 +229,35 @@ class TaskWorkers:
         self._woken()
         again = True
         while again:
-            worker.cancelled = worker.timed_out = False
-            # One scope serves many messages, and is replaced only after it has absorbed a cancellation.
-            with anyio.CancelScope() as worker.scope:
+            worker.cancelled, worker.timed_out, worker.again_at = False, False, NEVER
+            # Two scopes serve many messages, and are replaced only after they have absorbed a cancellation.
+            with anyio.CancelScope() as worker.scope, anyio.CancelScope() as worker.gate:
                 again = await self._work_until_cancelled(worker)
 
     async def _work_until_cancelled(self, worker: _Worker) -> bool:
         """Handle messages. Return whether this worker may still await."""
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
-        grouped = self._grouped
+        grouped, looks, wake_limit = self._grouped, self._looks, self._wake_limit
         handling: Handling | None = None
         now = 0.0
         while not worker.cancelled:
             yielding = self._yielding
             if yielding:
-                await self._yield_to_loop()
+                self._waiting += 1
+                try:
+                    await self._yield_to_loop()
+                finally:
+                    self._waiting -= 1
+                if not self._yielding:
+                    # No worker was woken for the lanes for which this worker waited.
+                    self.wake(taking=1)
                 continue
+            if looks is not None:
+                looks.until -= 1
+                if looks.until <= 0 and looks.look():
+                    self._yielding = True
+                    continue
             message = engine.take()
             if message is None:
                 worker.wake = anyio.Event()
@@ -201,9 +273,15 @@ class TaskWorkers:
                     context.after()
                     continue
             worker.message = message
-            self._latest = worker
+            latest = self._latest
+            if latest is not worker:
+                if latest is not None and latest.message is not None and wake_limit.share < SURE:
+                    # This worker runs while the handler of the other worker has not ended.
+                    wake_limit.suspended()
+                self._latest = worker
             if timed:
-                worker.started = self._clock()
+                # The handler is not called before its row is in the file, so its time has not begun.
+                worker.started = NEVER
             if telemetry is not None:
                 handling = telemetry.handling(message)
             try:
@@ -215,23 +293,29 @@ class TaskWorkers:
                             await self._yield_to_loop()
                         if history.written < row:
                             history.flush()
-                        if leased and self._clock() >= message.partition.deadline:
+                        if (leased and self._clock() >= message.partition.deadline) or (
+                            looks is not None and looks.look()
+                        ):
                             worker.message = None
                             reporter.give_up(message, handling)
                             context.after()
                             continue
                 if message.broken is not None:
                     raise message.broken
+                if timed:
+                    worker.started = self._clock()
                 if handling is None:
-                    await handler(message)
+                    returned = await handler(message)
                 else:
                     with handling:
-                        await handler(message)
+                        returned = await handler(message)
+                if returned is not None:
+                    check_returned(handler, returned, message)
             except GeneratorExit as error:
                 # The loop is closed, or the handler raised this exception, so no await is allowed any more.
                 worker.message = None
                 reporter.finish(message, ABANDON, "error", error, handling)
-                context.stop_because(error)
+                context.stop_because(error, message=message)
                 return False
             except BaseException as error:
                 worker.message = None
@@ -259,15 +343,16 @@ class TaskWorkers:
             if self._latest is not worker:
                 continue  # Another worker ran, so the handler has suspended and the loop had its turn.
             self._countdown -= 1
-            if self._countdown <= 0 and self._slice_used():
-                # No worker starts a handler before the loop has had its turn.
-                self._yielding = True
+            if self._countdown <= 0:
+                self._look_at_slice()
         return True
 
     async def _yield_to_loop(self) -> None:
         """Give the loop a turn, or a rest after a handler that has held the loop for long."""
-        before = self._round
-        if self._rest:
+        before, freezes = self._round, self._freezes
+        if freezes is not None and freezes.held:
+            await freezes.wait()
+        elif self._rest:
             await anyio.sleep(self._rest)
         else:
             await anyio.lowlevel.checkpoint()
@@ -275,20 +360,26 @@ class TaskWorkers:
             # The first worker of the loop's next round starts a new slice for all of them.
             self._round += 1
             self._yielding = False
+            if freezes is not None and freezes.held:
+                # A thread may have called ``hold`` just before.
+                self._yielding = True
             self._slice_start = self._looked = self._clock()
 
-    def _slice_used(self) -> bool:
+    def _look_at_slice(self) -> None:
+        """Look whether the slice is used up, after ``_stride`` messages whose handlers have not suspended."""
         now = self._clock()
+        self._wake_limit.returned(self._stride)
         left = self._slice_start + TIME_SLICE - now
         if left <= 0.0:
             self._stride = self._countdown = 1
             self._rest = self._loop_watch.rest(now)
-            return True
+            # No worker starts a handler before the loop has had its turn.
+            self._yielding = True
+            return
         # The clock is read again after a number of messages that fits into the slice, judged by the last messages.
         took, self._looked = now - self._looked, now
         self._stride = min(self._stride * 2, _STRIDE_LIMIT) if took < left / 4 else 1
         self._countdown = self._stride
-        return False
 
 
 _CALLING: Final = TaskWorkers._work_until_cancelled.__code__

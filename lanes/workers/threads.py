@@ -23,8 +23,9 @@ from lanes.errors import ConfigError
 from lanes.handlers import SyncHandler
 from lanes.observe.otel import Handling
 from lanes.workers.context import RunContext
-from lanes.workers.outcomes import RESULTS, LeaseExpired, OutcomeReporter
+from lanes.workers.outcomes import RESULTS, OutcomeReporter, OwnershipInDoubt
 from lanes.workers.pool import Pool, handler_context
+from lanes.workers.processes import Killed, ProcessPool, run_threads
 
 
 class _NotRun(BaseException):
@@ -45,10 +46,17 @@ class ThreadWorkers:
         handler: Plain function of one message.
         timeout: Seconds after which a running handler is reported once in the log. ``None`` = never.
         grace: Seconds that running handlers get to end when the task group is cancelled.
+        processes: The processes that call the handler, for ``handler=None``. ``None`` = the threads call the handler.
     """
 
     def __init__(
-        self, context: RunContext, handler: SyncHandler, *, timeout: float | None = None, grace: float
+        self,
+        context: RunContext,
+        handler: SyncHandler | None,
+        *,
+        timeout: float | None = None,
+        grace: float,
+        processes: ProcessPool | None = None,
     ) -> None:
         self._engine = context.engine
         self._handler = handler
@@ -56,11 +64,18 @@ class ThreadWorkers:
         self._clock = context.clock
         self._history = context.tap.history
         self._telemetry = context.tap.telemetry
-        self._timeout = timeout
+        self._freezes = context.freezes
+        self._processes = processes
+        # A process is killed after the timeout, which nobody has to watch.
+        self._timeout = timeout if processes is None else None
         self._grace = grace
         self._reporter = OutcomeReporter(context)
         self._pool: Pool[Message, _Result] = Pool(
-            self._run, lambda message: message, context.engine.concurrency, context.clock
+            self._run,
+            lambda message: message,
+            context.engine.concurrency,
+            context.clock,
+            None if processes is None else processes.end,
         )
         self._handler_context: contextvars.Context
 
@@ -71,7 +86,11 @@ class ThreadWorkers:
         self._pool.open()
         self._handler_context = handler_context()
         # Handlers of fenced partitions had their grace in the drain, and their results do not count.
-        tasks.start_soon(self._pool.run, self._turn, self._grace, lambda message: message.partition.live)
+        if self._processes is not None:
+            self._processes.start()
+        tasks.start_soon(
+            run_threads, self._pool, self._processes, self._turn, self._grace, lambda message: message.partition.live
+        )
         if self._timeout is not None:
             tasks.start_soon(self._pool.watch, self._timeout)
 
@@ -82,18 +101,23 @@ class ThreadWorkers:
         if engine.ready > taking and engine.running_handlers < engine.concurrency:
             self._pool.wake()
 
+    def hold(self) -> None:
+        """Do nothing: each thread looks for a freeze before it calls the handler."""
+
     def cancel(self, partition: Partition) -> None:
-        """Take back the queued messages of a partition. Running handlers continue."""
+        """Take back the queued messages of a partition. Handlers in threads continue, and processes are killed."""
         if self._pool.ending:
             return
         taken_back = self._pool.take_back()
         self._pool.put(message for message in taken_back if message.partition is not partition)
         self._abandon([message for message in taken_back if message.partition is partition])
+        if self._processes is not None:
+            self._processes.cancel(partition)
         self._context.after()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Return the messages whose handlers have run for ``timeout`` seconds or longer. O(threads)."""
-        return self._pool.stuck(now, timeout)
+        return [] if self._processes is not None else self._pool.stuck(now, timeout)
 
     def message_in(self, frame: FrameType) -> Message | None:
         """Always None: no handler runs on the event loop."""
@@ -115,15 +139,17 @@ class ThreadWorkers:
                 engine.finish(message, ACK, 0.0)
                 if handling is not None:
                     handling.end(RESULTS[message.state])
-            elif isinstance(error, _NotRun):
-                self._reporter.finish(message, ABANDON, "cancelled", None, None)
-            elif isinstance(error, LeaseExpired):
+            elif isinstance(error, _NotRun | Killed):
+                self._reporter.finish(message, ABANDON, "cancelled", None, handling)
+            elif isinstance(error, OwnershipInDoubt):
                 self._reporter.give_up(message, handling)
             else:
                 self._reporter.failed(message, error, handling)
 
     def _take(self) -> None:
         """Queue every ready message that may run."""
+        if self._freezes is not None and self._freezes.held:
+            return
         engine, history = self._engine, self._history
         taken: list[Message] = []
         while (message := engine.take()) is not None:
@@ -160,19 +186,32 @@ class ThreadWorkers:
         handling = None if self._telemetry is None else self._telemetry.handling(message)
         if self._pool.ending:
             return message, _NotRun(), handling
-        if now >= message.partition.deadline:
-            return message, LeaseExpired(), handling
+        if self._processes is None:
+            assert self._handler is not None, "without processes, the threads call the handler"
+            return self._call(message, now, handling, self._handler)
+        try:
+            with self._processes.take((message,)) as process:
+                # To wait for a process may take long.
+                return self._call(message, self._clock(), handling, process.handle)
+        except BaseException as error:
+            # The call was cancelled before it began, or no process can start.
+            return message, error, handling
+
+    def _call(self, message: Message, now: float, handling: Handling | None, handler: SyncHandler) -> _Result:
+        if now >= message.partition.deadline or (self._freezes is not None and self._freezes.look(now)):
+            return message, OwnershipInDoubt(), handling
         try:
             if message.broken is not None:
                 raise message.broken
-            self._handler_context.copy().run(self._handle, message, handling)
+            self._handler_context.copy().run(_handle, message, handling, handler)
         except BaseException as error:
             return message, error, handling
         return message, None, handling
 
-    def _handle(self, message: Message, handling: Handling | None) -> None:
-        if handling is None:
-            self._handler(message)
-        else:
-            with handling:
-                self._handler(message)
+
+def _handle(message: Message, handling: Handling | None, handler: SyncHandler) -> None:
+    if handling is None:
+        handler(message)
+    else:
+        with handling:
+            handler(message)

@@ -1,4 +1,4 @@
-"""The first failure of a message is a warning; further failures of the same type are counted for 10 s."""
+"""The first failure, and the first message given up, is a line; further ones of the same type are counted for 10 s."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
-from lanes import Nak
+from lanes import MessageError, Nak, Term
 from lanes.core import effects as fx
 from lanes.core.types import Failure, Message
+from lanes.handlers import fill_data
 from lanes.observe.failures import FailedAttempts
 from tests.core.builders import assigned, deliver, new_engine
 
@@ -143,3 +144,112 @@ def test_a_silenced_log_costs_no_line_and_no_timer(log: pytest.LogCaptureFixture
     for message in messages(1, 2):
         failures.failed(held(message, ValueError()), 5.0)
     assert (lines(log), failures.next_at(), repr(failures)) == ([], INFINITY, "<FailedAttempts 0 types>")
+
+
+def unread(message: Message, error: Exception) -> MessageError:
+    """Return the outcome of a message whose decoder raises an exception."""
+
+    def decode(_: Message) -> object:
+        raise error
+
+    with pytest.raises(MessageError) as raised:
+        fill_data(message, decode)
+    # pytest adds the frames of this file, and the workers of lanes are the callers otherwise.
+    assert raised.value.__traceback__ is not None
+    return raised.value.with_traceback(raised.value.__traceback__.tb_next)
+
+
+def test_further_messages_given_up_with_a_type_are_counted(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    run = messages(*range(42))
+    place = run[0].partition.id
+    failures.given_up(run[0], ValueError("card 4711"), 5.0)
+    failures.given_up(run[1], Term("no such card"), 5.0)
+    assert {record.levelno for record in log.records} == {logging.ERROR}
+    ends = "; the message goes to the dead letters"
+    assert lines(log) == [
+        f"orders: giving up {place} position 0 after 1 attempt(s) with ValueError{ends}",
+        f"orders: giving up {place} position 1 after 1 attempt(s) with Term (no such card){ends}",
+    ]
+    for message in run[2:]:
+        failures.given_up(message, ValueError("card 4711"), 7.0)
+    assert (lines(log), failures.next_at()) == ([], 15.0)
+    failures.due(14.9)
+    assert lines(log) == []
+    failures.due(15.0)
+    assert {record.levelno for record in log.records} == {logging.ERROR}
+    (more,) = lines(log)
+    assert more == (
+        f"orders: gave up 40 more message(s) in 10.0 s with ValueError, the last at {place} position 41; these "
+        "messages go to the dead letters"
+    )
+    failures.given_up(run[2], Term("no such bank"), 16.0)
+    failures.given_up(run[3], Term("no such bank"), 17.0)
+    failures.end(18.0)
+    assert [line.split(", the last")[0].split(" after")[0] for line in lines(log)] == [
+        f"orders: giving up {place} position 2",
+        "orders: gave up 1 more message(s) in 2.0 s with Term",
+    ]
+
+
+def test_failed_and_given_up_messages_of_a_type_are_counted_apart(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    first, second = messages(1, 2)
+    failures.failed(held(first, ValueError()), 5.0)
+    failures.given_up(second, ValueError(), 6.0)
+    assert [record.levelno for record in log.records] == [logging.WARNING, logging.ERROR]
+
+
+def test_every_message_given_up_is_a_line_at_debug(log: pytest.LogCaptureFixture) -> None:
+    log.set_level(logging.DEBUG, "lanes")
+    failures = FailedAttempts("orders", "charge")
+    for message in messages(1, 2, 3):
+        failures.given_up(message, ValueError(), 5.0)
+    assert [record.levelno for record in log.records] == [logging.ERROR, logging.DEBUG, logging.DEBUG]
+    assert [f"position {number} after" in line for number, line in enumerate(lines(log), 1)] == [True] * 3
+
+
+def test_unreadable_messages_are_counted_by_the_error_of_the_decoder(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    run = messages(*range(4))
+    for message, error in zip(
+        run, [KeyError("card"), ValueError("4711"), KeyError("card"), KeyError("x")], strict=True
+    ):
+        failures.given_up(message, unread(message, error), 5.0)
+    first, second = lines(log)
+    said = "MessageError (decode failed with {}: correct decode=…, or the producer of such messages)"
+    assert said.format("KeyError") in first
+    assert said.format("ValueError") in second
+    failures.end(6.0)
+    (more,) = lines(log)
+    assert f"gave up 2 more message(s) in 1.0 s with {said.format('KeyError')}, the last at" in more
+
+
+def test_the_traceback_of_an_unreadable_message_has_only_frames_of_the_decoder(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    (message,) = messages(17)
+    failures.given_up(message, unread(message, KeyError("card")), 5.0)
+    (record,) = log.records
+    shown = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+    assert shown.count("Traceback") == 1
+    assert [line.split(", in ")[1] for line in shown.splitlines() if line.startswith("  File ")] == ["decode"]
+    assert shown.endswith("KeyError: 'card'")
+
+
+def test_a_decoders_own_message_error_keeps_its_text_in_the_traceback(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    (message,) = messages(17)
+    failures.given_up(message, unread(message, MessageError("no field card")), 5.0)
+    (record,) = log.records
+    assert "with MessageError; the message" in record.getMessage()
+    shown = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+    assert [line.split(", in ")[1] for line in shown.splitlines() if line.startswith("  File ")] == ["decode"]
+    assert shown.endswith("MessageError: no field card")
+
+
+def test_a_silenced_log_counts_no_message_given_up(log: pytest.LogCaptureFixture) -> None:
+    log.set_level(logging.CRITICAL, "lanes")
+    failures = FailedAttempts("orders", "charge")
+    for message in messages(1, 2):
+        failures.given_up(message, ValueError(), 5.0)
+    assert (lines(log), failures.next_at()) == ([], INFINITY)

@@ -41,6 +41,8 @@ WHOLE = {
     "lanes.parking": "parking",
     "lanes.taking": "taking",
     "lanes.paused": "paused",
+    "lanes.under_provisioned": "under_provisioned",
+    "lanes.outage": "outage",
 }
 
 
@@ -58,6 +60,12 @@ def test_a_gauge_equals_the_status(sdk: Sdk, gauge: str, field: str) -> None:
     telemetry.close()
 
 
+def test_a_source_that_reports_no_outage_has_no_gauge_for_it(sdk: Sdk) -> None:
+    sdk.telemetry(lambda: status(outage=None))
+    assert sdk.numbers("lanes.outage") == []
+    assert sdk.numbers("lanes.running")
+
+
 BY_PARTITION = {
     "lanes.floor": [(903, in_partition(3)), (905, in_partition(5))],
     "lanes.holes": [(913, in_partition(3)), (915, in_partition(5))],
@@ -69,6 +77,7 @@ BY_PARTITION = {
     "lanes.oldest.age": [(12.5, in_partition(5))],
     "lanes.oldest.attempt": [(7, in_partition(5))],
     "lanes.oldest.position": [(950, in_partition(5))],
+    "lanes.expiring.left": [(13.5, in_partition(5))],
 }
 
 
@@ -85,10 +94,20 @@ def test_no_unfinished_message_means_no_oldest(sdk: Sdk, gauge: str) -> None:
     assert len(sdk.numbers(f"lanes.oldest.{gauge}")) == 1
     now[0] = status(partitions={})
     assert sdk.numbers(f"lanes.oldest.{gauge}") == []
+    assert sdk.numbers("lanes.expiring.left") == []
+
+
+def test_stranded_messages_are_counted_by_physical_queue(sdk: Sdk) -> None:
+    sdk.telemetry()
+    labels = CONSUMER_LABELS | {"lanes.queue.name": "orders"}
+    assert sdk.numbers("lanes.stranded") == [
+        (970, labels | {"messaging.destination.name": "orders__p2"}),
+        (971, labels | {"messaging.destination.name": "orders__p3"}),
+    ]
 
 
 def test_every_gauge_is_tested_here() -> None:
-    assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION}
+    assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION, "lanes.stranded"}
 
 
 def test_counters(sdk: Sdk) -> None:
@@ -258,7 +277,14 @@ def test_no_key_payload_header_subject_or_error_text_is_exported(sdk: Sdk, caplo
         for point in metric.data.data_points
         for name in point.attributes or {}
     }
-    assert labels == {*LABELS, "messaging.operation.name", "lanes.outcome", "lanes.cause", "error.type"}
+    assert labels == {
+        *LABELS,
+        "messaging.operation.name",
+        "lanes.outcome",
+        "lanes.cause",
+        "lanes.queue.name",
+        "error.type",
+    }
 
 
 # --- the page
@@ -285,5 +311,11 @@ def test_the_page_lists_what_is_exported(sdk: Sdk) -> None:
         )
     assert listed == exported
     attributes = set((sdk.span().attributes or {}).keys()) | {"error.type", "messaging.batch.message_count"}
+    attributes |= {"lanes.queue.name", "lanes.queue.partition"}  # tests/observe/test_queue_labels.py
     spans = page.partition("## Spans")[2].partition("\n## ")[0]
     assert attributes == set(re.findall(r"^\| `([a-z._]+)` \|", spans, re.MULTILINE))
+
+
+def test_the_help_of_the_ready_lanes_tells_them_from_a_ready_consumer() -> None:
+    (ready,) = [gauge for gauge in GAUGES if gauge.name == "lanes.ready"]
+    assert ready.description == "Lanes that wait for a worker; not the readiness of the consumer."

@@ -8,8 +8,8 @@ import pytest
 
 from lanes.core.engine import Engine
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
-from lanes.observe.ownership import DrainCost, OwnershipLog
-from tests.core.builders import assigned, deliver, failed, new_engine, new_partition, take, take_all
+from lanes.observe.ownership import UNRELEASED, DrainCost, OwnershipLog
+from tests.core.builders import assigned, deliver, failed, new_engine, new_partition, start, take, take_all
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_first_assignment_of_a_source_without_plans_is_the_join(log: pytest.LogCaptureFixture) -> None:
-    ownership = OwnershipLog("orders", plans=False)
+    ownership = OwnershipLog("orders", plans=False, handler="charge")
     ownership.opened("key", 8, 100)
     assert lines(log) == ['orders: joining with order="key", concurrency=8, max_in_flight=100']
     for number in range(12):
@@ -44,7 +44,7 @@ def test_the_first_assignment_of_a_source_without_plans_is_the_join(log: pytest.
 
 
 def test_the_first_plan_of_a_source_with_plans_is_the_join(log: pytest.LogCaptureFixture) -> None:
-    ownership = OwnershipLog("orders", plans=True)
+    ownership = OwnershipLog("orders", plans=True, handler="charge")
     ownership.opened("key", 8, 100)
     lines(log)
     ownership.planned(4, standby=True)
@@ -56,8 +56,22 @@ def test_the_first_plan_of_a_source_with_plans_is_the_join(log: pytest.LogCaptur
     ]
 
 
+def test_a_group_above_its_targets_is_a_warning_with_the_remedy(log: pytest.LogCaptureFixture) -> None:
+    ownership = OwnershipLog("orders", plans=True, handler="charge")
+    ownership.provisioned(4, under=True)
+    ownership.provisioned(5, under=False)
+    assert [record.levelname for record in log.records] == ["WARNING", "INFO"]
+    assert lines(log) == [
+        (
+            "orders: under plan 4 of the group, a process owns more partitions than its consumer_target; "
+            "start more processes, or raise the targets"
+        ),
+        "orders: under plan 5 of the group, no process exceeds its consumer_target",
+    ]
+
+
 def test_a_revoke_names_partitions_handlers_and_time(log: pytest.LogCaptureFixture) -> None:
-    ownership = OwnershipLog("orders", plans=False)
+    ownership = OwnershipLog("orders", plans=False, handler="charge")
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 1, 2, key=None)
@@ -109,7 +123,7 @@ def test_a_retry_that_is_due_counts_as_run(log: pytest.LogCaptureFixture) -> Non
 
 
 def test_drains_that_end_together_share_a_line(log: pytest.LogCaptureFixture) -> None:
-    ownership = OwnershipLog("orders", plans=False)
+    ownership = OwnershipLog("orders", plans=False, handler="charge")
     ownership.tell_drained(4.0)
     assert lines(log) == []
     engine = new_engine()
@@ -129,3 +143,61 @@ def test_drains_that_end_together_share_a_line(log: pytest.LogCaptureFixture) ->
     ]
     ownership.tell_drained(8.0)
     assert (lines(log), repr(ownership)) == ([], "<OwnershipLog of orders>")
+
+
+def test_partitions_that_are_lost_together_share_a_line(log: pytest.LogCaptureFixture) -> None:
+    ownership = OwnershipLog("orders", plans=False, handler="charge")
+    engine = new_engine(concurrency=20)
+    partitions = [assigned(engine, number) for number in range(4)]
+    for partition, running in zip(partitions, (2, 0, 10, 1), strict=True):
+        start(engine, partition, *range(running))
+    for partition in partitions:
+        reason = "its lease has run out" if partition.id.number == 3 else "the member was fenced"
+        ownership.lost(partition, reason, engine.lose(partition))
+    ownership.lost(new_partition(4), "the topic was deleted", [])
+    for number in (5, 6):
+        ownership.lost(new_partition(number), "the stream was deleted", [])
+    assert lines(log) == []
+    ownership.tell_lost()
+    assert lines(log) == [
+        (
+            "orders: 3 partitions lost (the member was fenced); charge still runs for 12 message(s), whose results do "
+            "not count and which the next owner runs again: S/0, S/1, S/2. Positions: S/0: 0, 1; S/2: 0, 1, 2, 3, 4, "
+            "5, 6, 7 and 2 more"
+        ),
+        (
+            "orders: S/3 lost (its lease has run out); charge still runs for 1 message(s), whose results do not count "
+            "and which the next owner runs again. Positions: S/3: 0"
+        ),
+        "orders: S/4 lost (the topic was deleted) while no handler ran",
+        "orders: 2 partitions lost (the stream was deleted) while no handler ran: S/5, S/6",
+    ]
+    ownership.tell_lost()
+    assert lines(log) == []
+
+
+def test_partitions_that_are_not_released_together_share_a_line(log: pytest.LogCaptureFixture) -> None:
+    ownership = OwnershipLog("orders", plans=False, handler="charge")
+    ownership.tell_unreleased()
+    assert lines(log) == []
+    ownership.unreleased(new_partition(0), "not flushed")
+    ownership.lost(new_partition(0), UNRELEASED, [])
+    ownership.tell_lost()
+    ownership.tell_unreleased()
+    assert lines(log) == [
+        (
+            "orders: the source did not confirm the release of S/0, so its next owner may run finished messages again "
+            "(not flushed)"
+        )
+    ]
+    for number in range(3):
+        ownership.unreleased(new_partition(number), f"no answer within {number} s")
+        ownership.lost(new_partition(number), UNRELEASED, [])
+    ownership.tell_lost()
+    ownership.tell_unreleased()
+    assert lines(log) == [
+        (
+            "orders: the source did not confirm the release of 3 partitions, so their next owners may run finished "
+            "messages again (the last: no answer within 2 s): S/0, S/1, S/2"
+        )
+    ]

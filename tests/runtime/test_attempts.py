@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from lanes import Attempt, ConfigError, HandlerHalted, History, Message, Partition, Term
+from lanes import Attempt, ConfigError, ContractError, HandlerHalted, History, Message, Partition, Term
 from memsource import Group, GroupSource, MemoryAttempts, MemoryBroker, MemoryDeadLetters, MemorySource, read
 from tests.fakes.attempts import HERE, Failing, Later, keeping, place
 from tests.fakes.grouped import group_of
@@ -221,7 +222,9 @@ async def test_a_long_wait_for_the_store_is_unhealthy(broker: Any) -> None:
         await until(lambda: store.asked["load attempts"] == 1)
         await until(lambda: not consumer.healthy)
         (reason,) = consumer.health().reasons
-        assert reason.startswith("1 partitions wait for the store of their attempts, the first: memory/0, for 0.")
+        assert re.match(
+            r"1 partition\(s\) wait for the store of their attempts, the first: memory/0, for \d+\.\d", reason
+        )
         store.open.set()
         await until(lambda: consumer.healthy)
         assert await run.stop() is None
@@ -343,6 +346,79 @@ async def test_no_kind_of_handler_is_called_for_a_message_given_up_before(tmp_pa
     rows = [row for segment in read([tmp_path]) for row in segment.rows]
     assert len([row for row in rows if row.event == "started"]) == len([row for row in rows if row.event == "ended"])
     assert_kept(tmp_path)
+
+
+class Damaged(MemoryAttempts):
+    """A store that returns any object."""
+
+    def __init__(self, found: object) -> None:
+        super().__init__()
+        self.found: Any = found
+
+    async def load(self, partition: Partition) -> Mapping[int, Attempt]:
+        found: Mapping[int, Attempt] = self.found
+        return found
+
+
+def damaged(attempts: Any = 1, state: Any = "held", error_type: Any = "E") -> dict[int, Attempt]:
+    """Two entries, the second one damaged."""
+    return {0: Attempt(1, "held", "E"), 1: Attempt(attempts, state, error_type)}
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (damaged(0), "attempts=0, which is no whole number from 1 to 2147483646,"),
+        (damaged(-(10**9)), "attempts=-1000000000, which is no whole number from 1 to 2147483646,"),
+        (damaged(2**31 - 1), "attempts=2147483647, which is no whole number from 1 to 2147483646,"),
+        (damaged(1 << 100_000), "attempts=a number of 100001 bits, which is no whole number"),
+        (damaged(1.5), "attempts=1.5, which is no whole number"),
+        (damaged(True), "attempts=True, which is no whole number"),
+        (damaged("3" * 10_000), f"attempts='{'3' * 99}…, which is no whole number"),
+        (damaged(None), "attempts=None, which is no whole number"),
+        (damaged(state="lost\n"), "state='lost\\n', which is none of held, blocked, parking,"),
+        (damaged(state=["held"]), "state=['held'], which is none of held, blocked, parking,"),
+        (damaged(error_type=b"E"), "error_type=a bytes, which is no text,"),
+        ({0: Attempt(1, "held", "E"), 1: (1, "held", "E")}, "a tuple in place of an Attempt"),
+        ({0: Attempt(1, "held", "E"), 1: None}, "None in place of an Attempt"),
+    ],
+)
+async def test_a_damaged_entry_of_a_store_stops_the_consumer(broker: Any, found: object, fault: str) -> None:
+    handler = Failing()
+    async with started(keeping(source_of(broker), handler, Damaged(found))) as run:
+        ended = await run.end()
+    assert isinstance(ended, ContractError)
+    assert f"the store of attempts returned {fault}" in str(ended)
+    assert str(ended).endswith(" for memory/0 position 1; correct or delete this entry of the store")
+    assert handler.calls == []
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (None, "None for memory/0; return a mapping of positions to Attempt"),
+        ([(0, Attempt(1, "held", "E"))], "a list for memory/0; return a mapping of positions to Attempt"),
+        ({"0": Attempt(1, "held", "E")}, "the position '0' for memory/0; a position is a whole number from 0"),
+        ({-1: Attempt(1, "held", "E")}, "the position -1 for memory/0; a position is a whole number from 0"),
+    ],
+)
+async def test_a_store_that_returns_no_entries_by_position_stops_the_consumer(
+    broker: Any, found: object, fault: str
+) -> None:
+    handler = Failing()
+    async with started(keeping(source_of(broker), handler, Damaged(found))) as run:
+        ended = await run.end()
+    assert isinstance(ended, ContractError) and f"the store of attempts returned {fault}" in str(ended)
+    assert handler.calls == []
+
+
+async def test_the_highest_number_of_attempts_of_a_store_continues(broker: Any) -> None:
+    store, handler = MemoryAttempts(), Failing()
+    store._rows[HERE, ""] = {0: (Attempt(2**31 - 2, "held", "E"), 0)}
+    async with started(keeping(source_of(broker), handler, store)) as run:
+        await until(lambda: len(handler.calls) == 3 and store.kept() == {})
+        assert await run.stop() is None
+    assert handler.attempts(0) == [2**31 - 1]
 
 
 async def test_a_finite_source_ends_after_the_messages_put_aside() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanes import Message
+from lanes import Message, Nak
 from lanes.core.types import Room
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
@@ -106,6 +106,32 @@ async def test_intake_stops_at_the_bound_and_resumes_at_the_low_water_mark() -> 
     switches = sum(before != after for before, after in itertools.pairwise(with_room))
     # The source delivers 8 messages at first, then 3 or more at a time. The bound is reached and left once each time.
     assert switches <= 2 * (1 + (30 - 8) // 3)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", ["hangs", "is held", "is blocked"])
+async def test_a_stuck_key_stops_no_other_key_below_the_bound(how: str) -> None:
+    """The messages of the stuck key keep the count above the low-water mark of 12, but below the bound of 20."""
+    broker = published(*["stuck"] * 15)
+    gated = Gated()
+
+    async def handler(message: Message) -> None:
+        if message.key == b"stuck":
+            if how == "is held":
+                raise Nak(delay=3600.0)
+            if how == "is blocked":
+                raise ValueError("poison")
+            await gated(message)
+
+    attempts = 2 if how == "is held" else 1
+    consumer = consumer_of(MemorySource(broker), handler, max_in_flight=20, poison="block", attempts=attempts)
+    async with started(consumer):
+        await until(lambda: consumer.ready and consumer.status().in_flight == 15)
+        for number in range(12):
+            broker.publish(key=f"other {number}")
+        await until(lambda: len(broker.acked()) == 12)
+        assert consumer.status().peak_in_flight == 20
+        gated.let(*range(15))
 
 
 @pytest.mark.anyio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 from typing import Any
@@ -13,6 +14,9 @@ import lanes
 from lanes import ConfigError, Retry, Settings
 
 NO_WHOLE_NUMBERS: list[Any] = ["5", 5.0, None, True, [5], math.nan]
+KINDS = {"'5'": ", not a str", "None": ", not None", "True": ", not a bool", "[5]": ", not a list"}
+"""Ends of the errors about values that are no numbers, by their text."""
+
 NO_SECONDS: list[Any] = ["5", None, True, [5], math.nan, math.inf, -math.inf, -0.001]
 NO_SECONDS.append(pytest.param(10**400, id="beyond float"))  # too large to be added to a time
 
@@ -38,7 +42,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 
 @pytest.mark.parametrize("kind", [Retry, Settings])
 def test_settings_are_frozen_and_keyword_only(kind: type[Retry] | type[Settings]) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match=r"takes no argument\(s\) without a name, and the call has 1"):
         kind(5)  # type: ignore[call-arg]
     name = dataclasses.fields(kind)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -54,19 +58,38 @@ def test_every_setting_is_documented(kind: type[Retry] | type[Settings]) -> None
 # --- one setting at a time
 
 
-@pytest.mark.parametrize("name", ["concurrency", "max_in_flight", "max_in_flight_bytes", "max_ahead", "lanes", "batch"])
+PER_PARTITION = ("concurrency_per_partition", "max_in_flight_per_partition")
+
+
+@pytest.mark.parametrize(
+    "name", ["concurrency", "max_in_flight", "max_in_flight_bytes", *PER_PARTITION, "max_ahead", "lanes", "batch"]
+)
 @pytest.mark.parametrize("value", [*NO_WHOLE_NUMBERS, 0, -1])
 def test_a_count_is_a_whole_number_from_1(name: str, value: Any) -> None:
-    if name in ("max_in_flight", "lanes", "batch") and value is None:
+    if name in ("max_in_flight", *PER_PARTITION, "lanes", "batch") and value is None:
         nothing: dict[str, Any] = {name: None}
         assert getattr(Settings(**nothing), name) is None
         return
-    assert refusal(Settings, **{name: value}) == f"{name}={value!r}: must be a whole number, 1 or more"
+    said = f"{name}={value!r}: must be a whole number, 1 or more{KINDS.get(repr(value), '')}"
+    assert refusal(Settings, **{name: value}) == said
+
+
+def test_a_bound_per_partition_is_not_above_the_bound_of_the_consumer() -> None:
+    Settings(concurrency=4, concurrency_per_partition=4, max_in_flight=9, max_in_flight_per_partition=9)
+    said = refusal(Settings, concurrency=4, concurrency_per_partition=5)
+    assert said.startswith("concurrency_per_partition=5 is above concurrency=4: a partition could never run so many ")
+    said = refusal(Settings, concurrency=4, max_in_flight=9, max_in_flight_per_partition=10)
+    assert said.startswith("max_in_flight_per_partition=10 is above max_in_flight=9: a partition could never have ")
+    said = refusal(Settings, max_in_flight_per_partition=2_001)
+    assert said.startswith("max_in_flight_per_partition=2001 is above max_in_flight=2000: ")
+    said = refusal(Settings, concurrency_per_partition=5, max_in_flight_per_partition=4)
+    assert said.startswith("max_in_flight_per_partition=4 is below concurrency_per_partition=5: a handler needs a ")
 
 
 @pytest.mark.parametrize("value", [*NO_WHOLE_NUMBERS, 0, -1])
 def test_attempts_are_a_whole_number_from_1(value: Any) -> None:
-    assert refusal(Retry, attempts=value) == f"Retry.attempts={value!r}: must be a whole number, 1 or more"
+    said = f"Retry.attempts={value!r}: must be a whole number, 1 or more{KINDS.get(repr(value), '')}"
+    assert refusal(Retry, attempts=value) == said
 
 
 def test_a_drain_longer_than_the_broker_allows_is_refused() -> None:
@@ -74,10 +97,12 @@ def test_a_drain_longer_than_the_broker_allows_is_refused() -> None:
     Settings(drain_timeout=3600.0).check_drain(None)
     said = (
         "drain_timeout=224 and grace=2, with 5 s for the last settlement and 10 s for the release, exceed the 240 s "
-        "that the broker allows for a drain: lower them, or raise the broker's limit"
+        "that the broker allows for a drain: lower them, or raise "
     )
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}that limit$"):
         Settings(drain_timeout=224.0, grace=2.0).check_drain(240.0)
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}session.limit$"):
+        Settings(drain_timeout=224.0, grace=2.0).check_drain(240.0, "session.limit")
 
 
 @pytest.mark.parametrize("name", ["drain_timeout", "grace", "linger", "commit_interval", "timeout", "unhealthy_after"])
@@ -86,12 +111,36 @@ def test_a_time_is_a_finite_number_of_seconds_from_0(name: str, value: Any) -> N
     if name == "timeout" and value is None:
         assert Settings(timeout=None).timeout is None
         return
-    said = f"{name}={value!r}: must be a finite number of seconds, 0 or more"
+    least = "more than 0" if name in ("timeout", "unhealthy_after") else "0 or more"
+    said = f"{name}={value!r}: must be a finite number of seconds, {least}{type_of(value)}"
+    if least == "more than 0" and value == -0.001:
+        said = f"{name}={value!r}: must be more than 0 seconds"
     assert refusal(Settings, **{name: value}) == said
 
 
+def type_of(value: object) -> str:
+    """The end of the error for a value that is no number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    kind = "None" if value is None else f"a {type(value).__name__}"
+    return "" if is_number else f", not {kind}"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"concurency": 5}, "Settings has no option concurency=: did you mean concurrency=?"),
+        ({"time_out": 5}, "Settings has no option time_out=: did you mean timeout=?"),
+        ({"attempts": 5}, "Settings has no option attempts=: write retry=lanes.Retry(attempts=…)"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_a_known_one(options: Any, said: str) -> None:
+    assert refusal(Settings, **options) == said
+    assert refusal(Retry, tries=3) == "Retry has no option tries=: the options are attempts, backoff, max_backoff"
+    assert inspect.signature(Settings).parameters["concurrency"].default == 100
+
+
 @pytest.mark.parametrize("name", ["timeout", "unhealthy_after"])
-@pytest.mark.parametrize("value", [0, 0.0])
+@pytest.mark.parametrize("value", [0, 0.0, -1, -0.5])
 def test_a_time_of_zero_is_refused_where_it_must_be_positive(name: str, value: float) -> None:
     assert refusal(Settings, **{name: value}) == f"{name}={value!r}: must be more than 0 seconds"
 
@@ -99,21 +148,23 @@ def test_a_time_of_zero_is_refused_where_it_must_be_positive(name: str, value: f
 @pytest.mark.parametrize("name", ["backoff", "max_backoff"])
 @pytest.mark.parametrize("value", NO_SECONDS)
 def test_a_backoff_is_a_finite_number_of_seconds_from_0(name: str, value: Any) -> None:
-    said = f"Retry.{name}={value!r}: must be a finite number of seconds, 0 or more"
+    said = f"Retry.{name}={value!r}: must be a finite number of seconds, 0 or more{type_of(value)}"
     assert refusal(Retry, **{name: value}) == said
 
 
 @pytest.mark.parametrize("value", [None, 5, "Retry()", {"attempts": 3}, Retry])
 def test_only_a_retry_is_accepted_as_retry(value: Any) -> None:
     said = refusal(Settings, retry=value)
-    assert said == f"retry={value!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)"
+    shown = {dict: "a dict", type: "the class Retry"}.get(type(value), repr(value))
+    assert said == f"retry={shown} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)"
 
 
 CHOICES: dict[str, tuple[list[Any], str]] = {
     "poison": (["skip", "block", "block_and_dlq", "exit", None], '"skip", "block", "block_and_dlq", "exit" or None'),
     "order": (["key", "partition", "serial", "none"], '"key", "partition", "serial" or "none"'),
     "keyless": (["any", "one_lane"], '"any" or "one_lane"'),
-    "sync_handlers": (["threads", "inline"], '"threads" or "inline"'),
+    "sync_handlers": (["threads", "inline", "processes"], '"threads", "inline" or "processes"'),
+    "on_cancel": (["drain", "stop"], '"drain" or "stop"'),
 }
 
 
@@ -130,7 +181,9 @@ def test_an_unknown_choice_is_refused(name: str, value: Any) -> None:
 def test_every_choice_is_accepted_and_documented(name: str) -> None:
     assert Settings.__doc__ is not None
     for value in CHOICES[name][0]:
-        assert getattr(Settings(**{name: value}), name) == value
+        # One choice needs another setting.
+        needed: dict[str, Any] = {"processes": 1} if value == "processes" else {}
+        assert getattr(Settings(**{name: value}, **needed), name) == value
         assert value is None or f'"{value}"' in Settings.__doc__
 
 
@@ -306,3 +359,5 @@ def test_nak_and_term_carry_the_wish_of_the_handler() -> None:
     assert (str(busy), busy.reason, busy.delay, lanes.Nak().reason) == ("busy", "busy", 3, "")
     term = lanes.Term("no such account")
     assert (str(term), term.reason) == ("no such account", "no such account")
+    # A handler may also raise the class.
+    assert (str(lanes.Term()), lanes.Term().reason) == ("term", "")

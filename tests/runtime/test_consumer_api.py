@@ -7,8 +7,9 @@ from typing import Any, get_type_hints
 import anyio
 import pytest
 
-from lanes import ConfigError, Consumer, HandlerHalted, LanesError, SourceError
+from lanes import ConfigError, Consumer, HandlerHalted, LanesError, Message, Nak, SourceError
 from lanes.consumer import ConsumerOptions
+from lanes.runtime.lifecycle import Lifecycle
 from memsource import Group, GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.fakes.grouped import HandClock, group_of
 from tests.fakes.support import Gated, acknowledge, consumer_of, fail, published, started, turns, until
@@ -28,7 +29,7 @@ async def test_a_consumer_is_ready_once_open_and_active_while_it_owns_a_partitio
     source = GroupSource(group, "m")
     source.block("open")
     consumer = consumer_of(source, acknowledge)
-    assert state(consumer) == (False, False, True)
+    assert state(consumer) == (False, False, False)
     async with started(consumer) as run:
         await until(lambda: source.called("open"))
         assert state(consumer) == (False, False, True)
@@ -45,6 +46,36 @@ async def test_a_consumer_is_ready_once_open_and_active_while_it_owns_a_partitio
         await until(lambda: consumer.active)
         assert await run.stop() is None
     assert state(consumer) == (False, False, True)
+
+
+@pytest.mark.anyio
+async def test_a_consumer_that_nobody_runs_is_unhealthy() -> None:
+    # A program that forgets to await `run` must not answer its health check with success for ever.
+    consumer = consumer_of(MemorySource(MemoryBroker()), acknowledge)
+    assert consumer.health().reasons == ("not started: run() was not called",)
+    async with started(consumer) as run:
+        await until(lambda: consumer.ready)
+        assert consumer.healthy
+        assert await run.stop() is None
+    assert consumer.healthy
+
+
+@pytest.mark.anyio
+async def test_a_start_that_does_not_end_makes_the_consumer_unhealthy() -> None:
+    clock = HandClock()
+    source = MemorySource(MemoryBroker())
+    source.block("open")
+    consumer = consumer_of(source, acknowledge, clock=clock, unhealthy_after=10.0)
+    async with started(consumer) as run:
+        await until(lambda: source.called("open"))
+        clock.now += 10.0
+        assert consumer.health().reasons == ()
+        clock.now += 0.5
+        assert consumer.health().reasons == ("the source is not open after 10.5 s",)
+        source.unblock("open")
+        await until(lambda: consumer.ready)
+        assert consumer.healthy
+        assert await run.stop() is None
 
 
 @pytest.mark.anyio
@@ -73,13 +104,28 @@ async def test_an_old_unfinished_message_makes_the_consumer_unhealthy() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_health_tells_that_the_oldest_message_waits_for_its_next_attempt() -> None:
+    async def busy(message: Message) -> None:
+        raise Nak("the bank is busy", delay=3_600)
+
+    clock = HandClock()
+    consumer = consumer_of(MemorySource(published("a")), busy, clock=clock, attempts=2, unhealthy_after=10.0)
+    async with started(consumer) as run:
+        await until(lambda: consumer.status().held == 1)
+        clock.now += 10.5
+        (reason,) = consumer.health().reasons
+        assert reason.endswith(", attempt 1, 10.5 s old; it waits for its next attempt, in 3589.5 s")
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
 async def test_blocked_lanes_make_the_consumer_unhealthy() -> None:
     clock = HandClock()
     consumer = consumer_of(MemorySource(published("a", "b", "a")), fail, clock=clock, poison="block")
     async with started(consumer) as run:
         await until(lambda: consumer.ready and consumer.status().blocked == 2)
         (reason,) = consumer.health().reasons
-        assert reason.startswith("2 lanes blocked, the first: memory/0 position 0, key ")
+        assert reason.startswith("2 lane(s) blocked, the first: memory/0 position 0, key ")
         assert await run.stop() is None
 
 
@@ -94,7 +140,7 @@ async def test_unwritten_dead_letters_make_the_consumer_unhealthy(poison: Any) -
         await until(lambda: dead_letters.called("put"))
         assert consumer.status().parking == 1
         (reason,) = consumer.health().reasons
-        assert reason.startswith("1 lanes parking, the first: memory/0 position 0, key ")
+        assert reason.startswith("1 lane(s) parking, the first: memory/0 position 0, key ")
         dead_letters.unblock("put")
         await until(lambda: consumer.status().parking == 0)
         assert consumer.healthy == (poison == "skip")
@@ -312,9 +358,9 @@ async def test_a_question_from_another_thread_survives_the_end_of_the_run(
     async with started(Consumer(MemorySource(MemoryBroker(1)), Gated())) as run:
         await until(lambda: run.consumer.active)
         # The run is there at the first read, and has ended by the second.
-        looks = iter([run.consumer._run])
+        looks = iter([run.consumer._life.run])
         with monkeypatch.context() as patch:
-            patch.setattr(Consumer, "_active_run", property(lambda consumer: next(looks, None)))
+            patch.setattr(Lifecycle, "active_run", property(lambda life: next(looks, None)))
             asked(run.consumer, name)
         assert await run.stop() is None
 

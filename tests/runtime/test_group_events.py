@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import lanes
 from lanes import Consumer, GroupEvent, Message, Nak, PartitionId, SourceError
 from lanes.clock import monotonic
+from lanes.source import SourceTraits
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.fakes.support import Gated, consumer_of, publish, started, until
 
@@ -63,6 +66,67 @@ async def test_events_report_every_change_of_ownership() -> None:
         GroupEvent(name="lost", partition=OTHER, epoch=2, reason="lost by the test"),
         GroupEvent(name="revoked", partition=ONE, epoch=5),
     ]
+
+
+class Preferring(MemorySource):
+    """A source whose process prefers to own one partition at most."""
+
+    async def open(self) -> SourceTraits:
+        return dataclasses.replace(await super().open(), consumer_target=1)
+
+
+@pytest.mark.anyio
+async def test_a_plan_above_the_targets_is_an_event_and_a_status() -> None:
+    told = list[GroupEvent]()
+    source = Preferring(MemoryBroker(2), assigned=[], plans=True)
+    async with started(Consumer(source, Gated(), on_event=told.append)) as run:
+        consumer = run.consumer
+
+        def status() -> tuple[int | None, bool | None, bool]:
+            now = consumer.status()
+            return now.consumer_target, now.target_honoured, now.under_provisioned
+
+        source.plan(7)
+        await until(lambda: consumer.ready)
+        # A member of the group runs code that knows no targets.
+        assert status() == (1, False, False)
+        source.plan(7, under_provisioned=True)
+        await until(lambda: consumer.status().under_provisioned)
+        assert status() == (1, False, True)
+        source.plan(7, under_provisioned=True, target_honoured=True)
+        await until(lambda: consumer.status().target_honoured)
+        assert status() == (1, True, True)
+        source.plan(8, target_honoured=True)
+        await until(lambda: len(told) == 4)
+        assert status() == (1, True, False)
+        assert await run.stop() is None
+    # A plan of the same number is no other generation.
+    assert told == [
+        GroupEvent(name="generation", generation=7),
+        GroupEvent(name="under_provisioned", generation=7),
+        GroupEvent(name="generation", generation=8),
+        GroupEvent(name="provisioned", generation=8),
+    ]
+
+
+@pytest.mark.anyio
+async def test_a_source_without_plans_compares_its_own_partitions_with_the_target() -> None:
+    source = Preferring(MemoryBroker(2), assigned=[0])
+    async with started(Consumer(source, Gated())) as run:
+        await until(lambda: run.consumer.active)
+        assert (run.consumer.status().target_honoured, run.consumer.status().under_provisioned) == (False, False)
+        source.assign(1)
+        await until(lambda: run.consumer.status().under_provisioned)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_without_a_target_no_target_is_honoured() -> None:
+    async with started(Consumer(MemorySource(MemoryBroker(2), assigned=[0, 1]), Gated())) as run:
+        await until(lambda: run.consumer.active)
+        status = run.consumer.status()
+        assert (status.consumer_target, status.target_honoured, status.under_provisioned) == (None, None, False)
+        assert await run.stop() is None
 
 
 @pytest.mark.anyio

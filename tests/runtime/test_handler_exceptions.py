@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 import anyio
 import pytest
 
-from lanes import Message, Term
+from lanes import Consumer, GroupEvent, Message, Term
 from memsource import MemoryDeadLetters
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
@@ -74,6 +78,46 @@ async def test_a_base_exception_stops_in_order_and_is_raised(
     assert str(error) == str(make())
     assert f"stopping: {type(error).__name__}" in caplog.text
     await assert_nothing_is_lost(broker)
+
+
+@pytest.mark.anyio
+async def test_the_line_about_a_handler_that_exits_names_handler_message_and_lines_of_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def exiting(message: Message) -> None:
+        _leave()
+
+    with pytest.raises(SystemExit, match="7"):
+        await consumer_of(MemorySource(published("a")), exiting).run()
+    [line] = [record for record in caplog.records if "stopping: " in record.getMessage()]
+    assert line.getMessage().startswith("memory: stopping: SystemExit: 7; raised by ")
+    assert line.getMessage().endswith("exiting at memory/0 position 0")
+    assert _functions(line) == ["exiting", "_leave"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+async def test_the_line_about_an_on_event_that_raises_names_it_and_lines_of_code(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_event(event: GroupEvent) -> None:
+        raise kind(7)
+
+    with pytest.raises(kind):
+        await Consumer(MemorySource(published("a")), Gated(free=[b"a"]), on_event=on_event).run()
+    [line] = [record for record in caplog.records if "stopping: " in record.getMessage()]
+    assert line.getMessage() == (f"memory: stopping: {kind.__name__}: 7; raised by on_event, called with 'assigned'")
+    assert _functions(line) == ["on_event"]
+
+
+def _leave() -> NoReturn:
+    sys.exit(7)
+
+
+def _functions(line: logging.LogRecord) -> list[str]:
+    """Return the functions in the traceback of a line."""
+    assert line.exc_info is not None
+    return [frame.name for frame in traceback.extract_tb(line.exc_info[2])]
 
 
 @pytest.mark.anyio

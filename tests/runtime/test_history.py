@@ -256,7 +256,7 @@ async def test_a_second_process_after_a_cancelled_run_keeps_the_promises(tmp_pat
         await until(lambda: broker.acked() == [0])
         run.scope.cancel()
         await run.end()
-    assert rows(history)[-1]["reason"] == "failed"
+    assert rows(history)[-1]["reason"] == "stopped"
     assert [row["result"] for row in rows(history) if row["event"] == "ended"] == ["ok", "cancelled"]
     assert_kept(tmp_path, left=True)
     await finish_what_is_left(broker, tmp_path)

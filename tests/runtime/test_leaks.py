@@ -103,7 +103,7 @@ async def test_no_end_leaves_a_task_thread_timer_or_descriptor(
                 run.scope.cancel()
                 await run.end()
             elif end == "fail":
-                consumer._last_run("stop it").stop_because(RuntimeError("a bug"))
+                consumer._life.last_run("stop it").stop_because(RuntimeError("a bug"))
                 assert isinstance(await run.end(), RuntimeError)
             else:
                 assert await run.stop() is None

@@ -47,7 +47,7 @@ async def test_an_error_at_the_start_is_raised_before_the_first_message(error: E
     assert broker.deliveries(0) == 0
     assert [call.name for call in source.calls] == ["open", "aclose"]
     assert [call.name for call in dead_letters.calls] == ["open", "aclose"]
-    assert living() == before
+    assert living() <= before
 
 
 @pytest.mark.anyio
@@ -95,7 +95,7 @@ async def test_an_error_of_closing_leaves_nothing_else_open() -> None:
         await consumer_of(source, acknowledge, dead_letters=dead_letters).run()
     assert dead_letters.called("aclose")
     assert broker.unfinished == 0
-    assert living() == before
+    assert living() <= before
 
 
 @pytest.mark.anyio
@@ -155,7 +155,9 @@ async def test_broken_must_be_a_message_error(batch: int | None, monkeypatch: py
 
     monkeypatch.setattr(source, "receive", receive)
     settings = Settings(batch=batch, retry=Retry(attempts=1), poison="skip")
-    with pytest.raises(lanes.ContractError, match=r"memory/0 position 0 with broken=ValueError; .* MessageError$"):
+    with pytest.raises(
+        lanes.ContractError, match=r"memory/0 position 0 with broken=ValueError; .* MessageError; please report"
+    ):
         await Consumer(source, handler, settings=settings, dead_letters=dead_letters).run()
     # The other messages of the run are not reported.
     assert (handled, broker.dead_letters) == ([], [])
@@ -256,7 +258,7 @@ async def test_a_cancelled_run_ends_at_once_and_settles_finished_messages() -> N
     assert broker.acked() == [0]
     assert source.called("aclose")
     assert source.called("release") == []
-    assert living() == before
+    assert living() <= before
 
 
 @pytest.mark.anyio
@@ -269,7 +271,7 @@ async def test_a_run_cancelled_during_its_start_is_closed() -> None:
         run.scope.cancel()
         await run.end()
     assert [call.name for call in source.calls] == ["open", "aclose"]
-    assert living() == before
+    assert living() <= before
 
 
 @pytest.mark.anyio
@@ -317,7 +319,7 @@ async def test_every_cancellation_of_asyncio_stops_the_run(how: Literal["task", 
     assert handler.cancelled == [1]
     assert (broker.acked(), broker.unacked()) == ([0], [1])
     assert source.called("aclose")
-    assert living() == before
+    assert living() <= before
 
 
 @pytest.mark.anyio
@@ -352,7 +354,7 @@ async def test_nothing_is_left_after_a_run(poison: int | None) -> None:
     with contextlib.suppress(HandlerHalted):
         await consumer_of(source, handler, attempts=2, backoff=0.001).run()
     assert (source.broker.unfinished == 0) == (poison is None)
-    assert living() == before
+    assert living() <= before
 
 
 @pytest.mark.anyio
@@ -374,4 +376,4 @@ async def test_several_consumers_run_in_one_process() -> None:
             await until(lambda run=run: run.consumer.status().settled == 6)  # type: ignore[misc]
             assert await run.stop() is None
     assert [broker.acked() for broker in brokers] == [[0, 1, 2, 3, 4, 5]] * 3
-    assert living() == before
+    assert living() <= before

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import anyio
 import pytest
+from pydantic import BaseModel
 
-from lanes import HandlerHalted, LanesError, Message, Term
+from lanes import Consumer, HandlerHalted, LanesError, Message, Retry, Settings, Term
+from memsource import MemoryDeadLetters
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
-from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
+from tests.fakes.support import (
+    Gated,
+    acknowledge,
+    acknowledge_all,
+    break_positions,
+    consumer_of,
+    published,
+    settled,
+    started,
+    turns,
+    until,
+)
 
 
 class Refused(Exception):
@@ -118,3 +134,139 @@ async def test_the_first_of_two_failures_is_reported() -> None:
         await consumer_of(MemorySource(broker), handler).run()
     assert str(caught.value.__cause__) == "0"
     assert broker.unacked() == [0, 1]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("batch", [None, 2])
+async def test_an_unreadable_message_is_not_the_fault_of_the_handler(batch: int | None) -> None:
+    def decode(message: Message) -> object:
+        raise ValueError("no JSON at\nline 1")
+
+    with pytest.raises(HandlerHalted) as caught:
+        await Consumer(
+            MemorySource(published("a")),
+            acknowledge if batch is None else acknowledge_all,
+            decode=decode,
+            settings=Settings(batch=batch),
+        ).run()
+    assert str(caught.value) == (
+        "memory: decode failed with ValueError: correct decode=…, or the producer of such messages (ValueError: no "
+        'JSON at\\nline 1). The handler was not called at memory/0 position 0. The poison policy is "exit", so '
+        "everything else was drained and the next start delivers this message again. To go on without unreadable "
+        'messages, pass dead_letters=… and poison="skip"'
+    )
+    assert caught.value.place == "memory/0 position 0"
+
+
+@pytest.mark.anyio
+async def test_a_decoder_of_values_gets_a_remedy() -> None:
+    loads: Any = json.loads
+    with pytest.raises(HandlerHalted, match=r"write decode=lambda message: loads\(message\.value\) \(TypeError: the "):
+        await Consumer(MemorySource(published("a")), acknowledge, decode=loads).run()
+
+
+@pytest.mark.anyio
+async def test_a_decoder_of_values_from_a_pydantic_model_gets_a_remedy() -> None:
+    class Order(BaseModel):
+        amount: int
+
+    takes_bytes: Any = Order.model_validate_json
+    remedy = r"decode gets the Message; write decode=lambda message: \S*Order\.model_validate_json\(message\.value\)"
+    with pytest.raises(HandlerHalted, match=f"decode failed with ValidationError: {remedy}"):
+        await Consumer(MemorySource(published("a")), acknowledge, decode=takes_bytes).run()
+
+
+@pytest.mark.anyio
+async def test_unreadable_messages_of_one_cause_have_one_reason() -> None:
+    def decode(message: Message) -> object:
+        return json.loads(message.value)
+
+    broker = MemoryBroker()
+    for customer in ("ann", "bob"):
+        broker.publish("{", key=customer)
+    source = MemorySource(broker)
+    source.finish()
+    await Consumer(source, acknowledge, decode=decode, dead_letters=MemoryDeadLetters(broker)).run()
+    (reason,) = {dead_letter.error_text for dead_letter in broker.dead_letters}
+    assert reason == (
+        "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) (decode failed "
+        "with JSONDecodeError: correct decode=…, or the producer of such messages)"
+    )
+
+
+@pytest.mark.anyio
+async def test_a_failed_key_function_is_not_the_fault_of_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = MemorySource(published("a"))
+    break_positions(source, {0}, monkeypatch)
+    with pytest.raises(HandlerHalted) as caught:
+        await Consumer(source, acknowledge).run()
+    assert "the handler failed" not in str(caught.value) and "Fix the handler" not in str(caught.value)
+    assert "The handler was not called at memory/0 position 0" in str(caught.value)
+
+
+async def reads_data(message: Message) -> None:
+    assert message.data
+
+
+def loops_over_a_message(message: Any) -> None:
+    list(message)
+
+
+async def indexes_a_message(message: Any) -> None:
+    message["key"]
+
+
+async def acknowledges(message: Any) -> None:
+    await message.ack()
+
+
+def calls_the_value(message: Any) -> None:
+    message.value().decode()
+
+
+async def reads_the_topic(message: Any) -> None:
+    assert message.topic
+
+
+async def indexes_the_headers(message: Any) -> None:
+    message.headers["tenant"]
+
+
+async def gets_a_header(message: Any) -> None:
+    message.headers.get("tenant")
+
+
+async def reads_a_key_of_a_list(batch: Any) -> None:
+    batch.key.decode()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("handler", "batch", "said"),
+    [
+        (reads_data, None, "no attribute 'data': pass decode=… to the consumer, or read message.value"),
+        (
+            loops_over_a_message,
+            None,
+            "is not iterable: the handler gets one Message, with attributes such as",
+        ),
+        (indexes_a_message, None, "is not subscriptable: the handler gets one Message, with attributes such as"),
+        (acknowledges, None, "no attribute 'ack': leave the call out, because lanes acknowledges the message"),
+        (calls_the_value, None, "not callable: message.value and message.key are attributes; read them without ()"),
+        (reads_the_topic, None, "no attribute 'topic': read message.subject"),
+        (
+            indexes_the_headers,
+            None,
+            "not str: message.headers is a list of pairs of name and bytes; read dict(message.headers)",
+        ),
+        (gets_a_header, None, "no attribute 'get': message.headers is a list of pairs of name and bytes; read dict("),
+        (reads_a_key_of_a_list, 5, "no attribute 'key': with Settings(batch=…) the handler gets a list of messages;"),
+    ],
+)
+async def test_a_handler_that_uses_its_argument_wrongly_gets_a_remedy(
+    handler: Any, batch: int | None, said: str
+) -> None:
+    settings = Settings(batch=batch, retry=Retry(attempts=2, backoff=0))
+    with pytest.raises(HandlerHalted) as caught:
+        await Consumer(MemorySource(published("a")), handler, settings=settings).run()
+    assert str(caught.value).count(said) == 1

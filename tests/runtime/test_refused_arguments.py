@@ -9,6 +9,8 @@ import pytest
 
 import lanes
 from lanes import ConfigError, Consumer, History, Journal
+from lanes_jetstream import JetStreamSource
+from lanes_kafka import KafkaSource
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.fakes.support import acknowledge
 
@@ -37,6 +39,14 @@ async def on_event(event: lanes.GroupEvent) -> None: ...
         ("dead_letters", SECRET, "dead_letters is a str, without the method open: pass a target of dead letters, such"),
         ("dead_letters", MemoryDeadLetters, "dead_letters is the class MemoryDeadLetters: pass a target"),
         ("dead_letters", NoPut(), "dead_letters is a NoPut, without the method put: pass a target"),
+        (
+            "attempts",
+            5,
+            (
+                "attempts is an int, without the method load: pass a store of attempts, such as PostgresAttempts(…); "
+                "the largest number of attempts is settings=lanes.Settings(retry=lanes.Retry(attempts=…))"
+            ),
+        ),
         ("attempts", SECRET, "attempts is a str, without the method load: pass a store of attempts"),
         ("history", SECRET, "history is a str: pass lanes.History(directory)"),
         ("journal", 5, "journal is an int: pass a directory, or lanes.Journal(directory, …)"),
@@ -51,6 +61,143 @@ def test_an_argument_of_a_consumer_is_refused_without_its_value(name: str, value
         Consumer(**arguments)
     assert str(refused.value).startswith(said)
     assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("on_event", "said"),
+    [
+        (lambda: None, r"nothing, and .* with one GroupEvent \("),
+        (lambda event, more: None, r"event, more, .* alone \("),
+    ],
+)
+def test_a_function_of_events_takes_one_event(on_event: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^on_event=.*<lambda> takes {said}"):
+        Consumer(MemorySource(MemoryBroker()), acknowledge, on_event=on_event)
+    Consumer(MemorySource(MemoryBroker()), acknowledge, on_event=print)
+
+
+@pytest.mark.anyio
+async def test_an_unknown_option_is_named_with_a_known_one() -> None:
+    options: Any = {"deadletters": 1}
+    with pytest.raises(ConfigError) as refused:
+        await lanes.run(MemorySource(MemoryBroker()), acknowledge, **options)
+    assert str(refused.value) == "lanes.run has no option deadletters=: did you mean dead_letters=?"
+
+
+CONSUMER = Consumer(MemorySource(MemoryBroker()), acknowledge)
+WANTS = "takes a source and a handler, and other arguments by their names: write"
+SERVE_WANTS = "lanes.serve takes one consumer, and grace=… and gc=… by their names: write"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("call", "values", "said"),
+    [
+        (lanes.run, (CONSUMER,), f"lanes.run {WANTS} lanes.run(source, handler, settings=…), or await consumer.run()"),
+        (lanes.run, (), f"lanes.run {WANTS} lanes.run(source, handler, settings=…)"),
+        (lanes.run, (1, 2, lanes.Settings()), f"lanes.run {WANTS} lanes.run(source, handler, settings=…)"),
+        (
+            lanes.serve,
+            (MemorySource(MemoryBroker()), acknowledge),
+            f"{SERVE_WANTS} lanes.serve(lanes.Consumer(source, handler, …))",
+        ),
+    ],
+)
+async def test_a_wrong_call_names_the_right_call(call: Any, values: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        await call(*values)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("values", "end"),
+    [((CONSUMER,), ", or await lanes.serve(consumer)"), ((1, 2, lanes.Settings()), ""), ((1,), "")],
+)
+def test_a_wrong_call_of_main_is_one_line(
+    values: tuple[Any, ...], end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call: Any = lanes.main
+    with pytest.raises(SystemExit) as ended:
+        call(*values)
+    assert ended.value.code == 1
+    said = f"lanes: ConfigError: lanes.main {WANTS} lanes.main(source, handler, settings=…){end}\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (KafkaSource, ({}, "orders"), "KafkaSource takes 1 argument(s) without a name, and the call has 2: "),
+        (
+            JetStreamSource,
+            (SECRET, "orders", None),
+            "JetStreamSource takes 1 argument(s) without a name, and the call has 3: ",
+        ),
+        (lanes.Settings, (10,), "Settings takes no argument(s) without a name, and the call has 1: "),
+        (Consumer, (1, 2, 3), "lanes.Consumer takes 2 argument(s) without a name, and the call has 3: "),
+    ],
+)
+def test_a_value_without_its_name_names_the_argument(kind: Any, values: tuple[Any, ...], said: str) -> None:
+    names = {"KafkaSource": "topics=…", "JetStreamSource": "stream=…, key=…", "Settings": "concurrency=…"}
+    with pytest.raises(ConfigError) as refused:
+        kind(*values)
+    text = str(refused.value)
+    assert text.startswith(said)
+    assert text.endswith(f"write the names, such as {names.get(text.split()[0], 'settings=…')}")
+
+
+def test_an_unknown_option_of_main_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    options: Any = {"bakend": "trio"}
+    with pytest.raises(SystemExit) as ended:
+        lanes.main(MemorySource(MemoryBroker()), acknowledge, **options)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "lanes: ConfigError: lanes.main has no option bakend=: did you mean backend=?\n"
+
+
+@pytest.mark.anyio
+async def test_main_in_a_running_loop_names_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        lanes.main(MemorySource(MemoryBroker()), acknowledge)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "lanes: ConfigError: lanes.main was called while an event loop runs, and starts an event loop itself: write "
+        "await lanes.serve(lanes.Consumer(source, handler, …))\n"
+    )
+
+
+def test_trio_is_refused_for_jetstream_before_it_is_looked_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_trio(*_: object, **__: object) -> None:
+        raise LookupError("Backend 'trio' is not available")
+
+    monkeypatch.setattr("lanes.process.anyio.run", no_trio)
+    source = JetStreamSource("nats://127.0.0.1:1", stream="S", durable="d", key=None)
+    with pytest.raises(SystemExit):
+        lanes.main(source, acknowledge, backend="trio")
+    said = 'lanes: ConfigError: backend="trio": JetStreamSource needs asyncio; leave backend out\n'
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (lambda: 1, "cannot be called with the client's message ("),
+        (lambda message, more: 1, "cannot be called with the client's message alone ("),
+        (acknowledge, "is async"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["kafka", "jetstream"])
+def test_a_key_function_takes_one_message(kind: str, key: Any, said: str) -> None:
+    def make() -> object:
+        if kind == "kafka":
+            return KafkaSource({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"}, topics="t", key=key)
+        return JetStreamSource("nats://127.0.0.1:1", stream="S", durable="d", key=key)
+
+    with pytest.raises(ConfigError) as refused:
+        make()
+    assert str(refused.value).startswith("key=")
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", [History, Journal])
@@ -69,16 +216,61 @@ async def test_serve_takes_a_consumer() -> None:
         await lanes.serve(source)
     with pytest.raises(ConfigError, match=r"^grace='5': must be a finite number of seconds"):
         await lanes.serve(Consumer(source, acknowledge), grace="5")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^gc='off' is unknown: use \"tuned\" or \"default\"$"):
+        await lanes.serve(Consumer(source, acknowledge), gc="off")  # type: ignore[arg-type]
 
 
 def test_main_refuses_an_unknown_event_loop(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        lanes.main(MemorySource(MemoryBroker()), acknowledge, backend="uvloop")  # type: ignore[arg-type]
+        lanes.main(MemorySource(MemoryBroker()), acknowledge, backend="curio")  # type: ignore[arg-type]
     assert ended.value.code == 1
-    assert capsys.readouterr().err == 'lanes: ConfigError: backend=\'uvloop\' is unknown: use "asyncio" or "trio"\n'
+    assert capsys.readouterr().err == (
+        'lanes: ConfigError: backend=\'curio\' is unknown: use "asyncio", "auto", "trio" or "uvloop"\n'
+    )
+
+
+def test_main_names_the_extra_of_uvloop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.loops.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        lanes.main(MemorySource(MemoryBroker()), acknowledge, backend="uvloop")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "lanes: ConfigError: backend=\"uvloop\": uvloop is not installed; pip install 'lanes-runtime[uvloop]' (in a "
+        "checkout, pip install '.[uvloop]'), or write backend=\"auto\"\n"
+    )
+
+
+def test_main_says_how_to_install_trio(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.loops.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        lanes.main(MemorySource(MemoryBroker()), acknowledge, backend="trio")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "lanes: ConfigError: backend=\"trio\": trio is not installed; pip install 'anyio[trio]', or leave backend out\n"
+    )
 
 
 @pytest.mark.parametrize("delay", ["5", [1], object()])
 def test_a_delay_is_a_number(delay: Any) -> None:
     with pytest.raises(ValueError, match=r"^Nak\(delay=.*\): the delay must be a finite number of seconds, 0 or more$"):
         lanes.Nak(delay=delay)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("concurrency", "write settings=lanes.Settings(concurrency=…)"),
+        ("max_backoff", "write settings=lanes.Settings(retry=lanes.Retry(max_backoff=…))"),
+        ("deadletters", "did you mean dead_letters=?"),
+    ],
+)
+def test_an_option_of_the_settings_is_refused_by_a_consumer(
+    option: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: Any = {option: 5}
+    with pytest.raises(ConfigError) as refused:
+        Consumer(MemorySource(MemoryBroker()), acknowledge, **options)
+    assert str(refused.value) == f"lanes.Consumer has no option {option}=: {remedy}"
+    with pytest.raises(SystemExit):
+        lanes.main(MemorySource(MemoryBroker()), acknowledge, **options)
+    assert capsys.readouterr().err == f"lanes: ConfigError: lanes.main has no option {option}=: {remedy}\n"

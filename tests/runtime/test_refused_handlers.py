@@ -77,17 +77,24 @@ async def async_generator(message: Message) -> AsyncIterator[None]:
         (two, "two takes message, database", "missing a required argument: 'database'"),
         (needs_keyword, "needs_keyword takes message, database", "missing a required"),
         (Charges().two, "Charges.two takes message, account", "missing a required argument: 'account'"),
-        (Charges.method, "Charges.method takes self, message", "missing a required argument: 'message'"),
         (CallableOfNothing(), "CallableOfNothing takes nothing", "too many positional arguments"),
         (functools.partial(two), "two takes message, database", "missing a required argument: 'database'"),
     ],
 )
 def test_a_wrong_number_of_parameters_is_refused(handler: Any, takes: str, why: str) -> None:
     said = refusal(handler)
+    alone = "" if takes.endswith(" nothing") else " alone"
     assert re.sub("[^ ]*<locals>.", "", said).startswith(
-        f"handler={takes}, and cannot be called with one message alone ({why}"
+        f"handler={takes}, and cannot be called with one message{alone} ({why}"
     )
     assert said.endswith("pass a function of one message; functools.partial sets further arguments")
+
+
+def test_a_method_without_its_instance_is_refused_with_the_call_that_makes_one() -> None:
+    assert refusal(Charges.method) == (
+        "handler=Charges.method takes self, message, and cannot be called with one message alone (missing a required "
+        "argument: 'message'): pass the method of an instance, such as Charges(…).method"
+    )
 
 
 def test_the_result_of_a_call_is_refused_in_place_of_the_function() -> None:

@@ -21,6 +21,15 @@ async def test_a_batch_above_what_the_broker_allows_is_refused_before_the_first_
     assert broker.deliveries(0) == 0
 
 
+@pytest.mark.anyio
+async def test_a_bound_of_a_partition_above_what_the_broker_allows_is_refused_before_the_first_message() -> None:
+    broker = MemoryBroker(max_unacked=5)
+    broker.publish()
+    with pytest.raises(ConfigError, match="max_in_flight_per_partition=6 is above max_in_flight=5"):
+        await consumer_of(MemorySource(broker), acknowledge, max_in_flight_per_partition=6).run()
+    assert broker.deliveries(0) == 0
+
+
 def test_a_timeout_that_nothing_can_keep_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'timeout=1 with sync_handlers="inline": .*; use sync_handlers="threads"'):
         consumer_of(MemorySource(MemoryBroker()), lambda message: None, timeout=1.0, sync_handlers="inline")

@@ -61,6 +61,32 @@ async def test_a_failed_release_is_a_loss(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.anyio
+async def test_releases_that_fail_together_share_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MemorySource(MemoryBroker(4))
+    asked: list[Partition] = []
+    answered = anyio.Event()
+
+    async def refuse(partition: Partition) -> None:
+        asked.append(partition)
+        await answered.wait()
+        raise SourceError("not flushed")
+
+    monkeypatch.setattr(source, "release", refuse)
+    consumer = Consumer(source, Gated())
+    async with started(consumer) as run:
+        await until(lambda: consumer.ready and len(consumer.status().partitions) == 4)
+        consumer.stop()
+        await until(lambda: len(asked) == 4)
+        answered.set()
+        assert await run.end() is None
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "did not confirm the release of 4 partitions" in line
+    assert line.endswith("(the last: not flushed): memory/0, memory/1, memory/2, memory/3")
+
+
+@pytest.mark.anyio
 async def test_a_loss_during_a_release_is_no_handover() -> None:
     told: list[str] = []
     source = MemorySource(MemoryBroker(1))
@@ -103,8 +129,8 @@ async def test_a_loss_ends_a_drain_without_a_limit() -> None:
 
 
 def drains_of(consumer: Consumer) -> dict[Partition, Any]:
-    assert consumer._run is not None
-    return consumer._run._handover._drains
+    assert consumer._life.run is not None
+    return consumer._life.run._handover._drains
 
 
 def test_a_drain_in_which_everything_hangs_takes_longest_drain() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 import anyio
 import pytest
@@ -227,20 +228,23 @@ async def test_a_settlement_that_can_never_be_sent_stops_with_its_error() -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("call", ["settle", "release", "extend"])
-async def test_a_bug_of_a_source_stops_with_its_error(call: str) -> None:
+async def test_a_bug_of_a_source_stops_with_its_error(call: Literal["settle", "release", "extend"]) -> None:
     broker = published("a", "b")
     source = MemorySource(broker, extend_interval=0.01)
     mistake = RuntimeError("a bug in the adapter")
-    assert call in ("settle", "release", "extend")
-    source.fail(call, mistake, times=10_000)  # type: ignore[arg-type]
-    handler = Gated(free=[b"a"])
-    async with started(consumer_of(source, handler, drain_timeout=1.0, grace=0.1)) as run:
-        await until(lambda: handler.running == 1)
-        if call == "release":
+    handler = Gated()
+    async with started(consumer_of(source, handler)) as run:
+        # Both handlers run before the first call fails, because the failure stops the run.
+        await until(lambda: handler.running == 2)
+        before = len(source.called(call))
+        source.fail(call, mistake, times=10_000)
+        if call == "settle":
+            handler.let(0)
+        elif call == "release":
             run.consumer.stop()
-        else:
-            await until(lambda: source.called("settle" if call == "settle" else "extend"))
-        handler.let(1)
+            handler.let(0, 1)
+        await until(lambda: len(source.called(call)) > before)
+        handler.let(0, 1)
         assert await run.end() is mistake
     assert source.called("aclose")
 
@@ -277,7 +281,7 @@ async def test_a_handler_that_never_suspends_does_not_starve_other_tasks() -> No
 
 
 @pytest.mark.anyio
-async def test_unsettled_messages_are_kept_alive() -> None:
+async def test_unsettled_messages_are_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = published("a", "a", "held", "done")
     interval = 0.1
     source = MemorySource(broker, extend_interval=interval)
@@ -291,6 +295,14 @@ async def test_unsettled_messages_are_kept_alive() -> None:
     def extensions(position: int) -> int:
         return sum(position in call.positions for call in source.called("extend"))
 
+    pauses: list[float] = []
+    sleep = anyio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(anyio, "sleep", noted)
     begin = monotonic()
     async with started(consumer_of(source, handler, attempts=2)) as run:
         await until(lambda: broker.acked() == [3])
@@ -299,9 +311,11 @@ async def test_unsettled_messages_are_kept_alive() -> None:
         await until(lambda: all(extensions(position) >= 5 for position in (0, 1, 2)))
         elapsed = monotonic() - begin
         assert extensions(3) == before
-        # Twice the promised interval is a failure; the margin is for a busy machine.
-        assert elapsed <= 2 * 5 * interval
-        assert len(source.called("extend")) <= elapsed / (interval / 2) + 1
+        # A message is as old as a pause, and waits for the next one: twice a pause is the promised interval.
+        assert 2 * max(pauses) <= interval
+        calls = [{0, 1, 2} <= set(call.positions) for call in source.called("extend")]
+        assert all(calls[calls.index(True) :])
+        assert len(calls) <= elapsed / (interval / 2) + 1
         gated.let(0)
         await until(lambda: broker.acked() == [0, 3])
         count = extensions(0)

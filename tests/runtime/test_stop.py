@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+
 import anyio
 import pytest
 
 from lanes import Message, Nak
+from lanes.workers.threads import ThreadWorkers
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
 from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
@@ -95,7 +99,9 @@ async def test_a_stop_does_not_wait_for_held_messages() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("drain_timeout", [0.0, 0.02])
-async def test_handlers_are_cancelled_after_the_drain_timeout(drain_timeout: float) -> None:
+async def test_handlers_are_cancelled_after_the_drain_timeout_and_named(
+    drain_timeout: float, caplog: pytest.LogCaptureFixture
+) -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
     handler = Gated()
@@ -106,6 +112,71 @@ async def test_handlers_are_cancelled_after_the_drain_timeout(drain_timeout: flo
         assert await run.stop() is None
     assert sorted(handler.cancelled) == ([1] if drain_timeout else [0, 1])
     assert broker.acked() == ([0] if drain_timeout else [])
+    count, positions = (1, "1") if drain_timeout else (2, "0, 1")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        (
+            f"memory: Gated did not end within drain_timeout={drain_timeout:g} s and was cancelled for {count} "
+            "message(s), which run again. Raise drain_timeout, or let the handler end sooner. Positions: "
+            f"memory/0: {positions}"
+        ),
+    ]
+
+
+@pytest.mark.anyio
+async def test_handlers_of_several_partitions_that_are_cancelled_together_share_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = MemoryBroker(partitions=3)
+    for number in range(12):
+        broker.publish(key=str(number), partition=number % 3)
+    called = 0
+
+    async def charge(message: Message) -> None:
+        nonlocal called
+        called += 1
+        await anyio.sleep_forever()
+
+    async with started(consumer_of(MemorySource(broker), charge, concurrency=12, drain_timeout=0.0)) as run:
+        await until(lambda: called == 12)
+        assert await run.stop() is None
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("memory: charge did not end within drain_timeout=0 s and was cancelled for 12 message(s), ")
+    assert line.endswith(" Positions: memory/0: 0, 1, 2, 3; memory/1: 0, 1, 2, 3; memory/2: 0, 1 and 2 more")
+
+
+@pytest.mark.anyio
+async def test_a_source_that_gives_less_time_than_the_drain_timeout_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = MemorySource(published("a"))
+    handler = Gated()
+    async with started(consumer_of(source, handler, drain_timeout=600.0)) as run:
+        await until(lambda: handler.running == 1)
+        source.revoke(0, timeout=0.5e-3)
+        await until(lambda: source.owned == [])
+        assert await run.stop() is None
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("memory: Gated did not end within the 0.0005 s of the source and was cancelled for 1 ")
+    assert "Raise the limit of the source, such as drain_within of a cohort, or let the handler end sooner" in line
+
+
+@pytest.mark.anyio
+async def test_a_handler_in_a_thread_that_fails_after_the_drain_timeout_is_not_called_cancelled(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MemorySource(published("a"))
+    ending = threading.Event()
+    monkeypatch.setattr(ThreadWorkers, "cancel", lambda workers, partition: ending.set())
+
+    def handler(message: Message) -> None:
+        assert ending.wait(30)
+        raise ValueError("declined")
+
+    async with started(consumer_of(source, handler, drain_timeout=0.0, grace=600.0)) as run:
+        await until(lambda: run.consumer.status().running)
+        assert await run.stop() is None
+    (line,) = [record.getMessage() for record in caplog.records if " drain_timeout" in record.getMessage()]
+    assert "handler did not end within drain_timeout=0 s and failed for 1 message(s), which run again. " in line
 
 
 @pytest.mark.anyio
@@ -169,7 +240,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_reported_and_never_cou
         await until(lambda: source.called("release"))
         assert returned == [1, 2]
         await until(lambda: "did not end within drain_timeout and grace" in caplog.text)
-        assert "Positions: 0" in caplog.text
+        assert "Positions: memory/0: 0" in caplog.text
         gate.set()
         assert await run.end() is None
         assert run.consumer.status().zombies == 1

@@ -8,13 +8,17 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import anyio
 import pytest
 
 from lanes import Message
 from lanes.loops import ThreadSafeCall
-from memsource import MemorySource
+from memsource import GroupSource, MemorySource
+from memsource.memory.group import Committed
+from tests.fakes.grouped import HandClock, group_of
 from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 Stop = Callable[[], None]
@@ -70,6 +74,61 @@ async def test_stop_may_be_called_outside_of_tasks(where: Callable[[Stop], None]
         where(run.consumer.stop)
     assert broker.acked() == [0, 2]
     assert [call.name for call in source.calls][-2:] == ["release", "aclose"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("at_once", [False, True], ids=["drain", "at once"])
+@pytest.mark.parametrize(
+    ("plain", "options"),
+    [
+        pytest.param(False, {}, id="tasks"),
+        pytest.param(False, {"batch": 1}, id="batches"),
+        pytest.param(True, {"sync_handlers": "inline"}, id="inline"),
+        pytest.param(True, {}, id="threads"),
+        pytest.param(True, {"batch": 1}, id="batches in threads"),
+    ],
+)
+async def test_no_message_starts_after_a_thread_has_called_stop(
+    options: dict[str, Any], *, plain: bool, at_once: bool
+) -> None:
+    """A process may answer "draining" as soon as the call has returned, although the loop has had no turn since."""
+    broker = published("a", "a", "b")
+    calls: list[object] = []
+
+    def handle(what: object) -> None:
+        calls.append(what)
+        in_a_thread(lambda: consumer.stop(at_once=at_once))
+
+    async def await_it(what: object) -> None:
+        handle(what)
+
+    # The clock stands still, so the worker takes its next message before the loop has a turn.
+    consumer = consumer_of(
+        MemorySource(broker), handle if plain else await_it, concurrency=1, clock=HandClock(), **options
+    )
+    async with started(consumer) as run:
+        assert await run.end() is None
+    assert len(calls) == 1
+    assert broker.unacked()[-2:] == [1, 2]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("draining", [False, True], ids=["at the stop", "before the stop"])
+async def test_a_stop_by_a_thread_still_closes_the_prefix(*, draining: bool) -> None:
+    group = group_of("aab")
+    handler = Gated()
+    async with started(consumer_of(GroupSource(group, "first", hands_over=False), handler, concurrency=2)) as run:
+        await until(lambda: sorted(handler.started) == [0, 2])
+        if draining:
+            group.revoke(0)
+            await until(lambda: all(each.draining for each in run.consumer.status().partitions.values()))
+        in_a_thread(run.consumer.stop)
+        # Both workers find that no message may start, before the run has its turn.
+        handler.let(0, 2)
+        await until(lambda: sorted(handler.started) == [0, 1, 2])
+        handler.let(1)
+        assert await run.end() is None
+    assert group.committed(0) == Committed(3)
 
 
 @pytest.mark.anyio
@@ -144,3 +203,17 @@ async def test_no_call_happens_after_the_loop_is_closed() -> None:
     gone()
     in_a_thread(gone)
     assert called == []
+
+
+@pytest.mark.anyio
+async def test_the_first_function_is_called_by_the_thread_itself() -> None:
+    called: list[str] = []
+    first, wake, function = (partial(called.append, name) for name in ("first", "wake", "function"))
+    call = ThreadSafeCall(function, wake, first)
+    in_a_thread(call)
+    assert called == ["first"]
+    await until(lambda: called == ["first", "wake"])
+    call.serve()
+    call()
+    # A task of the loop needs no such call.
+    assert called == ["first", "wake", "function", "function"]

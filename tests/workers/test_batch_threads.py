@@ -61,7 +61,7 @@ async def test_calls_run_concurrently_in_threads(tmp_path: Path) -> None:
         assert threading.current_thread() not in handler.threads
         assert await run.stop() is None
     assert threads() == []
-    assert living() == before
+    assert living() <= before
     assert_kept(tmp_path)
 
 
@@ -169,7 +169,7 @@ async def test_a_call_over_its_timeout_is_reported_and_keeps_its_lane(caplog: py
         await until(lambda: len(handler.started) == 2)
         clock.now += 1.0
         (reason,) = consumer.health().reasons
-        assert reason.startswith("all 2 threads are stuck, the first: memory/0 position 0")
+        assert reason.startswith("all 2 thread(s) are stuck, the first: memory/0 position 0")
         handler.gate.set()
         # The call has succeeded, although late.
         await until(lambda: broker.unfinished == 0)
@@ -224,8 +224,8 @@ async def test_a_call_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixt
     async with started(pairing(source, handler, grace=0.02, drain_timeout=0.01, concurrency=1)) as run:
         await until(lambda: handler.started == [[0, 1]])
         assert await run.stop() is None
-    assert "abandoned 1 threads" in caplog.text
-    assert "Their messages: memory/0 position 0" in caplog.text
+    assert "did not end within drain_timeout and grace and still runs for 2 message(s)" in caplog.text
+    assert caplog.text.rstrip().endswith("Positions: memory/0: 0, 1")
     assert broker.acked() == []
     assert len(threads()) == 1
     handler.gate.set()

@@ -108,22 +108,24 @@ async def test_a_result_of_none_acknowledges_the_whole_batch(returned: object) -
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "returned",
+    ("returned", "fault"),
     [
-        [None] * 3,
-        [None] * 5,
-        [],
-        0,
-        False,
-        "done",
-        {0: None},
-        [None, None, None, ValueError],
-        [None, None, None, True],
-        [None, None, None, KeyboardInterrupt()],
-        [None, None, None, MemoryError()],
+        ([None] * 3, "a list of length 3"),
+        ((None,) * 5, "a tuple of length 5"),
+        ([], "a list of length 0"),
+        ([True], "a list of length 1"),
+        (0, "an int"),
+        (False, "a bool"),
+        ("done", "a str"),
+        ({0: None}, "a dict"),
+        (ValueError("bad"), "a ValueError"),
+        ([None, None, None, ValueError], "a list with the class ValueError at index 3"),
+        ([None, True, None, True], "a list with a bool at index 1"),
+        ([None, None, None, KeyboardInterrupt()], "a list with a KeyboardInterrupt at index 3"),
+        ([None, None, None, MemoryError()], "a list with a MemoryError at index 3"),
     ],
 )
-async def test_an_invalid_result_fails_the_whole_batch(returned: object) -> None:
+async def test_an_invalid_result_fails_the_whole_batch(returned: object, fault: str) -> None:
     broker = published(*"abcd")
     dead_letters = MemoryDeadLetters(broker)
     handler = Batches()
@@ -132,8 +134,8 @@ async def test_an_invalid_result_fails_the_whole_batch(returned: object) -> None
     assert sorted(dead_letter.position for dead_letter in broker.dead_letters) == [0, 1, 2, 3]
     (text,) = {dead_letter.error_text for dead_letter in broker.dead_letters}
     assert text == (
-        f"the batch handler returned a {type(returned).__name__}: return None, or a list with None or an exception for "
-        "each of its 4 messages"
+        f"the batch handler returned {fault}: return None, or a list with None or an exception for each of its 4 "
+        "messages"
     )
 
 

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from lanes import Message
-from lanes.workers.tasks import _WAKING_LIMIT
+from lanes.workers.wake_limit import FEW
 from memsource import GroupSource, MemoryBroker, MemorySource
 from memsource.memory.group import Committed
 from tests.fakes.grouped import group_of
@@ -17,7 +17,7 @@ from tests.fakes.support import Gated, consumer_of, living, publish, published, 
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="nothing")
 
-MANY = 3 * _WAKING_LIMIT
+MANY = 3 * FEW
 
 
 @pytest.mark.anyio
@@ -44,7 +44,7 @@ async def test_tasks_start_only_when_they_are_needed() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("concurrency", [1, 4, _WAKING_LIMIT + 1])
+@pytest.mark.parametrize("concurrency", [1, 4, FEW + 1])
 async def test_concurrency_bounds_the_tasks(concurrency: int) -> None:
     broker = MemoryBroker()
     handler = Gated()
@@ -105,7 +105,7 @@ async def test_no_task_calls_a_handler_after_a_cancellation() -> None:
     async with started(consumer_of(source, handler, concurrency=MANY)) as run:
         await run.end()
     assert handled == [0]
-    assert living() == before
+    assert living() <= before
     assert source.called("aclose")
 
 
@@ -126,7 +126,7 @@ async def test_the_last_settlement_of_a_cancelled_run_starts_no_task() -> None:
         source.unblock("settle")
         assert await run.end() is None
         await turns()
-        assert living() == before
+        assert living() <= before
     # After the confirmation, more lanes were ready than there were workers.
     assert group.committed(0) == Committed(4)
     assert handled == [0, 1, 2, 3]

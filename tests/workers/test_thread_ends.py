@@ -63,7 +63,7 @@ async def test_a_thread_that_outlives_its_partition_keeps_its_key_until_it_ends(
         await until(lambda: broker.acked() == [2])
         source.revoke(0, timeout=0.01)
         await until(lambda: source.owned == [])
-        assert "did not end within drain_timeout and grace" in caplog.text
+        assert "did not end within the 0.01 s of the source and grace and still runs for 1 message(s)" in caplog.text
         source.assign(0)
         broker.publish(key="b")
         # Other keys continue; the key of the running handler waits.
@@ -253,6 +253,7 @@ async def test_the_end_of_a_run_does_not_wait_for_a_zombie_again(caplog: pytest.
     broker = published("a")
     handler = Gates()
     source = MemorySource(broker)
+    caplog.set_level(logging.WARNING, "lanes")
     # A second wait would take longer than the test waits.
     async with started(consumer_of(source, handler, grace=TIMEOUT * 3)) as run:
         await until(lambda: handler.running == 1)
@@ -261,8 +262,28 @@ async def test_the_end_of_a_run_does_not_wait_for_a_zombie_again(caplog: pytest.
         assert await run.stop() is None
         handler.let(0)
         handler.join()
-    assert "abandoned 1 threads" in caplog.text
+    # The line about the loss names the handler.
+    (line,) = caplog.messages
+    assert "lost (" in line and "Gates still runs for 1 message(s), whose results do not count " in line
+    assert line.endswith(" Positions: memory/0: 0")
     assert broker.acked() == []
+
+
+@pytest.mark.anyio
+async def test_a_thread_that_outlives_the_grace_of_a_stop_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    broker = published("a")
+    handler = Gates()
+    caplog.set_level(logging.WARNING, "lanes")
+    async with started(consumer_of(MemorySource(broker), handler, drain_timeout=0.0, grace=0.01)) as run:
+        await until(lambda: handler.running == 1)
+        assert await run.stop() is None
+        handler.let(0)
+        handler.join()
+    (line,) = caplog.messages
+    assert line == (
+        "memory: Gates did not end within drain_timeout and grace and still runs for 1 message(s). Its results do not "
+        "count, and the messages run again. Raise drain_timeout, or let the handler end sooner. Positions: memory/0: 0"
+    )
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -335,7 +356,7 @@ async def test_a_refused_thread_stops_in_order(late: type[Late], refused: int) -
     broker = published(*"abc")
     handler = Order()
     async with started(consumer_of(MemorySource(broker), handler, concurrency=3)) as run:
-        await until(lambda: run.consumer._run is not None and run.consumer._run.fatal is not None)
+        await until(lambda: run.consumer._life.run is not None and run.consumer._life.run.fatal is not None)
         late.start_all()
         error = await run.end()
     assert isinstance(error, LanesError)

@@ -101,7 +101,7 @@ async def test_a_consumer_whose_threads_are_all_stuck_is_unhealthy() -> None:
         assert run.consumer.healthy
         clock.now += 0.1
         (reason,) = run.consumer.health().reasons
-        assert reason.startswith("all 2 threads are stuck, the first: memory/0 position 0")
+        assert reason.startswith("all 2 thread(s) are stuck, the first: memory/0 position 0")
         handler.let(0)
         await until(lambda: broker.acked() == [0])
         assert run.consumer.healthy

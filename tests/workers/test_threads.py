@@ -18,7 +18,16 @@ from lanes.loops import entry_of_loop
 from lanes.runtime.run import Run
 from lanes.workers.threads import ThreadWorkers
 from memsource.memory.source import MemoryDeadLetters, MemorySource
-from tests.fakes.support import TIMEOUT, consumer_of, publish, published, settled, started, turns, until
+from tests.fakes.support import (
+    consumer_of,
+    publish,
+    published,
+    settled,
+    started,
+    turns,
+    until,
+    wait_without_the_loop,
+)
 from tests.fakes.threaded import Gates, Options, threads
 
 
@@ -99,7 +108,11 @@ async def test_a_plain_function_that_returns_an_awaitable_stops_the_consumer(kin
         error = await run.end()
     # Not a failed attempt, because a retry would fail alike; and Python warns of no coroutine.
     assert isinstance(error, ConfigError)
-    assert "handler=<function" in str(error) and "memory/0 position 0" in str(error) and "async def" in str(error)
+    assert (
+        ".<locals>.handler is a plain function" in str(error)
+        and "memory/0 position 0" in str(error)
+        and "async def" in str(error)
+    )
     assert broker.unacked() == [0, 1]
 
 
@@ -229,16 +242,6 @@ async def test_several_results_wake_the_loop_once(
         assert len(calls) == 1
         assert await run.end() is None
     assert broker.unfinished == 0
-
-
-def wait_without_the_loop(condition: Callable[[], object]) -> None:
-    """Wait for threads while the loop is blocked."""
-    ever = threading.Event()
-    for _ in range(int(TIMEOUT / 0.001)):
-        if condition():
-            return
-        ever.wait(0.001)
-    raise AssertionError("the threads did not do it")
 
 
 # --- exceptions of a handler

@@ -9,9 +9,10 @@ import anyio
 import pytest
 
 from lanes import Consumer, HandlerHalted, History, Message, Retry
+from lanes.workers.overtime import AGAIN, PATIENCE
 from memsource import MemoryDeadLetters, MemorySource
 from tests.fakes.grouped import HandClock
-from tests.fakes.support import Gated, consumer_of, published, started, turns, until
+from tests.fakes.support import TIMEOUT, Gated, consumer_of, published, started, turns, until
 from tests.fakes.threaded import assert_kept
 
 
@@ -228,3 +229,141 @@ async def test_the_timer_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
         handler.let(0)
         await until(lambda: broker.unfinished == 0)
         assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("decode", [None, lambda message: None])
+async def test_a_handler_that_ignores_its_cancellation_is_reported_once(
+    decode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = HandClock()
+    broker = published("a")
+    cancelled: list[int] = []
+    gate: list[bool] = []
+
+    async def stubborn(message: Message) -> None:
+        while not gate:
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                cancelled.append(message.position)
+
+    def reports() -> list[str]:
+        return [record.message for record in caplog.records if "after its cancellation" in record.message]
+
+    consumer = limited(MemorySource(broker), stubborn, clock=clock, decode=decode, unhealthy_after=60.0)
+    async with started(consumer) as run:
+        await until(lambda: clock.asked > 3 and consumer.status().running)
+        clock.now += 0.02
+        await until(lambda: cancelled)
+        clock.now += PATIENCE - 0.1
+        await clock.asked_again()
+        assert reports() == []
+        clock.now += 7.1
+        await until(lambda: reports())
+        clock.now += 60
+        await clock.asked_again()
+        assert len(reports()) == 1
+        assert reports()[0].startswith(
+            "memory/0 position 0 attempt 1: the handler stubborn has not ended 12.0 s after its cancellation by "
+            "timeout=0.01 s"
+        )
+        (reason,) = consumer.health().reasons
+        assert "memory/0 position 0" in reason
+        gate.append(True)
+        # The handler is cancelled once more.
+        clock.now += AGAIN
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_batch_handler_that_ignores_its_cancellation_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lanes.workers.batches.PATIENCE", 0.02)
+    clock = HandClock()
+    broker = published("a")
+    gate: list[bool] = []
+
+    async def stubborn(messages: list[Message]) -> None:
+        while not gate:
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                clock.now += 0.001
+
+    consumer = limited(MemorySource(broker), stubborn, clock=clock, batch=2)
+    async with started(consumer) as run:
+        await until(lambda: "after its cancellation" in caplog.text)
+        await anyio.sleep(0.06)
+        assert caplog.text.count("position 0 attempt 1: the handler stubborn has not ended") == 1
+        gate.append(True)
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+class Stubborn:
+    """A handler that swallows each cancellation in a loop, until ``released``."""
+
+    def __init__(self) -> None:
+        self.cancellations = 0
+        self.released = False
+
+    async def __call__(self, messages: object) -> None:
+        while not self.released:
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                self.cancellations += 1
+
+    async def rests(self) -> None:
+        """Wait until almost no cancellation arrives any more."""
+        await until(lambda: self.cancellations)
+        with anyio.fail_after(TIMEOUT):
+            before = -1_000
+            while self.cancellations - before > 20:
+                before = self.cancellations
+                await anyio.sleep(0.3)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("batch", [None, 2])
+async def test_a_handler_that_swallows_its_cancellations_in_a_loop_uses_no_whole_processor(batch: int | None) -> None:
+    broker = published("a")
+    handler = Stubborn()
+    consumer = limited(MemorySource(broker), handler, batch=batch)
+    async with started(consumer) as run:
+        await handler.rests()
+        # The cancellation goes on, at a low rate.
+        before = handler.cancellations
+        await until(lambda: handler.cancellations > before)
+        handler.released = True
+        await until(lambda: broker.unfinished == 0)
+        # The worker handles further messages, and its next handler is cancelled too.
+        handler.released = False
+        before = handler.cancellations
+        broker.publish(key="a")
+        await until(lambda: handler.cancellations > before)
+        handler.released = True
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("batch", [None, 2])
+async def test_a_stop_at_once_reaches_a_handler_that_is_seldom_cancelled(
+    batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Stubborn()
+    consumer = limited(MemorySource(published("a")), handler, batch=batch)
+    async with started(consumer) as run:
+        await handler.rests()
+        for workers in ("tasks", "batches"):
+            monkeypatch.setattr(f"lanes.workers.{workers}.AGAIN", 3_600.0)
+        # The watch sleeps for the new time after its next cancellation.
+        before = handler.cancellations
+        await until(lambda: handler.cancellations > before)
+        handler.released = True
+        consumer.stop(at_once=True)
+        await run.end()

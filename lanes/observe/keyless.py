@@ -1,0 +1,60 @@
+"""A warning when the messages of a source with ``order="key"`` have no key, so that nothing keeps them in order."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from lanes.source import Delivered
+
+log = logging.getLogger("lanes")
+
+_MESSAGES: Final = 100
+"""Number of messages without a key, from the first message of a run on, after which the warning is logged."""
+
+_NAMED: Final = 5
+"""Maximum number of topics or streams that the warning names."""
+
+
+class KeylessWatch:
+    """The watch over the first messages of a run, until one of them has a key. Does not block.
+
+    Args:
+        name: Name of the source, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._count = 0
+        self._sources: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<KeylessWatch {self._count} messages>"
+
+    def delivered(self, event: Delivered) -> bool:
+        """Count the messages of a run, and log the warning when it is due.
+
+        A message whose key could not be read is no message without a key.
+
+        Args:
+            event: The run.
+
+        Returns:
+            Whether the watch has ended, because a message has a key or because the warning is logged.
+        """
+        if any(message.key is not None for message in event.run):
+            return True
+        self._count += sum(message.broken is None for message in event.run)
+        self._sources.add(event.partition.id.source)
+        if self._count < _MESSAGES:
+            return False
+        named = sorted(self._sources)
+        log.warning(
+            "%s: the first %d messages of %s have no key, so nothing keeps them in order; set a key at the producer or "
+            'by key=… of the source, or choose keyless="one_lane" for the order of each partition or order="none" for '
+            "no order",
+            self._name,
+            self._count,
+            ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else ""),
+        )
+        return True

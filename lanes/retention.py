@@ -1,0 +1,99 @@
+"""Estimates of the time until a broker deletes a message, for sources that are ``lanes.source.Retaining``.
+
+A broker deletes messages by age, or keeps a number of newest messages. Times are in seconds. Nothing blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from lanes.source import Retention
+
+__all__ = ["Pace", "by_age", "by_newer", "soonest"]
+
+PACE_OVER: Final = 60.0
+"""Seconds over which a pace is measured."""
+
+_LEAST: Final = 1e-3
+"""Shortest span in seconds."""
+
+
+class Pace:
+    """The pace of a number that grows, such as the end of a log, over the last minute."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<Pace {self.per_second():g} a second, from {len(self._samples)} samples>"
+
+    def note(self, value: float, now: float) -> None:
+        """Record the number at a time. A lower number than the last one forgets the former numbers.
+
+        Args:
+            value: The number.
+            now: Time of the number, in seconds of one clock.
+        """
+        samples = self._samples
+        if samples and value < samples[-1][1]:
+            samples.clear()
+        samples.append((now, value))
+        # One sample beyond the minute stays, so that the samples always cover the whole minute.
+        while len(samples) > 2 and samples[1][0] <= now - PACE_OVER:
+            samples.popleft()
+
+    def per_second(self) -> float:
+        """Return the growth in a second.
+
+        Returns:
+            The growth, 0 or more; 0 before the second sample.
+        """
+        (begin, first), (end, last) = (self._samples[0], self._samples[-1]) if self._samples else ((0.0, 0.0),) * 2
+        return (last - first) / (end - begin) if end > begin else 0.0
+
+
+def by_age(written: float, span: float, now: float, rule: str) -> Retention:
+    """Estimate the retention of a message that the broker deletes by its age.
+
+    Args:
+        written: Time of the message in seconds since 1970.
+        span: Seconds for which the broker keeps a message.
+        now: Time now in seconds since 1970.
+        rule: The rule.
+
+    Returns:
+        The retention.
+    """
+    return Retention(max(0.0, written + span - now), max(_LEAST, span), rule)
+
+
+def by_newer(newer: float, limit: float, pace: float, rule: str, *, age: float = 0.0) -> Retention | None:
+    """Estimate the retention of a message that the broker deletes once ``limit`` newer messages exist.
+
+    Args:
+        newer: Number of newer messages.
+        limit: Number of newer messages that the broker keeps, 0 or more.
+        pace: Number of messages that are written in a second, 0 or more.
+        rule: The rule.
+        age: Age of ``newer`` in seconds, in which more messages were written.
+
+    Returns:
+        The retention; None while no message is written.
+    """
+    if pace <= 0.0:
+        return None
+    return Retention(max(0.0, (limit - newer) / pace - age), max(_LEAST, limit / pace), rule)
+
+
+def soonest(found: Iterable[Retention | None]) -> Retention | None:
+    """Choose the rule that leaves the smallest share of its span.
+
+    Args:
+        found: Retentions of one message, by several rules.
+
+    Returns:
+        The retention; None if no rule applies.
+    """
+    return min((each for each in found if each is not None), key=lambda each: each.left / each.span, default=None)

@@ -1,0 +1,88 @@
+"""The confirmation of the partitions after a freeze: no handler starts before each of them is confirmed or lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+
+from lanes.core.types import Partition
+from lanes.loops import ThreadSafeCall
+from lanes.source import Confirming
+from lanes.workers.context import RunContext, Workers
+from lanes.workers.freezes import PULSE, FreezeWatch
+
+log = logging.getLogger("lanes")
+
+_PAUSE: Final = 0.05
+"""Seconds before the source is asked again about partitions that it has neither confirmed nor reported lost."""
+
+
+class Confirmation:
+    """The confirmation of one run.
+
+    Args:
+        context: The run.
+        source: Source that confirms partitions.
+        workers: Returns the workers of the run.
+
+    Attributes:
+        watch: The watch that notices a freeze.
+    """
+
+    def __init__(self, context: RunContext, source: Confirming, workers: Callable[[], Workers]) -> None:
+        self._context = context
+        self._source = source
+        self._workers = workers
+        self._begun = False
+        self._told = ThreadSafeCall(self._begin, lambda: context.look_for_due())
+        self.watch = FreezeWatch(context.clock, source.freeze_limit, self._noticed)
+
+    def serve(self) -> None:
+        """Begin a confirmation that another thread has requested. Must be called in a task of the loop."""
+        self._told.serve()
+
+    async def look(self) -> None:
+        """Look for freezes until cancelled, for a run without a thread that watches the event loop."""
+        while True:
+            self.watch.look(self._context.clock())
+            await anyio.sleep(PULSE)
+
+    def _noticed(self) -> None:
+        """Hold the handlers back, and have the partitions confirmed. Runs in the thread that has noticed a freeze."""
+        self._workers().hold()
+        self._told()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._context.start_soon(self._confirm)
+
+    def _left(self, confirmed: set[Partition]) -> list[Partition]:
+        return [each for each in self._context.engine.partitions.values() if each not in confirmed]
+
+    async def _confirm(self) -> None:
+        """Let handlers start again when each partition is confirmed or lost."""
+        context, watch = self._context, self.watch
+        since = context.clock()
+        while True:
+            number = watch.number
+            log.warning(
+                "%s: no thread of this process ran for %.1f s, so the broker may have taken its partitions away; no "
+                "handler starts until the broker has confirmed them",
+                context.name,
+                watch.seconds,
+            )
+            # Asked even without a partition: an assignment may be on its way from before the freeze.
+            confirmed = set(await self._source.confirm(self._left(set())))
+            while number == watch.number and (left := self._left(confirmed)):
+                confirmed |= set(await self._source.confirm(left))
+                if self._left(confirmed):
+                    await anyio.sleep(_PAUSE)
+            if watch.open(number, context.clock()):
+                break
+        log.info("%s: handlers start again %.2f s after the freeze", context.name, context.clock() - since)
+        self._begun = False
+        self._workers().wake()

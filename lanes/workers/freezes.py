@@ -1,0 +1,135 @@
+"""The watch for freezes: spans in which no thread of this process ran.
+
+The broker of some sources takes the partitions of a silent process away. The thread of a client sends heartbeats while
+a handler holds the event loop, but not while the whole process is frozen. SIGSTOP, ``docker pause`` and a suspended
+machine freeze a process. A process that wakes from a freeze finds its messages as it left them, and would start their
+handlers although another process may own the partitions. After a long freeze the workers therefore start no handler
+until the source has confirmed the partitions.
+
+The watch compares the time at each ``look`` with the time of the last one. The thread that watches the event loop looks
+every ``PULSE`` seconds, so a longer time between two looks is a freeze. A slow handler and a long drain are no freezes.
+The thread may wake later than the workers, so the workers look too, before they start a handler.
+``StartLooks`` bounds the number of these looks by time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+
+from lanes.clock import Clock
+
+PULSE: Final = 0.25
+"""Maximum number of seconds between two looks of a process that runs."""
+
+SHORTEST: Final = 1.0
+"""Minimum number of seconds between two looks that count as a freeze. A busy machine may delay a thread so long."""
+
+_LOOKS: Final = 500
+_PERIOD: Final = 0.1
+"""Seconds in which each of ``_LOOKS`` starts looks for a freeze."""
+
+_STRIDE: Final = 16
+"""Number of starts from one look to the next, after ``_LOOKS`` looks in a period."""
+
+
+class FreezeWatch:
+    """The watch of one run.
+
+    Args:
+        clock: Clock of the run.
+        limit: Returns the seconds of a freeze after which the broker may have taken the partitions away. Any thread
+            may call the function.
+        noticed: Called after each freeze that was longer, by the thread that has noticed it.
+
+    Attributes:
+        held: Whether no handler may start.
+        number: Number of noticed freezes.
+        seconds: Length of the last noticed freeze.
+    """
+
+    def __init__(self, clock: Clock, limit: Callable[[], float], noticed: Callable[[], None]) -> None:
+        self._limit = limit
+        self._noticed = noticed
+        self.held = False
+        self.number = 0
+        self.seconds = 0.0
+        self._seen = clock()
+        self._lock = threading.Lock()
+        self._opened = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<FreezeWatch {self.number} freezes{', held' if self.held else ''}>"
+
+    def look(self, now: float) -> bool:
+        """Look for a freeze since the last look. Any thread may call this method.
+
+        Args:
+            now: The time of the clock, read by the caller just now.
+
+        Returns:
+            Whether no handler may start.
+        """
+        gap = now - self._seen
+        if gap > SHORTEST and gap > self._limit():
+            # Set before the time of this look: a thread that finds the new time finds the flag too.
+            with self._lock:
+                self.held = True
+                self.number += 1
+                self.seconds = gap
+            self._noticed()
+        self._seen = now
+        return self.held
+
+    def open(self, number: int, now: float) -> bool:
+        """Let handlers start, if no freeze was noticed after freeze ``number``. Return whether they may start.
+
+        Must be called on the event loop.
+        """
+        self.look(now)
+        with self._lock:
+            # Another thread may notice a freeze between these two steps.
+            if self.number != number:
+                return False
+            self.held = False
+        opened, self._opened = self._opened, anyio.Event()
+        opened.set()
+        return True
+
+    async def wait(self) -> None:
+        """Wait until handlers may start."""
+        while self.held:
+            await self._opened.wait()
+
+
+class StartLooks:
+    """Decides which starts of handlers look for a freeze, so that the clock is not read for each message.
+
+    Every start looks at the usual rates, up to 5,000 a second. Above this rate one start in 16 looks.
+
+    Args:
+        watch: The watch.
+        clock: Clock of the run.
+
+    Attributes:
+        until: Number of starts until the next look. The worker counts it down, and calls ``look`` at 0.
+    """
+
+    def __init__(self, watch: FreezeWatch, clock: Clock) -> None:
+        self._watch = watch
+        self._clock = clock
+        self._looks = 0
+        self._since = clock()
+        self.until = 1
+
+    def look(self) -> bool:
+        """Look for a freeze, and return whether the handler must wait."""
+        now = self._clock()
+        if now - self._since >= _PERIOD:
+            self._since, self._looks = now, 0
+        self._looks += 1
+        self.until = 1 if self._looks < _LOOKS else _STRIDE
+        return self._watch.look(now)

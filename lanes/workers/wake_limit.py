@@ -1,0 +1,73 @@
+"""Decides how many idle workers to wake at once; pure.
+
+A handler that suspends keeps its worker busy, so each ready lane needs a worker of its own. Handlers that never suspend
+run one after the other in the first woken worker, and every other woken worker finds nothing to do. So the limit
+follows the share of handlers that suspend. The share is an average with more weight for later handlers.
+
+All woken workers start their handlers in one turn of the event loop, and meanwhile the loop does nothing else. The
+limit therefore also follows the number of starts that fit into a time slice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+TIME_SLICE: Final = 0.002
+"""Seconds of one turn of the event loop in which handlers run that do not suspend, or in which woken workers start
+handlers."""
+
+FEW: Final = 8
+"""Number of workers that may always be woken at once."""
+
+SURE: Final = 0.99
+"""Share above which further suspensions do not count, because they hardly raise the share."""
+
+_FIRST_FIT: Final = 64
+"""Number of starts that are assumed to fit into a time slice, until more have fitted."""
+
+_WEIGHT: Final = 1 / 16
+"""Weight of one handler in the share."""
+
+_NOTHING: Final = 1 / 64
+"""Share below which all handlers count as handlers that never suspend."""
+
+
+class WakeLimit:
+    """The limit of one consumer.
+
+    Args:
+        concurrency: Maximum number of running handlers.
+        grouped: Whether handlers that start together share one write, and therefore start at once from the beginning.
+
+    Attributes:
+        share: Share of the last handlers that have suspended, 0 to 1.
+        fits: Number of woken workers whose starts fit into one time slice.
+    """
+
+    __slots__ = ("_concurrency", "fits", "share")
+
+    def __init__(self, concurrency: int, *, grouped: bool = False) -> None:
+        self._concurrency = concurrency
+        self.share = 1.0 if grouped else 0.0
+        self.fits = concurrency if grouped else min(_FIRST_FIT, concurrency)
+
+    def __call__(self, ready: int) -> int:
+        """Return the number of workers that may be woken at once for a number of ready lanes."""
+        return max(FEW, min(math.ceil(self.share * ready), self.fits))
+
+    def suspended(self) -> None:
+        """Count a handler that has suspended."""
+        self.share += (1.0 - self.share) * _WEIGHT
+
+    def returned(self, count: int) -> None:
+        """Count handlers that have returned without suspending."""
+        share: float = self.share * (1.0 - _WEIGHT) ** count
+        self.share = share if share >= _NOTHING else 0.0
+
+    def started(self, count: int, took: float) -> None:
+        """Record that ``count`` woken workers have started handlers in one turn of the loop, in ``took`` seconds."""
+        if took >= TIME_SLICE:
+            self.fits = max(FEW, min(int(count * TIME_SLICE / took), self.fits))
+        elif count >= self.fits and took < TIME_SLICE / 2:
+            self.fits = min(2 * self.fits, self._concurrency)
