@@ -22,8 +22,10 @@
  * KINDS   1 crash   2 lapse   4 unknown CAS result   8 acks lost   16 delivery lost   32 server forgets acks (R1 kill)
  *         64 a drain that took too long is forced
  * BLK     1 bucket lost   2 bucket falls back to before the last acquisition
+ * RULES   the members themselves write the plan: ver[i] = highest plan rules that member i knows (0 = former code, which knows no
+ *         other), hb[i] = its heartbeat (0 absent, 1 + ver).  Without it any plan may be written at any time
  * PROPS   which properties to check: 1 (a) overlap  2 (b) order  4 (d) clean  8 (e) stale ack  16 (f) epoch  32 (c)(g) end  64 (h) floor
- *         128 (i) written
+ *         128 (i) written  256 (j) the plan follows the lowest rules alive
  * P_...   a step as first planned;  X_... a mutant that must be caught;  REACH=n  "state n is never seen" (must fail) */
 #ifndef MEM
 #define MEM 2
@@ -59,7 +61,7 @@
 #define EPSRC 2
 #endif
 #ifndef PROPS
-#define PROPS 255
+#define PROPS 511
 #endif
 #define CHECK(p,c) assert(!((PROPS)&(p)) || (c))
 #ifndef REACH
@@ -85,6 +87,25 @@
 bool Lst[S], Sok[S]; byte Lown[S], Lnon[S], Lrev[S], Sep[S], Sdone[S], tgt[S];              /* bucket */
 byte CX[S], gone[S], Cst[S*E], Cdel[S*E], Cack[S*E], Cfly[S*E], Cby[S*E]; bool Cgap[S*E];   /* server */
 bool up[MEM], young, late[MEM*S], fz[MEM*S]; byte pl[MEM*S], ph[MEM*S], ep[MEM*S], non[MEM*S], rev[MEM*S], Q[MEM*S], R[MEM*S], D[MEM*S], Z[MEM*S];
+#if BL>1                 /* each member waits by itself: 1 waits 2 has waited; the consumers before the wait; who had lost its lease then */
+#define WAITS 1
+byte wt[MEM*S], svy[MEM*S], du[MEM*S];
+#define LOST(x) (HOLDS(x) && !RECMINE(x))
+#define TRUSTED (wt[X]==2)
+#ifdef X_ONEWAIT                                   /* who has waited once trusts a missing state for ever */
+#define KNOWN 1
+#else
+#define KNOWN (Sok[s] || CX[s]==svy[X])
+#endif
+#define OWNED svy[X]=0; du[X]=0; wt[X]=0
+#define ANEW k=0; do :: k<MEM -> du[k*S+s]=du[k*S+s]&~BIT(i); k++ :: else -> break od; k=0   /* its new lease has a deadline of its own */
+#else
+#define WAITS 0
+#define TRUSTED !young
+#define KNOWN 1
+#define OWNED skip
+#define ANEW skip
+#endif
 byte airn[MEM*S], aira[MEM*S], airl[MEM*S];        /* KV writes on their way after the client gave up on the reply */
 #if CK>0
 byte airs[MEM*S], aird[MEM*S], ck=CK;              /* the same of a checkpoint: the revision it is fenced by, what it says */
@@ -204,11 +225,11 @@ end: do
       !Lst[s] &&
 #endif
 #ifndef P_NOGRACE
-      (Sok[s] || !young) &&
+      (Sok[s] || TRUSTED) &&
 #endif
-      nonce<20 -> if :: tgt[s]!=i -> SEEN(18) :: else fi; WRITE; ph[X]=1 }
- :: d_step { up[i] && ph[X]==0 && pl[X]==i && !Lst[s] && (Sok[s] || !young) && CAN(4) && airn[X]==0 && nonce<20 ->
-      flt--; nonce++; non[X]=nonce; rev[X]=Lrev[s]+1; airn[X]=nonce; aira[X]=Lrev[s]; ph[X]=8 }  /* no reply: the write lands now, later or never */
+      nonce<20 -> if :: tgt[s]!=i -> SEEN(18) :: else fi; ANEW; WRITE; ph[X]=1 }
+ :: d_step { up[i] && ph[X]==0 && pl[X]==i && !Lst[s] && (Sok[s] || TRUSTED) && CAN(4) && airn[X]==0 && nonce<20 ->
+      ANEW; flt--; nonce++; non[X]=nonce; rev[X]=Lrev[s]+1; airn[X]=nonce; aira[X]=Lrev[s]; ph[X]=8 }  /* no reply: the write lands now, later or never */
  :: d_step { up[i] && ph[X]==8 ->
 #ifdef X_IGNUNK
       ph[X]=1
@@ -216,8 +237,17 @@ end: do
       if :: MINE -> ph[X]=1 :: else -> CLEAR fi                                             /* read back, compare the nonce */
 #endif
     }
+#if WAITS
+ /* no state: list the consumers, then wait until whoever has lost its lease by now has reached its deadline */
+ :: d_step { up[i] && ph[X]==0 && pl[X]==i && !Lst[s] && !Sok[s] && wt[X]==0 -> svy[X]=CX[s]; wt[X]=1;
+      k=0; do :: k<MEM -> if :: LOST(k*S+s) -> du[X]=du[X]|BIT(k) :: else fi; k++ :: else -> break od; k=0 }
+ :: d_step { up[i] && wt[X]==1 -> wt[X]=2;
+      k=0; do :: k<MEM -> if :: ((du[X]&BIT(k)) && LOST(k*S+s)) -> late[k*S+s]=1 :: else fi; k++ :: else -> break od; k=0; du[X]=0 }
+ /* other consumers than before the wait: another member owned the slot meanwhile, and the bucket was lost again */
+ :: d_step { up[i] && ph[X]==1 && !KNOWN -> SEEN(29); OWNED; FENCE }
+#endif
  /* 2 READ state and consumers, choose the epoch */
- :: d_step { up[i] && ph[X]==1 -> t=TOPN(CX[s]);
+ :: d_step { up[i] && KNOWN && ph[X]==1 -> t=TOPN(CX[s]);
       if :: (OLD!=0 && (CX[s]&(CX[s]-1))!=0) -> SEEN(7) :: else fi;
       D[X]=D[X]|HANDED; if :: (RET!=1 && CX[s]!=0) -> D[X]=D[X]|PRE(Cack[C(t)]|Cst[C(t)]) :: else fi;
 #ifdef X_NOBARRIER
@@ -234,7 +264,7 @@ end: do
       clk=MAX(clk,ep[X]); assert(ep[X]<E); t=0; ph[X]=2 }
 #endif
  /* 3 WRITE state {epoch, floor, done} on condition that the lease revision is mine (cross-subject fence) */
- :: d_step { up[i] && ph[X]==2 && FRESH -> if :: FENCED -> Sep[s]=ep[X]; Sok[s]=1;
+ :: d_step { up[i] && ph[X]==2 && FRESH -> if :: FENCED -> Sep[s]=ep[X]; Sok[s]=1; OWNED;
 #ifndef X_NODONE
       SAVE;
 #endif
@@ -351,7 +381,56 @@ end: do
  :: d_step { HOLDS(X) && !late[X] && CAN(2) -> flt--; late[X]=1 }
 #endif
  od }
-#define WIPE(s_) ph[i*S+s_]=0; Q[i*S+s_]=0; R[i*S+s_]=0; D[i*S+s_]=0; Z[i*S+s_]=0; ep[i*S+s_]=0; non[i*S+s_]=0; rev[i*S+s_]=0; late[i*S+s_]=0; fz[i*S+s_]=0; pl[i*S+s_]=MEM
+#ifdef RULES
+/* a plan is a function of the live members and of the rules: by rules 0 the first of them, by rules 1 the last (of two or three) */
+byte ver[MEM], hb[MEM]; bool dirty[MEM], same[MEM];   /* same = no plan was written since my read: the compare-and-set succeeds */
+#if MEM>2
+#define HB2 hb[2]
+#define NEWS dirty[0]=1; dirty[1]=1; dirty[2]=1
+#define PUT(m) tgt[0]=m; same[0]=0; same[1]=0; same[2]=0; NEWS
+#else
+#define HB2 0
+#define NEWS dirty[0]=1; dirty[1]=1
+#define PUT(m) tgt[0]=m; same[0]=0; same[1]=0; NEWS
+#endif
+#define LAST_ALIVE (HB2 -> 2 : (hb[1] -> 1 : 0))
+#define FIRST_ALIVE (hb[0] -> 0 : (hb[1] -> 1 : 2))
+#define ANY (hb[0] || hb[1] || HB2)
+#define OLD_ALIVE (hb[0]==1 || hb[1]==1 || HB2==1)
+#define NEW_ALIVE (hb[0]==2 || hb[1]==2 || HB2==2)
+#if defined(X_OWNRULES)
+#define BY (ver[i])                                /* each member by the highest rules that it knows itself */
+#elif defined(X_HIGHEST)
+#define BY (ver[i]==0 -> 0 : NEW_ALIVE)            /* by the highest alive: the former code cannot follow */
+#elif defined(X_STICKY)
+#define BY (ver[i]==0 -> 0 : (was -> 1 : !OLD_ALIVE))  /* once by the new rules, always: an old member that returns fights */
+#else
+#define BY (ver[i]==0 -> 0 : !OLD_ALIVE)           /* by the lowest alive; the former code reads no version */
+#endif
+#define WANTED (OLD_ALIVE -> FIRST_ALIVE : LAST_ALIVE)
+proctype Planner(byte i) { byte want, old, st; bool was;
+end: do
+ :: d_step { up[i] && st==0 && dirty[i] -> dirty[i]=0; same[i]=1; old=tgt[0]; st=1 }           /* reads the plan first, */
+ :: d_step { up[i] && st==1 && ANY -> want=(BY -> LAST_ALIVE : FIRST_ALIVE); if :: BY -> was=1 :: else fi; st=2 }  /* then the heartbeats */
+ :: d_step { up[i] && st==1 && !ANY -> same[i]=0; old=0; st=0 }
+ :: d_step { up[i] && st==2 && want==old -> same[i]=0; want=0; old=0; st=0 }
+ :: d_step { up[i] && st==2 && want!=old -> if :: same[i] -> PUT(want); if :: was -> SEEN(24) :: else fi
+      :: else -> SEEN(25); dirty[i]=1 fi; same[i]=0; want=0; old=0; st=0 }                       /* compare-and-set: another plan came first */
+ :: d_step { !up[i] && st+was!=0 -> same[i]=0; want=0; old=0; st=0; was=0 }
+ /* heartbeat: written again when it is missing; expires with the process, and in a freeze */
+ :: d_step { up[i] && hb[i]==0 -> hb[i]=1+ver[i]; NEWS }
+ :: d_step { up[i] && hb[i]!=0 && CAN(2) -> flt--; hb[i]=0; NEWS }
+ :: d_step { !up[i] && hb[i]!=0 -> hb[i]=0; NEWS }
+ od }
+#define REBOOT(v) d_step { !up[i] && hb[i]==0 -> if :: (ver[i]!=v && OLD_ALIVE) -> SEEN(26) :: else fi; \
+      if :: (v==0 && NEW_ALIVE && !OLD_ALIVE) -> SEEN(27) :: else fi; ver[i]=v; up[i]=1 }
+#endif
+#if WAITS
+#define UNWAIT(x) wt[x]=0; svy[x]=0; du[x]=0;
+#else
+#define UNWAIT(x)
+#endif
+#define WIPE(s_) UNWAIT(i*S+s_) ph[i*S+s_]=0; Q[i*S+s_]=0; R[i*S+s_]=0; D[i*S+s_]=0; Z[i*S+s_]=0; ep[i*S+s_]=0; non[i*S+s_]=0; rev[i*S+s_]=0; late[i*S+s_]=0; fz[i*S+s_]=0; pl[i*S+s_]=MEM
 proctype Host(byte i) {
 end: do
  :: d_step { CAN(1) && up[i] -> flt--; up[i]=0; WIPE(0);
@@ -359,7 +438,11 @@ end: do
       WIPE(1);
 #endif
     }
+#ifdef RULES                                                                                /* back with the same code, the next, or the former */
+ :: REBOOT(0) :: REBOOT(1)
+#else
  :: d_step { !up[i] -> up[i]=1 }
+#endif
  od }
 /* a write in the air lands (CAS decides) or is lost; a crash does not call it back */
 #define LAND(j) d_step { j<MEM && airn[j*S+s]!=0 -> if :: (!Lst[s] && Lrev[s]==aira[j*S+s]) -> Lst[s]=1; Lown[s]=j; Lnon[s]=airn[j*S+s]; \
@@ -412,12 +495,17 @@ end: do
 #ifdef P_REVRESTART                                                                         /* else the new bucket's first_seq lies above */
       Lrev[s]=0;
 #endif
-      Sok[s]=0; Sep[s]=0; Sdone[s]=0; young=1 }
+      Sok[s]=0; Sep[s]=0; Sdone[s]=0;
+#if WAITS
+    }
+#else
+      young=1 }
  :: d_step { young -> young=0; AGED(0); AGED(1);
 #if MEM>2
       AGED(2);
 #endif
     }
+#endif
 #else
  :: d_step { bl>0 -> bl--; Lst[s]=pLst[s]; Sok[s]=pSok[s]; Lown[s]=pLown[s]; Lnon[s]=pLnon[s]; Lrev[s]=pLrev[s]; Sep[s]=pSep[s]; Sdone[s]=pSdone[s] }
 #endif
@@ -432,8 +520,20 @@ proctype Monitor() {
 #if S>1
   CHECK(32,OK(1))
 #endif
+#ifdef RULES
+  if :: (OLD_ALIVE && NEW_ALIVE) -> SEEN(28) :: else fi; CHECK(256,tgt[0]==WANTED)
+#endif
 }
-init { atomic { CX[0]=1; Sok[0]=1; up[0]=1; up[1]=1; run Member(0,0); run Member(1,0); run Host(0); run Host(1); run Server(0); run Plan(0); run Monitor();
+init { atomic { CX[0]=1; Sok[0]=1; up[0]=1; up[1]=1; run Member(0,0); run Member(1,0); run Host(0); run Host(1); run Server(0); run Monitor();
+#ifdef RULES
+  dirty[0]=1; dirty[1]=1; if :: ver[0]=0 :: ver[0]=1 fi; if :: ver[1]=0 :: ver[1]=1 fi; hb[0]=1+ver[0]; hb[1]=1+ver[1];
+#if MEM>2
+  dirty[2]=1; if :: ver[2]=0 :: ver[2]=1 fi; hb[2]=1+ver[2]; run Planner(2);
+#endif
+  run Planner(0); run Planner(1);
+#else
+  run Plan(0);
+#endif
 #if S>1
   CX[1]=1; Sok[1]=1; tgt[1]=1; pl[S]=1; pl[1]=0; run Member(0,1); run Member(1,1); run Server(1); run Plan(1);
 #endif

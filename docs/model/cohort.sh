@@ -29,14 +29,23 @@ reach() { # false invariants: each must be violated, or the model never goes the
   one fail 'checkpoint written'     -DF=0 -DREACH=19;           one fail 'checkpoint comes late' -DREACH=20
   one fail 'start in self-takeover' -DREACH=21;                 one fail 'epoch name conflict' -DF=2 -DCK=0 -DP_UNFENCED -DPROPS=0 -DEPSRC=1 -DREACH=5
   one fail 'a drain is forced'      -DREACH=22;                 one fail 'and a handler does not end' -DREACH=23
+  one fail 'another owner in the wait' -DF=0 -DBL=2 -DREACH=29
+  R='-DRULES -DN=1 -DCK=0'
+  one fail 'a plan by new rules'    $R -DF=0 -DREACH=24;        one fail 'another plan came first'    $R -DKINDS=3 -DREACH=25
+  one fail 'a member is upgraded'   $R -DKINDS=1 -DREACH=26;    one fail 'old code joins the new'     $R -DKINDS=1 -DREACH=27
+  one fail 'the end with both codes' $R -DF=0 -DREACH=28
 }
 check() {
   for r in 0 1 2; do
     one pass 'clean (d)'       -DRET=$r -DF=0 -DN=4 -DMOVES=2;  one pass 'one fault, all kinds' -DRET=$r -DF=1 -DMOVES=2
     one pass 'skew, no margin' -DRET=$r -DF=1 -DNOMARGIN;       one pass 'bucket lost'          -DRET=$r -DF=0 -DBL=1 -DBLK=1
+    one pass 'bucket lost twice' -DRET=$r -DF=0 -DBL=2 -DN=2 -DCK=0
     one pass 'bucket regress'  -DRET=$r -DF=0 -DBL=1 -DBLK=2;   one pass 'drain = running only' -DRET=$r -DF=1 -DALT_NOPREFIX
-    NP=1; one pass 'no cycle (c)(g)' -DRET=$r -DF=1;            one pass 'no cycle, bucket lost' -DRET=$r -DF=0 -DBL=1; NP=
+    NP=1; one pass 'no cycle (c)(g)' -DRET=$r -DF=1;            one pass 'no cycle, bucket lost' -DRET=$r -DF=0 -DBL=1
+    one pass 'no cycle, lost twice' -DRET=$r -DF=0 -DBL=2 -DN=1 -DCK=0; NP=
   done
+  one pass 'plan rules (j)'        -DRULES -DN=1 -DCK=0 -DKINDS=3;   one pass 'plan rules, 3 members' -DRULES -DN=1 -DCK=0 -DMEM=3 -DF=0
+  NP=1; one pass 'no cycle of plans' -DRULES -DN=1 -DCK=0 -DKINDS=1; NP=
 }
 mutants() {
   # the protocol as first planned: one step put back at a time
@@ -49,6 +58,7 @@ mutants() {
   one fail 'no verify (wq)'             -DP_NOVERIFY -DRET=1 -DF=2 -DCK=0 -DN=2
   one fail 'unfenced state write'       -DP_UNFENCED;                  one fail 'no grace, bucket lost' -DP_NOGRACE -DF=0 -DBL=1
   one fail 'epoch from consumers (wq)'  -DEPSRC=1 -DRET=1 -DF=0 -DBL=1; one fail 'bare revision, regress' -DP_REVONLY -DF=0 -DBL=1 -DBLK=2
+  one fail 'one wait for two losses'    -DX_ONEWAIT -DF=0 -DBL=2 -DN=2 -DCK=0
   one fail 'revision restarts'          -DP_REVRESTART -DBL=1 -DCK=0
   # mutants
   one fail 'no barrier (b)'             -DX_NOBARRIER -DKINDS=1 -DPROPS=2; one fail 'restart adopts its lease' -DX_ADOPT -DKINDS=1 -DPROPS=2
@@ -60,6 +70,9 @@ mutants() {
   one fail 'unknown acquire = mine'     -DX_IGNUNK -DP_UNFENCED -DP_NOVERIFY -DKINDS=4; one fail 'unknown release = go on' -DX_RESUME -DMOVES=2
   one fail 'delete any other epoch'     -DX_DELANY;                one fail 'checkpoint unfenced (i)'   -DX_CKUNFENCED
   one fail 'checkpoint behind the last' -DX_STALESAVE -DKINDS=4;      one fail 'forced while it runs'  -DX_RELRUNNING -DKINDS=64
+  R='-DRULES -DN=1 -DCK=0'
+  NP=1; one fail 'own rules'        $R -DX_OWNRULES -DF=0;          one fail 'highest rules alive' $R -DX_HIGHEST -DF=0
+  one fail 'new rules for good'     $R -DX_STICKY -DKINDS=1;        NP=
 }
 big() {
   for r in ${RETS:-0 1 2}; do

@@ -1,0 +1,45 @@
+"""``lanes route``: the physical queues of a partitioned queue for keys."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lanes.cli.kit import EXIT_USAGE, stop
+from lanes.cli.ring import read_key
+from lanes.errors import ConfigError
+from lanes.queues.partitioned import PartitionedQueue
+
+
+def route(
+    queue: str = typer.Argument(help="Name of the logical queue.", metavar="QUEUE", show_default=False),
+    keys: list[str] = typer.Argument(
+        help="Keys; put `--` before a key that starts with a dash.", metavar="KEY", show_default=False
+    ),
+    partitions: int = typer.Option(help="Number of partitions of the queue.", metavar="NUMBER", show_default=False),
+    as_int: bool = typer.Option(False, "--int", help="Read the keys as decimal numbers, 0 … 2**128-1."),
+) -> None:
+    """Show the partition and physical queue of keys.
+
+    The command asks no broker. The names are those of `lanes.PartitionedQueue(QUEUE, partitions=NUMBER)`, and a
+    producer in another language must agree with the routes.
+    """
+    try:
+        routed = PartitionedQueue(queue, partitions)
+    except ConfigError as error:
+        # `name` is the argument of the class; the options of the command are named as they are written.
+        stop(f"QUEUE {queue!a}: must not be empty" if not queue else f"--{error}", EXIT_USAGE)
+    table = Table()
+    for heading in ("key", "physical queue"):
+        table.add_column(heading, overflow="fold")
+    table.add_column(f"partition of {routed.partitions}", justify="right", no_wrap=True)
+    for text in keys:
+        try:
+            key = read_key(text, as_int=as_int)
+            found = routed.route_by_key(key)
+        except ValueError as error:
+            stop(str(error))
+        # Names and keys are untrusted text. Escaped text can neither steer the terminal nor reorder a row.
+        table.add_row(ascii(key if as_int else text), ascii(found.name)[1:-1], str(found.partition))
+    Console(markup=False, emoji=False, highlight=False).print(table)

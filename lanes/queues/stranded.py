@@ -1,0 +1,134 @@
+"""Stranded messages: those of a physical queue without a reader in a group, because producers use another width.
+
+The functions are pure. A backend reads the facts from its broker, and logs the lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from lanes.queues.partitioned import MOST_PARTITIONS, PartitionedQueue
+
+LOOK_EVERY: Final = 5.0
+"""Seconds between two looks for stranded messages."""
+
+TOLD_EVERY: Final = 30.0
+"""Seconds between two log lines about one physical queue."""
+
+_NAMED_LIMIT: Final = 5
+"""Maximum number of physical queues that one log line names."""
+
+
+class QueueFacts(NamedTuple):
+    """The facts of a physical queue.
+
+    Attributes:
+        size: Number of partitions that the broker gives the queue; 0 = the queue does not exist.
+        messages: Number of messages in the queue.
+        unfinished: Number of messages that each group has not finished, by the name of the group.
+        readers: Number of members of each group that read the queue, by the name of the group. A group that does not
+            read all partitions of the broker has 0.
+    """
+
+    size: int = 0
+    messages: int = 0
+    unfinished: Mapping[str, int] = {}
+    readers: Mapping[str, int] = {}
+
+
+class Stranded(NamedTuple):
+    """A physical queue whose messages no consumer of the group reads.
+
+    Attributes:
+        queue: Name of the logical queue.
+        name: Name of the physical queue.
+        messages: Number of messages that the group has not finished.
+    """
+
+    queue: str
+    name: str
+    messages: int
+
+
+def names_beyond(queue: PartitionedQueue, known: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names in which messages of a queue may be stranded.
+
+    These are the computed names up to twice the width, and those of a former, larger width. Names of the queue itself
+    are left out.
+
+    Args:
+        queue: The queue as its consumers know it.
+        known: Names of physical queues that the group has read at any time. Only computed names of the queue count.
+
+    Returns:
+        The names, in the order of their partitions.
+    """
+    own = set(queue.names)
+    computed = PartitionedQueue(queue.name, min(2 * queue.partitions, MOST_PARTITIONS)).names
+    retired = {number: name for name in known if (number := _partition_of(queue.name, name)) >= len(computed)}
+    return tuple(name for name in (*computed, *(retired[one] for one in sorted(retired))) if name not in own)
+
+
+def stranded_in(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], group: str) -> tuple[Stranded, ...]:
+    """Return the stranded messages of a queue.
+
+    Args:
+        queue: The queue as its consumers know it.
+        facts: Facts by the name of the physical queue.
+        group: The group.
+
+    Returns:
+        The physical queues beside those of ``queue`` that have unfinished messages, and that the group does not read.
+    """
+    own = set(queue.names)
+    return tuple(
+        Stranded(queue.name, name, fact.unfinished[group])
+        for name, fact in facts.items()
+        if name not in own and fact.size and fact.unfinished.get(group, 0) > 0 and not fact.readers.get(group, 0)
+    )
+
+
+def stranded_text(stranded: Sequence[Stranded], group: str) -> str:
+    """Return a line that names physical queues with stranded messages, and the remedy. ``stranded`` is not empty."""
+    named = ", ".join(f"{each.name!r} ({each.messages})" for each in stranded[:_NAMED_LIMIT])
+    more = f" and {len(stranded) - _NAMED_LIMIT} more" if len(stranded) > _NAMED_LIMIT else ""
+    return (
+        f"queue {stranded[0].queue!r}: messages wait in {named}{more}, which no consumer of group {group!r} reads; "
+        "producers use another number of partitions, so start the consumers with that number"
+    )
+
+
+class StrandedLog:
+    """Decides when a physical queue with stranded messages is due for a log line: at once, then every 30 s."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def due(self, found: Iterable[Stranded], now: float) -> list[Stranded]:
+        """Return the entries of ``found`` to log now, and count them as logged.
+
+        Args:
+            found: All physical queues with stranded messages. A queue that is missing here is forgotten.
+            now: Time now, in seconds.
+
+        Returns:
+            The entries, in the order of ``found``.
+        """
+        found = list(found)
+        names = {each.name for each in found}
+        self._told = {name: at for name, at in self._told.items() if name in names}
+        due = [each for each in found if now - self._told.get(each.name, -TOLD_EVERY) >= TOLD_EVERY]
+        self._told |= dict.fromkeys((each.name for each in due), now)
+        return due
+
+
+def _partition_of(logical: str, name: str) -> int:
+    """Return the number of the partition whose computed name is ``name``; 0 = there is none, or it is partition 0.
+
+    Only names that the group has read are looked up, so a name like ``orders__p7`` of another user is not taken.
+    """
+    text = name.removeprefix(f"{logical}__p")
+    if text == name or not (text.isascii() and text.isdecimal()) or text.startswith("0"):
+        return 0
+    return number if len(text) <= len(str(MOST_PARTITIONS)) and (number := int(text)) < MOST_PARTITIONS else 0

@@ -1,0 +1,218 @@
+"""The runbook of another number of partitions, by the facts of the broker.
+
+A larger number begins with the workers, and a smaller number with the producers. In this order every
+message goes to a physical queue with a reader. docs/model/widths.pml is a model of both orders. The functions are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import QueueFacts
+
+Progress = Literal["done", "due", "unknown"]
+"""Whether a step is done. ``unknown`` = the broker does not show it, and a person must confirm it."""
+
+_NONE: Final = QueueFacts()
+
+_NAMED_LIMIT: Final = 5
+"""Maximum number of findings that one step names."""
+
+
+class Step(NamedTuple):
+    """A step of a runbook.
+
+    Attributes:
+        action: The action of the operator.
+        progress: Whether the broker shows that the step is done.
+        found: The finding at the broker.
+    """
+
+    action: str
+    progress: Progress
+    found: str
+
+
+class Runbook(NamedTuple):
+    """The steps of a change of the number of partitions, in their order.
+
+    Attributes:
+        steps: The steps.
+        create: Physical queues to create, with the number of the broker's partitions of each. Empty as long as the
+            existing ones contradict each other.
+        remove: Physical queues that may be removed, because nobody reads them and every group has finished them.
+        faults: Faults that strand messages, or refuse the change; empty = the change may go on.
+    """
+
+    steps: tuple[Step, ...]
+    create: Mapping[str, int]
+    remove: tuple[str, ...]
+    faults: tuple[str, ...]
+
+
+def grow_steps(
+    before: PartitionedQueue, after: PartitionedQueue, facts: Mapping[str, QueueFacts], groups: Sequence[str]
+) -> Runbook:
+    """Return the runbook of a larger number of partitions: create, start workers, then start producers.
+
+    Args:
+        before: The queue with its present number.
+        after: The queue with its new number.
+        facts: Facts by the name of the physical queue.
+        groups: Groups that must read the queue.
+
+    Returns:
+        The runbook.
+    """
+    faults = [f"{name!r} of the present queue does not exist" for name in before.names if not _of(facts, name).size]
+    sizes = {name: _of(facts, name).size for name in after.names if _of(facts, name).size}
+    size = sizes.get(before.names[0], 1)
+    faults += [
+        f"{name!r} has {found} partitions at the broker, and {before.names[0]!r} has {size}; give both the same number"
+        for name, found in sizes.items()
+        if found != size
+    ]
+    contradict = bool(faults)
+    missing = [name for name in after.names[before.partitions :] if name not in sizes]
+    added = after.names[before.partitions :]
+    unread = [(name, group) for group in groups for name in added if not _of(facts, name).readers.get(group, 0)]
+    faults += [
+        f"{number} messages wait in {name!r}, which no consumer of group {group!r} reads: producers already use more "
+        f"than {before.partitions} partitions, so start the workers with {after.partitions} now"
+        for name, group in unread
+        if (number := _of(facts, name).unfinished.get(group, 0))
+    ]
+    arrived = sum(_of(facts, name).messages for name in added)
+    create = Step(
+        "create the physical queues",
+        "due" if missing else "done",
+        f"missing: {_some(map(repr, missing))}" if missing else f"all exist, with {size} partition(s) each",
+    )
+    workers = Step(
+        f"start all workers with partitions={after.partitions}",
+        "unknown" if not groups else "due" if unread else "done",
+        "no group has a position in the queue; name the groups of the workers"
+        if not groups
+        else f"not read: {_some(f'{name!r} by group {group!r}' for name, group in unread)}"
+        if unread
+        else f"read by {_some(map(repr, groups))}",
+    )
+    producers = Step(
+        f"start all producers with partitions={after.partitions}",
+        "unknown",
+        f"the broker does not list producers; the added physical queues hold {arrived} messages",
+    )
+    to_create = {} if contradict else dict.fromkeys(missing, size)
+    return Runbook((create, workers, producers), to_create, (), tuple(faults))
+
+
+def shrink_steps(
+    before: PartitionedQueue,
+    after: PartitionedQueue,
+    facts: Mapping[str, QueueFacts],
+    groups: Sequence[str],
+    arrived: Mapping[str, int],
+) -> Runbook:
+    """Return the runbook of a smaller number of partitions: producers, wait, workers, then remove.
+
+    Args:
+        before: The queue with its present number.
+        after: The queue with its new number.
+        facts: Facts by the name of the physical queue.
+        groups: Groups of the workers. Other groups in ``facts`` must have finished the removed queues too.
+        arrived: Number of messages that arrived between two readings, by the name of the physical queue.
+
+    Returns:
+        The runbook.
+    """
+    faults = [f"{name!r} of the remaining queue does not exist" for name in after.names if not _of(facts, name).size]
+    removed = [name for name in before.names[after.partitions :] if _of(facts, name).size]
+    written = {name: arrived[name] for name in removed if arrived.get(name)}
+    unfinished = [
+        (name, group, number)
+        for name in removed
+        for group, number in sorted(_of(facts, name).unfinished.items())
+        if number
+    ]
+    unclaimed = [
+        (name, _of(facts, name).messages)
+        for name in removed
+        if _of(facts, name).messages and not _of(facts, name).unfinished
+    ]
+    read = [(name, group) for name in removed for group, count in sorted(_of(facts, name).readers.items()) if count]
+    waiting = [f"{number} messages of {name!r} by group {group!r}" for name, group, number in unfinished]
+    waiting += [f"{number} messages of {name!r}, in which no group has a position" for name, number in unclaimed]
+    faults += [
+        f"group {group!r} has not finished {number} messages of {name!r}, and none of its consumers reads it; start a "
+        f"worker with partitions={before.partitions} again"
+        for name, group, number in unfinished
+        if group in groups and (name, group) not in read
+    ]
+    producers = Step(
+        f"start all producers with partitions={after.partitions}",
+        "due" if written else "unknown",
+        f"a producer still writes: {_some(f'{number} messages to {name!r}' for name, number in written.items())}"
+        if written
+        else "no message has arrived since the last look"
+        if removed
+        else "the removed physical queues do not exist",
+    )
+    wait = Step(
+        "wait until every group has finished the removed physical queues",
+        "due" if waiting else "done",
+        f"not finished: {_some(waiting)}" if waiting else "all finished",
+    )
+    workers = Step(
+        f"start all workers with partitions={after.partitions}",
+        "due" if read else "done",
+        f"still read: {_some(f'{name!r} by group {group!r}' for name, group in read)}" if read else "no longer read",
+    )
+    kept = {name for name, *_ in (*unfinished, *unclaimed, *read)} | written.keys()
+    remove = Step(
+        "remove the physical queues",
+        "due" if removed else "done",
+        f"left: {_some(map(repr, removed))}" if removed else "none is left",
+    )
+    return Runbook(
+        (producers, wait, workers, remove), {}, tuple(name for name in removed if name not in kept), tuple(faults)
+    )
+
+
+def refused_removals(runbook: Runbook, removed: Sequence[str], facts: Mapping[str, QueueFacts]) -> list[str]:
+    """Return the reasons why physical queues of a shrink may not be removed: group, physical queue and messages.
+
+    Args:
+        runbook: The runbook of the shrink.
+        removed: Names to remove.
+        facts: Facts by the name of the physical queue.
+
+    Returns:
+        A text for each reason; empty = all existing ones may be removed.
+    """
+    reasons = []
+    for name in removed:
+        fact = _of(facts, name)
+        if not fact.size or name in runbook.remove:
+            continue
+        found = [
+            f"group {group!r} has not finished {number} messages of {name!r}"
+            for group, number in sorted(fact.unfinished.items())
+            if number
+        ]
+        found += [f"group {group!r} still reads {name!r}" for group, count in sorted(fact.readers.items()) if count]
+        if fact.messages and not fact.unfinished:
+            found.append(f"{name!r} holds {fact.messages} messages, and no group has a position in it")
+        reasons += found or [f"messages still arrive in {name!r}"]
+    return reasons
+
+
+def _of(facts: Mapping[str, QueueFacts], name: str) -> QueueFacts:
+    return facts.get(name, _NONE)
+
+
+def _some(texts: Iterable[str]) -> str:
+    found = list(texts)
+    more = f" and {len(found) - _NAMED_LIMIT} more" if len(found) > _NAMED_LIMIT else ""
+    return ", ".join(found[:_NAMED_LIMIT]) + more
