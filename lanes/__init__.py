@@ -1,8 +1,8 @@
 """Ordered concurrency for Kafka and JetStream consumers: in order within a key, in parallel across keys.
 
-Reading order: ``consumer``, ``arguments``, ``config``, ``handlers``, ``source``, ``errors``, ``dead_letter``,
-``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the packages ``core``, ``workers``,
-``runtime``, ``observe``, ``history``, ``cohort``, ``dead_letters``, ``cli``.
+Reading order: ``consumer``, ``config``, ``arguments``, ``handlers``, ``source``, ``retention``, ``errors``,
+``dead_letter``, ``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the packages
+``core``, ``queues``, ``workers``, ``runtime``, ``observe``, ``history``, ``cohort``, ``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from lanes.handlers import BatchOutcomes, Decode, Handler
 from lanes.history.journal import Journal
 from lanes.history.recorder import History
 from lanes.observe.health import Health
-from lanes.observe.status import Oldest, PartitionStatus, Status
+from lanes.observe.status import Capacity, Expiring, Oldest, PartitionStatus, QueueStatus, Status
 from lanes.process import main, run, serve
+from lanes.queues.partitioned import PartitionedQueue, Route
+from lanes.queues.stranded import Stranded
+from lanes.runtime.garbage import tune_gc
 from lanes.source import DeadLetters, Source, SourceTraits
 
 __version__ = version("lanes-runtime")
@@ -31,12 +34,14 @@ __all__ = [
     "AttemptState",
     "Attempts",
     "BatchOutcomes",
+    "Capacity",
     "ConfigError",
     "Consumer",
     "ContractError",
     "DeadLetter",
     "DeadLetters",
     "Decode",
+    "Expiring",
     "GroupEvent",
     "Handler",
     "HandlerHalted",
@@ -52,14 +57,19 @@ __all__ = [
     "PartitionId",
     "PartitionKey",
     "PartitionStatus",
+    "PartitionedQueue",
+    "QueueStatus",
     "Retry",
+    "Route",
     "Settings",
     "Source",
     "SourceError",
     "SourceTraits",
     "Status",
+    "Stranded",
     "Term",
     "main",
     "run",
     "serve",
+    "tune_gc",
 ]

@@ -1,54 +1,282 @@
-"""Checks that each argument of a consumer has the type that the consumer needs."""
+"""Checks of single arguments, and the words by which an error shows a wrong argument."""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import functools
+import inspect
+import math
 import os
-from typing import Final
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from pathlib import PurePath
+from typing import Final, TypeVar, cast
 
-from lanes.config import Settings, kind_of
-from lanes.errors import ConfigError
-from lanes.handlers import is_async
-from lanes.history.journal import Journal
-from lanes.history.recorder import History
+from lanes.errors import ConfigError, LanesError
 
-_SOURCE: Final = ("open", "receive", "settle", "extend", "release", "aclose")
-_DEAD_LETTERS: Final = ("open", "put", "aclose")
-_ATTEMPTS: Final = ("load", "keep", "drop")
+SOURCE: Final = "a source, such as KafkaSource(…) or JetStreamSource(…)"
+DEAD_LETTER_TARGET: Final = "a target of dead letters, such as KafkaDeadLetters(…) or JetStreamDeadLetters(…)"
+"""Like ``SOURCE``, the kind of object that an error asks for. The modules of the runtime name no backend."""
 
+_OPTIONS: Final[dict[str, list[str]]] = {}
+"""The options of each class with ``names_unknown_options``, by the name of its constructor."""
 
-def check_source(source: object) -> None:
-    """Raise ``ConfigError`` for an object without the methods of a ``Source``."""
-    _check_methods("source", source, _SOURCE, "a source, such as KafkaSource(…) or JetStreamSource(…)")
-
-
-def check_settings(settings: object) -> None:
-    """Raise ``ConfigError`` for settings that are no ``Settings``."""
-    if settings is not None and not isinstance(settings, Settings):
-        raise ConfigError(f"settings is {kind_of(settings)}: pass lanes.Settings(…), such as Settings(concurrency=10)")
+_Class = TypeVar("_Class")
 
 
-def check_options(
-    *, dead_letters: object, attempts: object, history: object, journal: object, on_event: object, clock: object
-) -> None:
-    """Raise ``ConfigError`` for an option of a wrong type. None = the option was omitted."""
-    if dead_letters is not None:
-        wanted = "a target of dead letters, such as KafkaDeadLetters(…) or JetStreamDeadLetters(…)"
-        _check_methods("dead_letters", dead_letters, _DEAD_LETTERS, wanted)
-    if attempts is not None:
-        _check_methods("attempts", attempts, _ATTEMPTS, "a store of attempts, such as PostgresAttempts(…)")
-    if history is not None and not isinstance(history, History):
-        raise ConfigError(f"history is {kind_of(history)}: pass lanes.History(directory)")
-    if journal is not None and not isinstance(journal, Journal | str | os.PathLike):
-        raise ConfigError(f"journal is {kind_of(journal)}: pass a directory, or lanes.Journal(directory, …)")
-    if on_event is not None and (not callable(on_event) or is_async(on_event)):
-        came = "an async function" if callable(on_event) else kind_of(on_event)
-        raise ConfigError(f"on_event is {came}: pass a plain function of one GroupEvent")
-    if not callable(clock):
-        raise ConfigError(f"clock is {kind_of(clock)}: pass a function that returns seconds, or leave it out")
+def names_unknown_options(
+    caller: str, refusal: Callable[[str], LanesError] = ConfigError, *, hints: Mapping[str, str] | None = None
+) -> Callable[[type[_Class]], type[_Class]]:
+    """Let the constructor of a class name the right arguments for a wrong call.
+
+    Such a call has an unknown option, a value without a name, or too few arguments.
+
+    Args:
+        caller: Name by which users call the constructor.
+        refusal: Function that makes the error from its text.
+        hints: Sentences about the values of required arguments, by their names, for the error about a missing argument.
+
+    Returns:
+        The decorator of the class.
+    """
+
+    def decorate(cls: type[_Class]) -> type[_Class]:
+        initialize = vars(cls)["__init__"]
+        _, *parameters = inspect.signature(initialize).parameters.values()
+        known = _OPTIONS[caller] = [parameter.name for parameter in parameters]
+
+        @functools.wraps(initialize)
+        def checked(self: object, *values: object, **options: object) -> None:
+            for name in options:
+                if name not in known:
+                    raise refusal(str(unknown_name(caller, name, known)))
+            if (refused := _needs_names(caller, parameters, len(values))) is not None:
+                raise refusal(str(refused))
+            if (refused := _needs_more(caller, parameters, len(values), options, hints or {})) is not None:
+                raise refusal(str(refused))
+            initialize(self, *values, **options)
+
+        setattr(cls, "__init__", checked)  # noqa: B010
+        return cls
+
+    return decorate
 
 
-def _check_methods(name: str, value: object, methods: tuple[str, ...], wanted: str) -> None:
-    missing = [method for method in methods if not callable(getattr(value, method, None))]
-    if isinstance(value, type) or missing:
-        lacks = "" if isinstance(value, type) else f", without the method {missing[0]}"
-        raise ConfigError(f"{name} is {kind_of(value)}{lacks}: pass {wanted}")
+def check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+    """Raise ``ConfigError`` unless ``known`` has the value."""
+    if value not in known:
+        names = [f'"{one}"' if isinstance(one, str) else str(one) for one in known]
+        raise ConfigError(f"{name}={shown_value(value)} is unknown: use {', '.join(names[:-1])} or {names[-1]}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless the value is a finite number of seconds above 0."""
+    number = _number(value)
+    if not -math.inf < number < math.inf:
+        raise ConfigError(
+            f"{name}={shown_value(value)}: must be a finite number of seconds, more than 0{but_not(value)}"
+        )
+    if number <= 0:
+        raise ConfigError(f"{name}={shown_value(value)}: must be more than 0 seconds")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise ``ConfigError`` unless the value is a whole number of ``least`` or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={shown_value(value)}: must be a whole number, {least} or more{but_not(value)}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={shown_value(value)}: must be True or False")
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless the value is a text with at least one character."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name}={shown_value(value)}: must be a str that is not empty")
+
+
+def check_folder(name: str, value: object) -> None:
+    """Raise ``ConfigError`` unless the value is a path, as text or as an ``os.PathLike``."""
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name}={shown_value(value)}: must be the path of a folder, a str or a pathlib.Path")
+
+
+_SHOWN: Final = 100
+"""Characters of an argument that an error shows."""
+
+_ELEMENTS: Final = 8
+"""Elements of a list that an error shows."""
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.]{0,15}")
+_PLACE: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::\d{1,5})?(?=[/?#]|\Z)")
+"""Host and port of a URL; what follows them in a URL may be a secret."""
+
+_PASSWORD: Final = re.compile(r"(?is)((?:password|passwd|secret|token)[\w.-]*[\"']?\s*(?:=|:(?!//))).*")
+"""A password in a connection string or in the text of a configuration, with all that follows it."""
+
+
+def shown_value(value: object) -> str:
+    """Return a wrong argument as text for an error, without what may be a secret.
+
+    Arguments are confused: a configuration with a password, or the URL of a server, stands where a name belongs.
+
+    Args:
+        value: The argument.
+
+    Returns:
+        Numbers, times and paths as ``repr`` writes them. A text without user info, passwords and its end beyond 100
+        characters. A list with its elements so shown. The kind alone of anything else.
+    """
+    if isinstance(value, str):
+        return _cut(repr(_without_secrets(value)))
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        each = ", ".join(map(shown_value, value[:_ELEMENTS]))
+        more = ", …" if len(value) > _ELEMENTS else "," if isinstance(value, tuple) and len(value) == 1 else ""
+        return f"[{each}{more}]" if isinstance(value, list) else f"({each}{more})"
+    if value is None or isinstance(value, int | float | date | timedelta | range | PurePath):
+        with contextlib.suppress(ValueError):  # an int of more than 4300 digits has no text
+            return repr(value)
+        return f"a number of {cast(int, value).bit_length()} bits"
+    return kind_of(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text without passwords, and a URL without all but its scheme, host and port."""
+    text = _PASSWORD.sub(r"\1…", text)
+    if "://" not in text and "@" not in text:
+        return text
+    scheme, has_scheme, rest = text.rpartition("://") if text.count("://") == 1 else ("", "", text)
+    _, at, after = rest.rpartition("@")
+    place = _PLACE.match(after)
+    begin = f"{scheme if _SCHEME.fullmatch(scheme) else '…'}://" if has_scheme else ""
+    where = place[0] if place else ""
+    return f"{begin}{'…@' if at else ''}{where}{'' if where and where == after else '…'}"
+
+
+def kind_of(value: object) -> str:
+    """Return the kind of a wrong argument in words, without the value, because the value may hold a secret."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    name = type(value).__qualname__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def check_aware(name: str, value: datetime) -> None:
+    """Raise ``ConfigError`` for a time without a zone, because each machine would read another time."""
+    if value.utcoffset() is None:
+        raise ConfigError(f"{name}={value.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
+
+
+def check_seconds(name: str, value: object, least: float) -> None:
+    """Raise ``ConfigError`` unless the value is a finite number of seconds, ``least`` or more."""
+    if not least <= _number(value) < math.inf:
+        raise ConfigError(
+            f"{name}={shown_value(value)}: must be a finite number of seconds, {least:g} or more{but_not(value)}"
+        )
+
+
+def check_whole_seconds(name: str, value: object, least: int) -> None:
+    """Raise ``ConfigError`` unless the value is a whole number of seconds, ``least`` or more."""
+    number = _number(value)
+    if not least <= number < math.inf or number != int(number):
+        raise ConfigError(f"{name}={shown_value(value)}: must be whole seconds, {least} or more{but_not(value)}")
+
+
+def _number(value: object) -> float:
+    """Return a number as a float; NaN = the value is no number, or exceeds every float."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    return math.nan
+
+
+def but_not(value: object) -> str:
+    """Return the type of a value that is no number, for the end of an error."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if is_number else f", not {kind_of(value)}"
+
+
+def unknown_name(caller: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for an unknown option, with the known names that are similar.
+
+    Args:
+        caller: Name of the function or class that got the option.
+        name: Name of the option.
+        known: Names of the options that exist.
+
+    Returns:
+        The error.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, cutoff=0.7)
+    meant = " or ".join(f"{one}=" for one in near)
+    remedy = f"did you mean {meant}?" if near else f"the options are {', '.join(names)}"
+    return ConfigError(f"{caller} has no option {name}=: {_home(name, names) or remedy}")
+
+
+def _needs_names(caller: str, parameters: Sequence[inspect.Parameter], given: int) -> ConfigError | None:
+    """Return the error for a call with too many values without a name, or None if their number is right."""
+    by_name = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+    most = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
+    if given <= most or not by_name:
+        return None
+    wanted = ", ".join(f"{each.name}=…" for each in by_name if each.default is each.empty) or f"{by_name[0].name}=…"
+    return ConfigError(
+        f"{caller} takes {most or 'no'} argument(s) without a name, and the call has {given}: write the names, such as "
+        f"{wanted}"
+    )
+
+
+def _needs_more(
+    caller: str, parameters: Sequence[inspect.Parameter], given: int, options: Iterable[str], hints: Mapping[str, str]
+) -> ConfigError | None:
+    """Return the error for a call without a required argument, or None if the call has all of them."""
+    named = {*options, *(each.name for each in parameters[:given])}
+    required = [each for each in parameters if each.default is each.empty]
+    missing = [each.name for each in required if each.name not in named]
+    if not missing:
+        return None
+    call = ", ".join(f"{each.name}=…" if each.kind is each.KEYWORD_ONLY else each.name for each in required)
+    return ConfigError(
+        f"{caller} lacks {', '.join(f'{name}=' for name in missing)}: write {caller}({call})"
+        + "".join(f". {hints[name]}" for name in missing if name in hints)
+    )
+
+
+def _home(name: str, names: Sequence[str]) -> str:
+    """Return the remedy for an option of ``Settings`` or ``Retry`` that was passed to a caller with the options."""
+    home = ""
+    if name in _OPTIONS.get("Retry", ()) and ("retry" in names or "settings" in names):
+        home = f"retry=lanes.Retry({name}=…)"
+    elif name in _OPTIONS.get("Settings", ()) and "settings" in names:
+        home = f"{name}=…"
+    if home and "settings" in names:
+        home = f"settings=lanes.Settings({home})"
+    return f"write {home}" if home else ""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question about the known name that resembles a wrong name most, for the end of an error.
+
+    Args:
+        name: The wrong name.
+        known: The names that exist.
+
+    Returns:
+        The question in parentheses, after a blank; "" = no known name is similar, or the name exists.
+    """
+    names = {one.casefold(): one for one in known}
+    near = difflib.get_close_matches(name.casefold(), sorted(names), n=1, cutoff=0.75)
+    # A name that exists is wrong for another reason.
+    return "" if not near or names[near[0]] == name else f" (did you mean {names[near[0]]!r}?)"

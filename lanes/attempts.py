@@ -36,7 +36,7 @@ class Attempts(Protocol):
     The runtime makes all calls from one event loop. Several calls may run at once, but never two calls for the same
     message. Each call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After a
     retryable ``SourceError``, or an exception that is no error of ``lanes``, the caller repeats the call until it
-    succeeds. Any other error of ``lanes`` stops the consumer after a drain.
+    succeeds or the partition is given up. Any other error of ``lanes`` stops the consumer after a drain.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
@@ -46,7 +46,8 @@ class Attempts(Protocol):
             partition: The new assignment.
 
         Returns:
-            The attempts by position.
+            The attempts by position: positions of 0 or more, and entries with 1 … 2³¹−2 attempts. The consumer checks
+            the entries, and stops with ``ContractError`` after a drain if one is invalid.
         """
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
@@ -65,7 +66,7 @@ class Attempts(Protocol):
 
         Args:
             partition: The assignment that settled the messages.
-            positions: Positions of the messages, from one to several hundred.
+            positions: Positions of the messages, 1 to 500 of them.
         """
 
 

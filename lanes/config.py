@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final, Literal, get_args
 
+from lanes.arguments import check_one_of, check_positive, check_seconds, check_whole, names_unknown_options, shown_value
 from lanes.core.policy import Keyless, Order, Poison
 from lanes.errors import ConfigError
 
@@ -16,24 +14,19 @@ __all__ = [
     "RELEASE_WITHIN",
     "SETTLE_WITHIN",
     "Keyless",
+    "OnCancel",
     "Order",
     "Poison",
     "Retry",
     "Settings",
     "SyncHandlers",
-    "check_aware",
-    "check_flag",
-    "check_folder",
-    "check_one_of",
-    "check_positive",
-    "check_seconds",
-    "check_whole",
-    "kind_of",
 ]
 
 DEFAULT_MAX_IN_FLIGHT: Final = 2_000
 
-SyncHandlers = Literal["threads", "inline"]
+SyncHandlers = Literal["threads", "inline", "processes"]
+
+OnCancel = Literal["drain", "stop"]
 
 LANES_LIMIT: Final = 1 << 32
 COMMIT_COUNT_LIMIT: Final = 5_000
@@ -46,6 +39,7 @@ RELEASE_WITHIN: Final = 10.0
 """Seconds for the release of a drained partition, or the remaining time of the lease if that is longer."""
 
 
+@names_unknown_options("Retry")
 @dataclass(frozen=True, kw_only=True)
 class Retry:
     """The retries of a message: exponential backoff with full jitter, then the poison policy.
@@ -75,6 +69,7 @@ class Retry:
             )
 
 
+@names_unknown_options("Settings")
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a consumer.
@@ -85,6 +80,11 @@ class Settings:
             or ``concurrency``, whichever is higher, but at most the limit of the broker's consumer.
         max_in_flight_bytes: Bound on the bytes of messages in flight, 1 or more. One received batch may exceed
             the bound.
+        concurrency_per_partition: Maximum number of handlers of one partition that run at once, 1 … ``concurrency``.
+            With ``batch``, of calls. ``None`` = no bound for one partition.
+        max_in_flight_per_partition: Hard bound on messages of one partition delivered and not yet settled, at least
+            ``concurrency_per_partition`` and at most ``max_in_flight``. ``None`` = no bound for one partition. With
+            either bound per partition, partitions start their messages in turn.
         max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
             repeats at most this number of messages of each partition. Only for sources that commit positions.
         order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.
@@ -97,21 +97,29 @@ class Settings:
         linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Only with ``batch``.
         timeout: Seconds that a handler may take, above 0. A handler that takes longer is cancelled, and its attempt
             fails. A handler in a thread cannot be cancelled. Such a handler keeps its lane and its thread, and the
-            log reports the handler. ``None`` = no limit.
-        sync_handlers: Executor of a plain handler. ``"threads"`` = threads, as many as ``concurrency``.
-            ``"inline"`` = the event loop, which waits for the handler.
+            log reports the handler. A process whose handler takes longer is killed. ``None`` = no limit.
+        sync_handlers: Executor of a plain handler. ``"threads"`` = threads, at most ``concurrency``.
+            ``"inline"`` = the event loop, which waits for the handler. ``"processes"`` = ``processes`` long-lived
+            processes, for handlers that use the CPU.
+        processes: Number of processes, 1 … ``concurrency``, and maximum number of handlers that run at once. Only with
+            ``sync_handlers="processes"``, which requires a number.
+        process_setup: Importable plain function without arguments, which each process calls before its first message.
+            Only with ``sync_handlers="processes"``. ``None`` = no function.
         retry: Attempts and backoff; see ``Retry``.
-        poison: Policy for a message whose attempts are used up. ``"skip"`` = write its dead letter, then continue.
+        poison: Policy for a message that gets no further attempt. ``"skip"`` = write its dead letter, then continue.
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
             letter and stop its key. ``"exit"`` = stop the consumer after a drain with ``HandlerHalted``. ``None`` =
             ``"skip"`` with dead letters and an order other than ``"serial"``, else ``"exit"``.
         commit_interval: Seconds after which the commit of a finished message is due, 0 or more. The commit is due
-            earlier when 5,000 messages or a quarter of ``max_ahead`` wait for the commit, or when ``max_ahead`` is
-            reached.
-        unhealthy_after: Seconds after which an unfinished message makes the consumer unhealthy, above 0.
+            at once if 5,000 messages, or a quarter of ``max_ahead`` if that is lower, wait for the commit, or if
+            the committed position can rise while ``max_ahead`` stops the partition.
+        unhealthy_after: Seconds, above 0, after which an unfinished message, an endless start, a failing settlement, a
+            request to the store of attempts or a missing delivery is unhealthy. A lost broker is after 30 s already.
         drain_timeout: Seconds that running handlers get when a partition is given up or the consumer stops, 0 or
-            more. ``longest_drain`` also includes the time of the last settlement and of the release.
+            more. ``longest_drain`` also includes ``grace``, the last settlement and the release.
         grace: Seconds that handlers get to react to their cancellation after ``drain_timeout``, 0 or more.
+        on_cancel: Effect of a cancellation of ``Consumer.run``. ``"drain"`` = drain for at most ``longest_drain``
+            seconds, as after ``Consumer.stop``. ``"stop"`` = cancel the handlers at once.
 
     Raises:
         ConfigError: A value is out of its range, or two settings contradict each other.
@@ -120,6 +128,8 @@ class Settings:
     concurrency: int = 100
     max_in_flight: int | None = None
     max_in_flight_bytes: int = 64 * 1024 * 1024
+    concurrency_per_partition: int | None = None
+    max_in_flight_per_partition: int | None = None
     max_ahead: int = 10_000
     order: Order = "key"
     keyless: Keyless = "any"
@@ -128,12 +138,15 @@ class Settings:
     linger: float = 0.0
     timeout: float | None = None
     sync_handlers: SyncHandlers = "threads"
+    processes: int | None = None
+    process_setup: Callable[[], object] | None = None
     retry: Retry = field(default_factory=Retry)
     poison: Poison | None = None
     commit_interval: float = 1.0
     unhealthy_after: float = 300.0
     drain_timeout: float = 30.0
     grace: float = 2.0
+    on_cancel: OnCancel = "drain"
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_in_flight_bytes", "max_ahead"):
@@ -141,18 +154,23 @@ class Settings:
         for name in ("linger", "commit_interval", "drain_timeout", "grace"):
             check_seconds(name, getattr(self, name), 0.0)
         if not isinstance(self.retry, Retry):
-            raise ConfigError(f"retry={self.retry!r} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)")
+            raise ConfigError(
+                f"retry={shown_value(self.retry)} is not a lanes.Retry: write retry=lanes.Retry(attempts=…)"
+            )
         check_positive("unhealthy_after", self.unhealthy_after)
         check_one_of("order", self.order, get_args(Order))
         check_one_of("keyless", self.keyless, get_args(Keyless))
         check_one_of("sync_handlers", self.sync_handlers, get_args(SyncHandlers))
+        check_one_of("on_cancel", self.on_cancel, get_args(OnCancel))
         check_one_of("poison", self.poison, (*get_args(Poison), None))
         if self.timeout is not None:
             check_positive("timeout", self.timeout)
         if self.max_in_flight is not None:
             self._check_max_in_flight(self.max_in_flight)
+        self._check_budgets()
         self._check_lanes()
         self._check_batch()
+        self._check_processes()
         if self.order == "serial" and self.poison == "skip":
             raise ConfigError(
                 'order="serial" with poison="skip": serial order must not replace a message by a dead letter; use '
@@ -165,6 +183,33 @@ class Settings:
             raise ConfigError(
                 f"max_in_flight={max_in_flight} is below concurrency={self.concurrency}: a handler needs a "
                 "message in flight; raise max_in_flight or lower concurrency"
+            )
+
+    def _check_budgets(self) -> None:
+        calls, messages = self.concurrency_per_partition, self.max_in_flight_per_partition
+        if calls is not None:
+            check_whole("concurrency_per_partition", calls, 1)
+            if calls > self.concurrency:
+                raise ConfigError(
+                    f"concurrency_per_partition={calls} is above concurrency={self.concurrency}: a partition could "
+                    "never run so many handlers; lower concurrency_per_partition or raise concurrency"
+                )
+        if messages is None:
+            return
+        check_whole("max_in_flight_per_partition", messages, 1)
+        if calls is not None and messages < calls:
+            raise ConfigError(
+                f"max_in_flight_per_partition={messages} is below concurrency_per_partition={calls}: a handler needs a "
+                "message in flight; raise max_in_flight_per_partition or lower concurrency_per_partition"
+            )
+        self._check_budget_against(self.max_in_flight or max(DEFAULT_MAX_IN_FLIGHT, self.concurrency))
+
+    def _check_budget_against(self, max_in_flight: int) -> None:
+        messages = self.max_in_flight_per_partition
+        if messages is not None and messages > max_in_flight:
+            raise ConfigError(
+                f"max_in_flight_per_partition={messages} is above max_in_flight={max_in_flight}: a partition could "
+                "never have so many messages in flight; lower max_in_flight_per_partition or raise max_in_flight"
             )
 
     def _check_lanes(self) -> None:
@@ -194,6 +239,34 @@ class Settings:
                 f"batch={self.batch} is above max_in_flight={max_in_flight}: a batch could never be "
                 "full; raise max_in_flight or lower batch"
             )
+
+    def _check_processes(self) -> None:
+        if self.sync_handlers != "processes":
+            for name in ("processes", "process_setup"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f'{name}={shown_value(getattr(self, name))} with sync_handlers="{self.sync_handlers}": set '
+                        f'sync_handlers="processes", or leave {name} out'
+                    )
+            return
+        if self.processes is None:
+            raise ConfigError(
+                'sync_handlers="processes" without processes: set processes=…, at most the number of CPUs that this '
+                "program may use"
+            )
+        check_whole("processes", self.processes, 1)
+        if self.processes > self.concurrency:
+            raise ConfigError(
+                f"processes={self.processes} is above concurrency={self.concurrency}: so many handlers could never run "
+                "at once; lower processes or raise concurrency"
+            )
+        if self.process_setup is not None and not callable(self.process_setup):
+            raise ConfigError(f"process_setup={shown_value(self.process_setup)}: must be a function without arguments")
+
+    @property
+    def running_limit(self) -> int:
+        """Maximum number of handlers that run at once: ``processes`` with processes, else ``concurrency``."""
+        return self.concurrency if self.processes is None else self.processes
 
     @property
     def commit_count(self) -> int:
@@ -229,20 +302,21 @@ class Settings:
         """
         return self.drain_timeout + self.grace + SETTLE_WITHIN + RELEASE_WITHIN
 
-    def check_drain(self, allowed: float | None) -> None:
+    def check_drain(self, allowed: float | None, origin: str = "") -> None:
         """Check that the broker allows the longest drain.
 
         Args:
             allowed: Seconds that the broker waits for a revoked partition. ``None`` = any time.
+            origin: The setting that makes ``allowed``, for the error.
 
         Raises:
-            ConfigError: A drain may take longer than ``allowed``.
+            ConfigError: A drain may take longer.
         """
         if allowed is not None and self.longest_drain > allowed:
             raise ConfigError(
                 f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g}, with {SETTLE_WITHIN:g} s for the last "
                 f"settlement and {RELEASE_WITHIN:g} s for the release, exceed the {allowed:g} s that the broker allows "
-                "for a drain: lower them, or raise the broker's limit"
+                f"for a drain: lower them, or raise {origin or 'that limit'}"
             )
 
     def check_partitions(self, name: str, partitions: int | None) -> None:
@@ -287,7 +361,8 @@ class Settings:
             ``max_in_flight``, or its default.
 
         Raises:
-            ConfigError: ``max_in_flight`` or ``concurrency`` is above ``allowed``, or ``batch`` is above the bound.
+            ConfigError: ``max_in_flight`` or ``concurrency`` is above ``allowed``, or ``batch`` or
+                ``max_in_flight_per_partition`` is above the bound.
         """
         name = "concurrency" if self.max_in_flight is None else "max_in_flight"
         if allowed is not None and getattr(self, name) > allowed:
@@ -300,69 +375,5 @@ class Settings:
         bound = max(DEFAULT_MAX_IN_FLIGHT, self.concurrency)
         bound = bound if allowed is None else min(bound, allowed)
         self._check_batch_against(bound)
+        self._check_budget_against(bound)
         return bound
-
-
-def check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    """Raise ``ConfigError`` unless ``known`` has the value."""
-    if value not in known:
-        names = [f'"{one}"' if isinstance(one, str) else str(one) for one in known]
-        raise ConfigError(f"{name}={value!r} is unknown: use {', '.join(names[:-1])} or {names[-1]}")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise ``ConfigError`` unless the value is a finite number of seconds above 0."""
-    check_seconds(name, value, 0.0)
-    if not value:
-        raise ConfigError(f"{name}={value!r}: must be more than 0 seconds")
-
-
-def check_whole(name: str, value: object, least: int) -> None:
-    """Raise ``ConfigError`` unless the value is a whole number of ``least`` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise ``ConfigError`` unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: must be True or False")
-
-
-def check_text(name: str, value: object) -> None:
-    """Raise ``ConfigError`` unless the value is a text with at least one character."""
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{name}={value!r}: must be a str that is not empty")
-
-
-def check_folder(name: str, value: object) -> None:
-    """Raise ``ConfigError`` unless the value is a path, as text or as an ``os.PathLike``."""
-    if not isinstance(value, str | os.PathLike):
-        raise ConfigError(f"{name}={value!r}: must be the path of a folder, a str or a pathlib.Path")
-
-
-def kind_of(value: object) -> str:
-    """Return the kind of a wrong argument in words, without the value, because the value may hold a secret."""
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__qualname__}"
-    name = type(value).__qualname__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
-
-
-def check_aware(name: str, value: datetime) -> None:
-    """Raise ``ConfigError`` for a time without a zone, because each machine would read another time."""
-    if value.utcoffset() is None:
-        raise ConfigError(f"{name}={value.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
-
-
-def check_seconds(name: str, value: object, least: float) -> None:
-    """Raise ``ConfigError`` unless the value is a finite number of seconds, ``least`` or more."""
-    number = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        # An int may exceed every float.
-        with contextlib.suppress(OverflowError):
-            number = float(value)
-    if not least <= number < math.inf:
-        raise ConfigError(f"{name}={value!r}: must be a finite number of seconds, {least:g} or more")

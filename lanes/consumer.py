@@ -1,6 +1,6 @@
 """The consumer: the public object that connects one source and one handler.
 
-Longer than most: the class is the interface of the library, and each method states its threads, errors and effects.
+Longer than most: each public method of the consumer states its threads, errors and effects.
 """
 
 from __future__ import annotations
@@ -10,31 +10,47 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Final, Literal, Self, TypedDict
+from typing import Final, Self, TypedDict
 
 import anyio
 
-from lanes.arguments import check_options, check_settings, check_source
+from lanes.arguments import names_unknown_options
 from lanes.attempts import Attempts
 from lanes.clock import Clock, monotonic
 from lanes.config import Settings
-from lanes.core.engine import Engine
+from lanes.core.partition_budgets import make_engine
 from lanes.core.policy import Policy, RetryPolicy
 from lanes.core.types import Partition, PartitionKey, key_bytes
-from lanes.dead_letter import error_text
 from lanes.errors import ConfigError, LanesError
 from lanes.events import GroupEvent, OnEvent
 from lanes.handlers import Decode, Handler, check_handler
 from lanes.history.journal import Journal, close_journal, journal_of, recorder
 from lanes.history.recorder import History
 from lanes.history.rules import Rules
-from lanes.observe.health import Health, examine
+from lanes.observe.health import Health
 from lanes.observe.otel import Telemetry
-from lanes.observe.status import Status, snapshot, undisturbed
+from lanes.observe.status import Provision, Status, snapshot, undisturbed
 from lanes.observe.tap import Tap
+from lanes.runtime.cancellation import drain_on_cancel, stop_on_second_cancel, to_its_end
+from lanes.runtime.consumer_arguments import check_import, check_options, check_settings, check_source, use_source
+from lanes.runtime.lifecycle import Lifecycle
 from lanes.runtime.run import Run
-from lanes.source import Addressed, DeadLetters, Declaring, Lagging, Reading, Source, SourceTraits
+from lanes.source import (
+    Addressed,
+    Connected,
+    DeadLetters,
+    Declaring,
+    Lagging,
+    Reading,
+    Rejoining,
+    Reporting,
+    Source,
+    SourceTraits,
+    Stranding,
+)
+from lanes.workers.crossing import refuse_in_main_import
 from lanes.workers.outcomes import cancellation_of
 
 log = logging.getLogger("lanes")
@@ -58,6 +74,7 @@ class ConsumerOptions(TypedDict, total=False):
     on_event: OnEvent | None
 
 
+@names_unknown_options("lanes.Consumer")
 class Consumer:
     """One source, one handler, and the lanes between them.
 
@@ -74,11 +91,11 @@ class Consumer:
         handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
         settings: Bounds, order, retries and times. ``None`` = the defaults.
-        dead_letters: Target for messages whose attempts are used up.
+        dead_letters: Target for messages that are given up, for example because their attempts are used up.
         attempts: Store by which the next owner of a partition continues the attempts of its messages.
         history: History that records the events of the run, row by row, in a file of its directory.
-        journal: Journal, or the directory of a journal: Parquet files with the rows of a history, for SQL. Writing the
-            files delays no handler.
+        journal: Journal, or the directory of a journal: Parquet files with the rows of a history, for SQL. No handler
+            waits for the files.
         decode: Plain function that returns ``Message.data`` before the handler is called.
         on_event: Function that is called with each ``GroupEvent``.
         clock: Monotonic clock in seconds, for simulation.
@@ -118,8 +135,10 @@ class Consumer:
         declaring: object = source
         if isinstance(declaring, Declaring):
             self._check_traits(declaring.declared())
+        self._queues = declaring.declared().queues if isinstance(declaring, Declaring) else ()
         self._source = source
         self._lagging = source if isinstance(source, Lagging) else None
+        self._stranding = source if isinstance(source, Stranding) else None
         self._reading = source if isinstance(source, Reading) else None
         self._handler = handler
         self._decode = decode
@@ -131,94 +150,120 @@ class Consumer:
         self._recorder = recorder(history, self._journal)
         self._on_event = on_event
         self._clock = clock
-        self._name = "source"
-        self._state: Literal["new", "starting", "running", "stopped"] = "new"
+        self._life = Lifecycle(
+            declaring.declared().name if isinstance(declaring, Declaring) else "source",
+            self._settings,
+            clock,
+            source if isinstance(source, Connected) else None,
+            source if isinstance(source, Rejoining) else None,
+            source if isinstance(source, Reporting) else None,
+        )
         self._stopping = False
+        self._at_once = False
         self._paused = False
-        # The thread that runs the consumer or waits for its start; None = no call has named the thread yet.
-        self._thread: threading.Thread | None = None
-        self._opened = anyio.Event()
-        self._ended = anyio.Event()
-        # None until the source is open. The run stays after its end, for `status`.
-        self._run: Run | None = None
         self._block: AbstractAsyncContextManager[None] | None = None
-        self._failure: BaseException | None = None
 
     # --- running
 
     async def run(self) -> None:
         """Consume until ``stop`` is called or a finite source has ended.
 
-        Blocks until every partition is handed over or lost, and the source is closed. A cancellation stops at once:
-        handlers are cancelled, finished messages are settled, and all other messages are redelivered later. A
-        ``MemoryError`` of a handler, or an exception that is not an ``Exception``, such as ``SystemExit``, stops the
-        consumer after a drain and is raised.
+        Blocks until every partition is handed over or lost, and the source is closed. A ``MemoryError`` of a handler,
+        or an exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer after a drain and is
+        raised.
+
+        A cancellation drains for at most ``Settings.longest_drain`` seconds, then closes the source and continues. On
+        asyncio a second ``Task.cancel`` ends the drain. The drain of a cancelled scope ends at this limit, or by
+        ``stop(at_once=True)``. With ``Settings(on_cancel="stop")``, and before the source is open, a cancellation
+        stops at once: async handlers are cancelled, handlers in threads get ``grace``, finished messages are settled,
+        and all other messages are redelivered later.
 
         An error that ends the run is also logged, because an application may lose the exception of a task. Only the
         thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.
 
         Raises:
-            ConfigError: A setting contradicts the broker or the source, mostly found before the first message; or a
-                handler returned an awaitable or raised a ``ConfigError``.
-            SourceError: The broker cannot be reached at the start, or is gone for good.
+            ConfigError: A setting contradicts the broker, the source or a limit of the system; or a handler returned an
+                exception or an awaitable, or raised a ``ConfigError``; or another consumer has used the source.
+            SourceError: The broker cannot be reached at the start or refuses a request, or a later call has failed for
+                good.
             ContractError: The source broke a rule of ``lanes.source``.
             HandlerHalted: A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
             LanesError: ``run`` was called before, or another thread has awaited ``opened``.
         """
-        self._check_new()
+        if self._block is not None and self._life.state != "stopped":
+            # The task of the block may not have begun yet.
+            raise LanesError(
+                "this consumer is run by `async with consumer` already: await consumer.ended() in the block to wait "
+                "for its end"
+            )
+        await self._run()
+
+    async def _run(self) -> None:
+        check_import()
+        self._life.check_new()
         try:
             await self._consume()
         except Exception as error:
-            log.error(
-                "%s: the consumer has stopped and handles no more messages (%s: %s)",
-                self._name,
-                type(error).__qualname__,
-                error_text(error),
-            )
+            self._life.log_end(error)
             raise
-
-    def _check_new(self) -> None:
-        if self._state != "new":
-            raise LanesError(f"this consumer is {self._state} already: make a new one for another run")
-        self._check_thread("run", "make and run the consumer on one thread")
 
     async def _consume(self) -> None:
         """Run. The caller reports an error that ends the run."""
-        self._check_new()
-        self._thread = threading.current_thread()
-        self._state = "starting"
+        life = self._life
+        refuse_in_main_import()
+        life.start()
         reason = "failed"
+        used = False
         try:
+            use_source(self._source)
+            used = True
             run = await self._open()
-            self._state = "running"
-            self._opened.set()
-            if self._stopping:
+            life.open()
+            if self._at_once:
+                run.stop_at_once()
+            elif self._stopping:
                 run.stop()
-            await run.run()
-            reason = "drained" if run.stopping else "stopped"
+            if self._settings.on_cancel == "drain":
+                await drain_on_cancel(run, self._settings.longest_drain)
+            else:
+                await run.run()
+            reason = run.ending
+        except anyio.get_cancelled_exc_class():
+            if life.run is not None:
+                reason = life.run.ending
+                life.failed_in_drain(life.run.fatal)
+            raise
         except Exception as error:
-            self._failure = error
+            life.failure = error
             raise
         finally:
-            self._state = "stopped"
-            with anyio.CancelScope(shield=True):
-                await self._close(reason)
-            self._opened.set()
-            self._ended.set()
+            life.stop()
+            try:
+                if used:
+                    # Otherwise another consumer closes the source, and this consumer has opened nothing.
+                    await to_its_end(lambda: self._close(reason))
+            finally:
+                life.end()
         if run.fatal is not None:
-            self._failure = run.fatal
-            raise self._failure
+            life.failure = run.fatal
+            raise run.fatal
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
         """Drain: receive no more messages, let running handlers end, settle, release. Then ``run`` returns.
 
         Does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler, may call
-        this method. After the next turns of the loop no handler starts, unless the source cannot hand over the
+        this method. After this call no further message is given to a handler, unless the source cannot hand over the
         completed set.
+
+        Args:
+            at_once: Whether to stop without a drain, also during a drain; see ``run``.
         """
         self._stopping = True
-        run = self._active_run  # read once: another thread may end the run meanwhile
-        if run is not None:
+        self._at_once = self._at_once or at_once
+        run = self._life.active_run  # read once: another thread may end the run meanwhile
+        if run is not None and at_once:
+            run.stop_at_once()
+        elif run is not None:
             run.stop()
 
     async def opened(self) -> None:
@@ -226,8 +271,8 @@ class Consumer:
 
         Await this method while another task calls ``run``, or in the block of the context manager. An open source is
         connected, and has checked its topic or stream and the settings. The first partition may come later; see
-        ``ready``. Idempotent and cancel-safe. Any number of tasks may wait. Only the thread of the event loop may call
-        this method.
+        ``ready``. Idempotent and cancel-safe. Any number of tasks may wait. If ``run`` was not called within 10 s, a
+        warning says so, and the wait continues. Only the thread of the event loop may call this method.
 
         Raises:
             ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
@@ -235,13 +280,37 @@ class Consumer:
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
             LanesError: ``run`` ended before the source was open, or another thread runs the consumer.
         """
-        self._check_thread("opened", "await it in that event loop")
-        self._thread = threading.current_thread()
-        await self._opened.wait()
-        if self._failure is not None:
-            raise self._failure
-        if self._run is None:
-            raise LanesError(f"{self._name}: run() was cancelled before the source was open; start the consumer again")
+        await self._life.until_opened()
+
+    async def until_ready(self) -> None:
+        """Wait until the consumer is ready; see ``ready``.
+
+        Await this method while another task calls ``run``, or in the block of the context manager. Idempotent and
+        cancel-safe. Any number of tasks may wait. Returns at once if the consumer was ready before, even if ``run`` has
+        ended since without an error. Only the thread of the event loop may call this method.
+
+        Raises:
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
+                ``run`` is raised too.
+            SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
+            LanesError: ``run`` ended before the consumer was ready, or another thread runs the consumer.
+        """
+        await self._life.until_ready()
+
+    async def ended(self) -> None:
+        """Wait until ``run`` has ended, for example because another task has called ``stop``.
+
+        Await this method while another task calls ``run``, or in the block of the context manager, which otherwise
+        drains the consumer at its end. Does not stop the consumer. Returns at once if ``run`` has ended. Idempotent and
+        cancel-safe. Any number of tasks may wait. Only the thread of the event loop may call this method.
+
+        Raises:
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
+                ``run`` is raised too.
+            SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
+            LanesError: ``run`` was cancelled before the source was open, or another thread runs the consumer.
+        """
+        await self._life.until_ended()
 
     async def drain(self) -> None:
         """Call ``stop``, and wait for the end of ``run``.
@@ -252,10 +321,10 @@ class Consumer:
         Raises:
             LanesError: Another thread runs the consumer.
         """
-        self._check_thread("drain", "call stop(), which any thread may call")
+        self._life.check_thread("drain", "call stop(), which any thread may call")
         self.stop()
-        if self._state != "new":
-            await self._ended.wait()
+        if self._life.state != "new":
+            await self._life.ended.wait()
 
     async def __aenter__(self) -> Self:
         self._block = self._run_beside()
@@ -272,16 +341,19 @@ class Consumer:
     async def _run_beside(self) -> AsyncIterator[None]:
         """Run concurrently with the block. Raises exceptions outside the task group, which would wrap them."""
         failure: BaseException | None = None
+        ended = anyio.Event()
 
         async def run() -> None:
             nonlocal failure
             try:
-                await self.run()
+                await self._run()
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:
                 failure = error
                 tasks.cancel_scope.cancel()
+            finally:
+                ended.set()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
@@ -289,10 +361,16 @@ class Consumer:
                 yield
                 await self.drain()
             except BaseException as error:
-                if cancellation_of(error) is not None:
-                    raise
-                failure = error
+                cancelled = cancellation_of(error) is not None
+                if not cancelled:
+                    failure = error
                 tasks.cancel_scope.cancel()
+                stop = partial(self.stop, at_once=True)
+                interruption = await stop_on_second_cancel(ended, stop, int(cancelled))
+                if interruption is not None:
+                    failure = interruption
+                elif cancelled:
+                    raise
         if failure is not None:
             raise failure
 
@@ -300,18 +378,18 @@ class Consumer:
 
     @property
     def ready(self) -> bool:
-        """Whether the source is open, and has reported a plan if it reports plans. A hot standby is ready.
+        """Whether the source is open, its group has answered, and a plan is known if the source reports plans.
+
+        A hot standby is ready, and so is a member to which its group assigns nothing.
 
         Any thread may read this property.
         """
-        run = self._active_run
-        return run is not None and run.planned
+        return self._life.ready
 
     @property
     def active(self) -> bool:
         """Whether the consumer owns a partition. Any thread may read this property."""
-        run = self._active_run
-        return run is not None and bool(run.engine.partitions)
+        return self._life.active
 
     @property
     def healthy(self) -> bool:
@@ -325,31 +403,22 @@ class Consumer:
 
         The consumer does not make progress while at least one condition holds:
 
+        - ``run`` was not called, or has been opening the source for longer than ``Settings.unhealthy_after``.
         - The oldest unfinished message is older than ``Settings.unhealthy_after``.
         - A partition has waited longer than ``Settings.unhealthy_after`` for the attempt store or a failing settlement.
         - A lane is blocked, or waits for the confirmation of its dead letter.
         - All threads are stuck.
         - ``max_ahead`` is reached.
+        - A partition has delivered nothing for ``Settings.unhealthy_after``, although messages wait at the broker,
+          there is room, and the consumer is not paused. Only for a source that is ``lanes.source.Backlogged``.
+        - No broker has answered for 30 s, or for ``Settings.unhealthy_after`` if that is shorter. Only for a source
+          that is ``lanes.source.Connected``. A restart of the process does not help; see ``Health.no_broker``.
 
         Returns:
-            The reasons; none while the consumer makes progress. Before ``run`` there is no reason. After ``run``, the
-            only possible reason is the error that ended the run.
+            The reasons; none while the consumer makes progress. After ``run``, the only possible reason is the error
+            that ended the run.
         """
-        run = self._active_run
-        if run is None:
-            failure = self._failure
-            return Health(reasons=() if failure is None else (f"stopped by {type(failure).__qualname__}",))
-        now, timeout = self._clock(), self._settings.timeout
-        return undisturbed(
-            lambda: examine(
-                run.engine,
-                now,
-                unhealthy_after=self._settings.unhealthy_after,
-                stuck=[] if timeout is None else run.workers.stuck(now, timeout),
-                unknown=run.attempts.asked_since,
-                unsettled=run.settler.unsettled.partitions,
-            )
-        )
+        return self._life.health()
 
     def status(self) -> Status:
         """Take a snapshot of the consumer. Does not block; O(in flight).
@@ -358,26 +427,40 @@ class Consumer:
         finish meanwhile.
 
         Returns:
-            Partitions, lanes and counters. Before ``run`` has opened the source, the status has only the bounds of
-            the settings.
+            Partitions, lanes and counters. Before ``run`` has opened the source, the status has only the bounds of the
+            settings and ``paused``.
 
         Raises:
             LanesError: The start has failed.
             ConfigError: ``batch`` is above the bound on messages in flight, so ``run`` would fail too.
         """
-        if self._state in ("new", "starting"):
-            engine = Engine(self._policy(self._settings.in_flight_bound(None)))
+        if self._life.state in ("new", "starting"):
+            engine = make_engine(self._policy(self._settings.in_flight_bound(None)))
             engine.pause(paused=self._paused)
-            return snapshot(engine, self._clock(), dead_lettered=0, redelivered={}, loop_held=0.0, lag=self._lag)
-        run = self._last_run("ask for its status")
+            return snapshot(
+                engine,
+                self._clock(),
+                dead_lettered=0,
+                redelivered={},
+                provision=Provision(),
+                loop_held=0.0,
+                lag=self._lag,
+                queues=self._queues,
+            )
+        run = self._life.last_run("ask for its status")
         return undisturbed(
             lambda: snapshot(
                 run.engine,
                 self._clock(),
                 dead_lettered=run.dead_letter_writer.confirmed,
                 redelivered=run.redelivered,
+                provision=run.provision(),
                 loop_held=run.loop_watch.seconds,
                 lag=self._lag,
+                expiring=None if run.retention is None else run.retention.expiring,
+                outage=self._life.outage_seconds(),
+                queues=self._queues,
+                stranded=() if self._stranding is None else self._stranding.stranded(),
             )
         )
 
@@ -398,9 +481,9 @@ class Consumer:
 
     def _pause(self, *, paused: bool) -> None:
         self._paused = paused
-        run = self._run  # read once, and after ``_paused`` was set: another thread may open the source meanwhile
+        run = self._life.run  # read once, and after ``_paused`` was set: another thread may open the source meanwhile
         if run is not None and run.engine.pause(paused=paused):
-            if threading.current_thread() is self._thread:
+            if threading.current_thread() is self._life.thread:
                 run.room_changed()
             else:
                 run.room_changed_elsewhere()
@@ -419,7 +502,7 @@ class Consumer:
         Raises:
             LanesError: The consumer has not started, or has stopped, or another thread runs the consumer.
         """
-        run = self._open_now("unblock", "unblock a key")
+        run = self._life.open_run("unblock", "unblock a key")
         name = None if key is None else key_bytes(key)
         count = run.engine.unblock(name)
         run.tap.unblocked(name, count)
@@ -444,7 +527,7 @@ class Consumer:
         """
         if self._dead_letters is None:
             raise ConfigError("park needs dead letters, or messages are lost: pass dead_letters=… to the consumer")
-        run = self._open_now("park", "park a key")
+        run = self._life.open_run("park", "park a key")
         count = run.engine.park(None if key is None else key_bytes(key))
         run.after_command()
         return count
@@ -452,55 +535,26 @@ class Consumer:
     def _lag(self, partition: Partition) -> int | None:
         return None if self._lagging is None else self._lagging.lag(partition)
 
-    @property
-    def _active_run(self) -> Run | None:
-        """The run while its source is open; None = no run is active."""
-        return self._run if self._state == "running" else None
-
-    def _last_run(self, what: str) -> Run:
-        """The current or the ended run. Raises ``LanesError`` if the source was never opened."""
-        if self._run is None:
-            raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
-        return self._run
-
-    def _open_now(self, call: str, what: str) -> Run:
-        run = self._last_run(what)
-        if self._state == "stopped":
-            raise LanesError(f"the consumer has stopped: {what} while it runs; unsettled messages are redelivered")
-        self._check_thread(
-            call, f"use anyio.from_thread.run_sync(consumer.{call}, key), or call_soon_threadsafe of that event loop"
-        )
-        return run
-
-    def _check_thread(self, call: str, remedy: str) -> None:
-        """Raise ``LanesError`` if the consumer belongs to the event loop of another thread."""
-        here = threading.current_thread()
-        if self._thread is not None and self._thread is not here:
-            raise LanesError(
-                f"Consumer.{call} was called on the thread {here.name!r}, but the consumer belongs to the event loop "
-                f"of the thread {self._thread.name!r}: {remedy}"
-            )
-
     # --- start and end
 
     async def _open(self) -> Run:
         if self._dead_letters is not None:
             await self._dead_letters.open()
         traits = await self._source.open()
-        self._name = traits.name
+        self._life.name, self._queues = traits.name, traits.queues
         settings = self._settings
         bound = self._check_traits(traits)
         self._check_destination()
         if settings.max_in_flight is None and traits.max_in_flight == bound:
-            log.info("%s: max_in_flight is %d, the limit of the broker's consumer", self._name, bound)
-        engine = Engine(self._policy(bound, knows_settled=not traits.remembers))
+            log.info("%s: max_in_flight is %d, the limit of the broker's consumer", self._life.name, bound)
+        engine = make_engine(self._policy(bound, knows_settled=not traits.remembers))
         tap = Tap(
             self._clock,
             self._recorder,
-            Telemetry.create(traits.name, traits.system, self.status, clock=self._clock),
+            Telemetry.create(traits.name, traits.system, self.status, queues=traits.queues, clock=self._clock),
             None if self._on_event is None else self._notify,
         )
-        self._run = Run(
+        self._life.run = run = Run(
             engine,
             self._source,
             traits,
@@ -512,52 +566,54 @@ class Consumer:
             self._clock,
             tap,
         )
-        # After ``_run`` was set: from now on, another thread pauses the engine itself.
+        # After the run was set: from now on, another thread pauses the engine itself.
         engine.pause(paused=self._paused)
         if self._recorder is not None:
             self._recorder.open(
                 source=traits.name,
-                concurrency=settings.concurrency,
+                concurrency=settings.running_limit,
                 max_in_flight=bound,
                 max_in_flight_bytes=settings.max_in_flight_bytes,
                 now=self._clock(),
                 rules=Rules.of(settings, traits, self._poison, attempts_kept=self._attempts is not None),
+                queues=traits.queues,
             )
-        return self._run
+        return run
 
     def _check_traits(self, traits: SourceTraits) -> int:
         """Return the bound on messages in flight. Raises ``ConfigError`` if the settings contradict the source."""
         settings = self._settings
         bound = settings.in_flight_bound(traits.max_in_flight)
-        settings.check_drain(traits.revoke_limit)
+        settings.check_drain(traits.revoke_limit, traits.revoke_limit_from)
         settings.check_partitions(traits.name, traits.partitions)
         settings.check_order(traits.name, ordered=traits.ordered)
         return bound
 
     def _check_destination(self) -> None:
-        """Raise ``ConfigError`` if the source reads its own dead letters, because each would make another one."""
+        """Raise ``ConfigError`` if the source reads its own dead letters, because each could make another."""
         found = self._addressed.destination() if self._addressed is not None else None
         if found is not None and self._reading is not None and self._reading.reads(found):
             subject = f" (subject {found.subject!r})" if found.subject else ""
             raise ConfigError(
-                f"{self._name}: the dead letters go to {found.name!r}{subject}, which this source reads too, so each "
-                "dead letter would make another one; write the dead letters to a separate topic or stream"
+                f"{self._life.name}: the dead letters go to {found.name!r}{subject}, which this source reads too, so "
+                "each dead letter would make another one; write the dead letters to a separate topic or stream"
             )
 
     def _notify(self, event: GroupEvent) -> None:
-        assert self._on_event is not None and self._run is not None, (
+        run = self._life.run
+        assert self._on_event is not None and run is not None, (
             "an event follows the start, and only a consumer with on_event notifies"
         )
         try:
             self._on_event(event)
-        except Exception as error:
-            self._run.stop_because(error)
+        except (Exception, SystemExit) as error:
+            run.stop_because(error, function=f"on_event, called with {event.name!r}")
 
     def _policy(self, max_in_flight: int, *, knows_settled: bool = True) -> Policy:
         settings = self._settings
         retry = settings.retry
         return Policy(
-            concurrency=settings.concurrency,
+            concurrency=settings.running_limit,
             max_in_flight=max_in_flight,
             max_bytes=settings.max_in_flight_bytes,
             retry=RetryPolicy(retry.attempts, retry.backoff, retry.max_backoff),
@@ -570,11 +626,13 @@ class Consumer:
             commit_count=settings.commit_count,
             knows_settled=knows_settled,
             keeps_attempts=self._attempts is not None,
+            concurrency_per_partition=settings.concurrency_per_partition or 0,
+            max_in_flight_per_partition=settings.max_in_flight_per_partition or 0,
         )
 
     async def _close(self, reason: str) -> None:
         """Settle finished messages and close every resource at the end of ``run``, within a bounded time."""
-        run = self._run
+        run = self._life.run
         if run is not None and run.fatal is not None:
             reason = "failed"
         with anyio.move_on_after(CLOSE_TIMEOUT):
@@ -591,7 +649,7 @@ class Consumer:
                     log.warning(
                         "%s: cannot close %r (%s, %s); the run ends all the same, and the end of the process frees "
                         "what is still open",
-                        self._name,
+                        self._life.name,
                         closed,
                         type(error).__name__,
                         error,
@@ -600,13 +658,13 @@ class Consumer:
                 log.warning(
                     "%s: %r did not close within %g s; the run ends all the same, and the end of the process frees "
                     "what is still open",
-                    self._name,
+                    self._life.name,
                     closed,
                     2 * CLOSE_TIMEOUT,
                 )
         if self._recorder is not None:
             self._recorder.close(reason, self._clock())
         if self._journal is not None:
-            await close_journal(self._journal, self._name, CLOSE_TIMEOUT)
+            await close_journal(self._journal, self._life.name, CLOSE_TIMEOUT)
         if run is not None and run.tap.telemetry is not None:
             run.tap.telemetry.close()

@@ -10,6 +10,8 @@ from blake3 import blake3
 
 from lanes.attempts import error_type
 from lanes.core.types import Failure, Message
+from lanes.errors import MessageError
+from lanes.queues.registered import QueuePartition
 
 ERROR_TEXT_LIMIT: Final = 500
 """Maximum number of characters of an exception's text in a dead letter."""
@@ -59,7 +61,7 @@ class DeadLetter:
         source: Name of the topic or stream.
         partition: Number of the partition.
         position: Position of the message.
-        subject: Subject of the message, where the broker has subjects.
+        subject: Subject of the message; on a broker without subjects, the topic.
         key: Partition key of the message. ``None`` = no key.
         value: Payload of the message.
         headers: Headers of the message.
@@ -72,6 +74,12 @@ class DeadLetter:
         tombstone: See ``Details``.
         null_headers: See ``Details``.
         timestamp: See ``Details``.
+        queue: Name of the partitioned queue that the source belongs to, as its consumer registered it. ``None`` = it
+            belongs to none.
+        queue_partition: Number of the physical queue in that queue. ``None`` = it belongs to no partitioned queue.
+        system: Kind of the broker of the source, as in ``SourceTraits.system``. "" = unknown.
+        incarnation: Identity of the topic or stream, which differs on another cluster and after a deletion. The id of
+            the topic on Kafka, the creation time of the stream on JetStream. "" = unknown.
     """
 
     id: str
@@ -91,6 +99,10 @@ class DeadLetter:
     tombstone: bool = False
     null_headers: Sequence[int] = ()
     timestamp: float | None = None
+    queue: str | None = None
+    queue_partition: int | None = None
+    system: str = ""
+    incarnation: str = ""
 
     def __repr__(self) -> str:
         return f"<DeadLetter {self.id} of {self.source}/{self.partition} position {self.position}>"
@@ -103,8 +115,21 @@ def dead_letter_id(source: str, incarnation: str, partition: int, position: int)
     return blake3(text.encode()).hexdigest(length=16)
 
 
-def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLetter:
-    """Make the dead letter of a message that was given up at ``wall_time``, in seconds since the epoch."""
+def dead_letter(
+    message: Message, failure: Failure, wall_time: float, place: QueuePartition | None = None, system: str = ""
+) -> DeadLetter:
+    """Make the dead letter of a message that was given up.
+
+    Args:
+        message: The message.
+        failure: The last failure.
+        wall_time: Time of giving up, in seconds since the epoch.
+        place: Physical queue of the message; None = it belongs to no partitioned queue.
+        system: Kind of the broker of the source; "" = unknown.
+
+    Returns:
+        The dead letter.
+    """
     partition = message.partition
     error = failure.error
     return DeadLetter(
@@ -118,11 +143,24 @@ def dead_letter(message: Message, failure: Failure, wall_time: float) -> DeadLet
         headers=message.headers,
         attempts=message.attempt,
         error_type=error_type(error),
-        error_text=error_text(error),
+        error_text=_reason_text(error),
         epoch=message.epoch,
         time=wall_time,
         **details(message)._asdict(),
+        queue=None if place is None else place.queue,
+        queue_partition=None if place is None else place.number,
+        system=system,
+        incarnation=partition.incarnation,
     )
+
+
+def _reason_text(error: BaseException) -> str:
+    """Return the text of an exception for a dead letter. The error of ``decode=`` precedes the remedy of ``lanes``."""
+    text = error_text(error)
+    if not isinstance(error, MessageError) or not error.decoder_error:
+        return text
+    remedy = f" ({text})"
+    return _cut(error.decoder_error, ERROR_TEXT_LIMIT - len(remedy)) + remedy
 
 
 def details(message: Message) -> Details:
@@ -141,8 +179,11 @@ def error_text(error: BaseException) -> str:
     except Exception as broken:
         text = f"<{type(error).__qualname__}.__str__ raised {type(broken).__qualname__}>"
     # A lone surrogate, such as from a file name that is not UTF-8, could not be encoded later.
-    text = text[: ERROR_TEXT_LIMIT + 1].encode(errors="backslashreplace").decode()
-    return text if len(text) <= ERROR_TEXT_LIMIT else text[: ERROR_TEXT_LIMIT - 1] + "…"
+    return _cut(text[: ERROR_TEXT_LIMIT + 1].encode(errors="backslashreplace").decode(), ERROR_TEXT_LIMIT)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def printable(text: str) -> str:
@@ -163,4 +204,4 @@ def reason_line(kind: str, text: str) -> str:
     shown = text if text and kind in ("Nak", "Term") else f"{kind}: {text}" if text else kind
     # An escaped character is up to ten characters long, so the text is cut after it was escaped.
     shown = printable(shown[: REASON_LIMIT + 1])
-    return shown if len(shown) <= REASON_LIMIT else shown[: REASON_LIMIT - 1] + "…"
+    return _cut(shown, REASON_LIMIT)

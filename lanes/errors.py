@@ -45,7 +45,10 @@ def is_retryable(error: Exception, *, unknown: bool) -> bool:
 
 
 class ContractError(LanesError):
-    """A source broke a rule of ``lanes.source``. This is a bug of the adapter; please report it."""
+    """A source broke a rule of ``lanes.source``, which is a bug of the adapter; please report it.
+
+    A store of attempts that returns an invalid entry raises this error too.
+    """
 
 
 class HandlerHalted(LanesError):
@@ -53,13 +56,33 @@ class HandlerHalted(LanesError):
 
     Finished messages are settled. The failed message is not settled, and is redelivered at the next start.
     ``__cause__`` is the last exception of the handler.
+
+    Attributes:
+        place: Partition and position of the message; empty = the error is about no single message.
     """
+
+    place: str = ""
 
 
 class MessageError(LanesError):
     """The key or the value of a message cannot be read. ``__cause__`` is the reason.
 
     The error is the outcome of that message. The message is not retried, and the poison policy decides about it.
+
+    Attributes:
+        unread: Whether ``decode=`` raised the error, so that the handler was not called.
+        decoder_error: Type and text of the exception that ``decode=`` raised, for the dead letter; empty = it raised
+            this error itself.
+    """
+
+    unread: bool = False
+    decoder_error: str = ""
+
+
+class HandlerProcessError(LanesError):
+    """The process of a handler ended during a call, or the handler raised an exception that cannot leave the process.
+
+    Only with ``Settings(sync_handlers="processes")``. The error is a failed attempt of the messages of that call.
     """
 
 
@@ -89,14 +112,14 @@ class Term(Exception):
     """Raised by a handler for a message that can never succeed. The message is not retried.
 
     Args:
-        reason: Text of the error, for the log and the dead letter.
+        reason: Text of the error, for the log and the dead letter. Empty = no reason.
 
     Raises:
         TypeError: The reason is no text.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str = "") -> None:
         if not isinstance(reason, str):
             raise TypeError(f"Term({reason!r}): the reason must be a str; write Term(str(error)) for an exception")
-        super().__init__(reason)
+        super().__init__(reason or "term")
         self.reason = reason

@@ -17,14 +17,15 @@ class GroupEvent:
         name: ``"assigned"`` = this process owns the partition from now on. ``"revoked"`` = the partition was drained
             and handed over. ``"lost"`` = the process lost the partition without a release. ``"generation"`` = the group
             has a new plan. ``"standby"`` = this process owns no partition under the new plan, and waits for the next
-            ``"assigned"``.
+            ``"assigned"``. ``"under_provisioned"`` = a process of the group owns more partitions than its target under
+            the plan. ``"provisioned"`` = no process does so any more.
         partition: The partition.
         epoch: Fencing token of the partition, as in ``Message.epoch``.
         generation: Number of the plan.
         reason: Reason why the partition was lost.
     """
 
-    name: Literal["assigned", "revoked", "lost", "generation", "standby"]
+    name: Literal["assigned", "revoked", "lost", "generation", "standby", "under_provisioned", "provisioned"]
     partition: PartitionId | None = None
     epoch: int | None = None
     generation: int | None = None

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
+import pickle
 import re
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableSequence, Sequence
 from typing import Any, Final, Literal, cast, get_origin
 
-from lanes.config import Settings, kind_of
+from lanes.arguments import kind_of
+from lanes.config import Settings
 from lanes.core.types import Message
+from lanes.dead_letter import error_text, printable
 from lanes.errors import ConfigError, MessageError
 
 BatchOutcomes = Sequence[BaseException | None] | None
@@ -20,8 +24,8 @@ BatchOutcomes = Sequence[BaseException | None] | None
 Handler = Callable[[Message], object] | Callable[[list[Message]], object]
 """An async or plain function of one message, or of a list of messages with ``Settings(batch=…)``.
 
-A return acknowledges the message. An exception fails the attempt; see ``Nak`` and ``Term``. For a batch, see
-``BatchOutcomes``.
+A return acknowledges the message. An exception fails the attempt; see ``Nak`` and ``Term``. A returned exception, or a
+returned awaitable, stops the consumer. For a batch, see ``BatchOutcomes``.
 """
 
 Decode = Callable[[Message], object]
@@ -34,7 +38,7 @@ BatchHandler = Callable[[list[Message]], object]
 _ANNOTATIONS_AS_TEXT: Final[dict[str, Any]] = (
     {"annotation_format": importlib.import_module("annotationlib").Format.STRING} if sys.version_info >= (3, 14) else {}
 )
-"""From Python 3.14 on, an annotation is evaluated when it is read, and may have a name for type checkers only."""
+"""From Python 3.14 on, an annotation is evaluated when it is read, and may contain names for type checkers only."""
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _LISTS: Final = (list, Sequence, MutableSequence, Collection, Iterable)
@@ -67,13 +71,13 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
         raise ConfigError(
             f"handler={handler.__qualname__} is a class: pass a function of {wanted}, or an instance with __call__"
         )
-    _check_function("handler", handler, wanted)
+    check_function("handler", handler, wanted)
     assert callable(handler), "it was checked"
     _check_annotation(handler, batch=settings.batch is not None)
     if decode is not None:
-        if is_async(decode):
-            raise ConfigError(f"decode={_name(decode)} is async: pass a plain function of one message")
-        _check_function("decode", decode, "one message")
+        check_plain_function("decode", decode, "one message")
+    if settings.processes is not None:
+        _check_processes(handler, decode, settings)
     if settings.timeout is not None and not is_async(handler) and settings.sync_handlers == "inline":
         raise ConfigError(
             f'timeout={settings.timeout:g} with sync_handlers="inline": such a handler runs on the event loop and '
@@ -81,8 +85,45 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
         )
 
 
-def _check_function(name: str, function: object, wanted: str) -> None:
-    """Raise ``ConfigError`` for an object that cannot be called with one argument, or whose call would do nothing."""
+def _check_processes(handler: object, decode: object, settings: Settings) -> None:
+    """Raise ``ConfigError`` for a handler, decoder or setup that cannot run in another process."""
+    if is_async(handler):
+        raise ConfigError(
+            f'handler={_name(handler)} is async, and sync_handlers="processes" runs plain functions only: write def in '
+            "place of async def, or leave sync_handlers out"
+        )
+    if os.name != "posix":
+        raise ConfigError(f'sync_handlers="processes" needs Linux or macOS, not {sys.platform}: use "threads"')
+    if is_async(settings.process_setup):
+        raise ConfigError(
+            f"process_setup={_name(settings.process_setup)} is async: pass a plain function without arguments"
+        )
+    for name, function in (("handler", handler), ("decode", decode), ("process_setup", settings.process_setup)):
+        try:
+            pickle.dumps(function)
+        except Exception as error:
+            raise ConfigError(
+                f"{name}={_name(function)} cannot be sent to another process ({type(error).__qualname__}: "
+                f"{printable(error_text(error))}): define it with def at the top of a module, and open locks, files "
+                "and connections in process_setup=…"
+            ) from error
+
+
+def check_plain_function(name: str, function: object, wanted: str) -> None:
+    """Raise ``ConfigError`` for an async function, or an object that ``check_function`` refuses."""
+    if is_async(function):
+        raise ConfigError(f"{name}={_name(function)} is async: pass a plain function of {wanted}")
+    check_function(name, function, wanted)
+
+
+def check_function(name: str, function: object, wanted: str) -> None:
+    """Raise ``ConfigError`` for an object that cannot be called with one argument, or whose call would do nothing.
+
+    Args:
+        name: Name of the argument.
+        function: The argument.
+        wanted: The function's own argument, such as "one message".
+    """
     if inspect.iscoroutine(function):
         # Otherwise Python warns about a coroutine that was never awaited, without naming the argument.
         function.close()
@@ -110,10 +151,21 @@ def _check_function(name: str, function: object, wanted: str) -> None:
         signature.bind(None)
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "nothing"
+        alone = " alone" if signature.parameters else ""
+        remedy = f"pass a function of {wanted}; functools.partial sets further arguments"
+        if method := _method_without_instance(function, signature):
+            remedy = f"pass the method of an instance, such as {method}"
         raise ConfigError(
-            f"{name}={_name(function)} takes {takes}, and cannot be called with {wanted} alone ({error}): pass a "
-            f"function of {wanted}; functools.partial sets further arguments"
+            f"{name}={_name(function)} takes {takes}, and cannot be called with {wanted}{alone} ({error}): {remedy}"
         ) from None
+
+
+def _method_without_instance(function: Callable[..., object], signature: inspect.Signature) -> str:
+    """Return the call by which users get the method of an instance; "" = the function is no method of a class."""
+    owner, _, name = handler_name(function).rpartition(".")
+    if not inspect.isfunction(function) or not owner or next(iter(signature.parameters), "") != "self":
+        return ""
+    return f"{owner}(…).{name}"
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
@@ -175,17 +227,40 @@ def fill_data(message: Message, decode: Decode) -> None:
     """Fill ``message.data``. A failure is a ``MessageError``, because another attempt would fail as well."""
     try:
         message.data = decode(message)
-    except MessageError:
+    except MessageError as error:
+        error.unread = True
         raise
     except Exception as error:
-        raise MessageError(
-            f"decode failed at {message.partition.id} position {message.position} with {type(error).__qualname__}: "
-            "correct decode=…, or the producer of such messages"
-        ) from error
+        remedy = "correct decode=…, or the producer of such messages"
+        if _expects_a_value(error):
+            remedy = f"decode gets the Message; write decode=lambda message: {_call_of(decode)}(message.value)"
+        # Without the position, which each line and each dead letter has: one cause has one reason in all dead letters.
+        unreadable = MessageError(f"decode failed with {type(error).__qualname__}: {remedy}")
+        unreadable.unread = True
+        text = error_text(error)
+        unreadable.decoder_error = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+        raise unreadable from error
+
+
+def _expects_a_value(error: Exception) -> bool:
+    """Whether ``decode=`` failed because it takes bytes. pydantic names the type of its input in a ``ValueError``."""
+    text = error_text(error)
+    return "input_type=Message]" in text or (isinstance(error, TypeError) and "Message" in text)
+
+
+def _call_of(function: object) -> str:
+    """Return the name by which users call a function; that of a class method has the class, as in ``Order.parse``."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, type):
+        return f"{owner.__qualname__}.{getattr(function, '__name__', _name(function))}"
+    return _name(function)
 
 
 def async_handler(handler: Callable[..., object], decode: Decode | None) -> AsyncHandler:
-    """Return a handler of one message as an async function, which workers on the event loop call."""
+    """Return a handler of one message as an async function, which workers on the event loop call.
+
+    The caller passes a result that is not None to ``check_returned``.
+    """
     if is_async(handler):
         awaited = cast(AsyncHandler, handler)
         if decode is None:
@@ -193,14 +268,17 @@ def async_handler(handler: Callable[..., object], decode: Decode | None) -> Asyn
 
         async def decoding(message: Message) -> None:
             fill_data(message, decode)
-            await awaited(message)
+            if (returned := await awaited(message)) is not None:
+                check_returned(awaited, returned, message)
 
+        decoding.__qualname__ = handler_name(handler)  # the name in a log line
         return decoding
 
     async def inline(message: Message) -> None:
         if decode is not None:
             fill_data(message, decode)
-        refuse_awaitable(handler, handler(message), message)
+        if (returned := handler(message)) is not None:
+            check_returned(handler, returned, message)
 
     return inline
 
@@ -211,19 +289,41 @@ def sync_handler(handler: Callable[..., object], decode: Decode | None) -> SyncH
     def plain(message: Message) -> None:
         if decode is not None:
             fill_data(message, decode)
-        refuse_awaitable(handler, handler(message), message)
+        if (returned := handler(message)) is not None:
+            check_returned(handler, returned, message)
 
     return plain
 
 
-def refuse_awaitable(handler: object, returned: object, message: Message) -> None:
-    """Raise ``ConfigError`` if a plain function returned an awaitable, which would never be awaited."""
-    if returned is not None and inspect.isawaitable(returned):
-        if inspect.iscoroutine(returned):
-            # Otherwise Python warns about a coroutine that was never awaited, without naming the handler.
-            returned.close()
+def check_returned(handler: object, returned: object, message: Message) -> None:
+    """Raise ``ConfigError`` if a handler of one message returned an exception, or an awaitable.
+
+    The exception was meant to be raised, and nothing would await the awaitable. Any other result has no meaning.
+    """
+    if isinstance(returned, BaseException) or (isinstance(returned, type) and issubclass(returned, BaseException)):
+        kind = returned if isinstance(returned, type) else type(returned)
+        what = f"the class {kind.__name__}" if isinstance(returned, type) else f"the exception {kind.__name__}"
         raise ConfigError(
-            f"handler={handler!r} is a plain function and returned an awaitable ({type(returned).__name__}) at "
-            f"{message.partition.id} position {message.position}, so the message was not handled: declare the handler "
-            "and its wrappers as async def"
+            f"handler={_name(handler)} returned {what} at {message.partition.id} position {message.position}, and a "
+            "return acknowledges the message: raise it, with raise in place of return"
         )
+    refuse_awaitable(handler, returned, message)
+
+
+def refuse_awaitable(handler: object, returned: object, message: Message) -> None:
+    """Raise ``ConfigError`` if a handler returned an awaitable, which would never be awaited."""
+    if returned is None or not inspect.isawaitable(returned):
+        return
+    if inspect.iscoroutine(returned):
+        # Otherwise Python warns about a coroutine that was never awaited, without naming the handler.
+        returned.close()
+    kind, place = type(returned).__name__, f"{message.partition.id} position {message.position}"
+    if is_async(handler):
+        raise ConfigError(
+            f"handler={_name(handler)} returned an awaitable ({kind}) at {place}, so the message was not handled: "
+            "await it in the handler"
+        )
+    raise ConfigError(
+        f"handler={_name(handler)} is a plain function and returned an awaitable ({kind}) at {place}, so the message "
+        "was not handled: declare the handler and its wrappers as async def"
+    )

@@ -26,7 +26,7 @@ class _Window(Generic[T]):
 
     Attributes:
         since: Time of the last logged line, in seconds.
-        count: Number of lines after it.
+        count: Number of counted lines after the last logged line.
         latest: The newest of these lines, in a list; empty = none.
     """
 

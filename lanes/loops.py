@@ -1,12 +1,42 @@
-"""Calls into an event loop, asyncio or trio, from tasks, callbacks and other threads."""
+"""Calls into an event loop, asyncio or trio, from tasks, callbacks and other threads, and a wait for such calls."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any, Final
 
 import anyio
+
+BACKENDS: Final = ("asyncio", "auto", "trio", "uvloop")
+"""The values of ``backend`` of ``lanes.main``."""
+
+
+def has_uvloop() -> bool:
+    """Return whether uvloop is installed. Does not import it."""
+    return find_spec("uvloop") is not None
+
+
+def has_trio() -> bool:
+    """Return whether trio is installed. Does not import it."""
+    return find_spec("trio") is not None
+
+
+def backend_arguments(backend: str) -> dict[str, Any]:
+    """Return the arguments by which ``anyio.run`` starts an event loop.
+
+    Args:
+        backend: One of ``BACKENDS``. ``uvloop`` and ``trio`` must be installed.
+
+    Returns:
+        The name of the library and its options. ``auto`` = uvloop where it is installed, and asyncio elsewhere.
+    """
+    if backend == "uvloop" or (backend == "auto" and has_uvloop()):
+        return {"backend": "asyncio", "backend_options": {"use_uvloop": True}}
+    return {"backend": "asyncio" if backend == "auto" else backend}
 
 
 def entry_of_loop() -> Callable[[Callable[[], None]], object]:
@@ -21,6 +51,16 @@ def entry_of_loop() -> Callable[[Callable[[], None]], object]:
     return trio.lowlevel.current_trio_token().run_sync_soon
 
 
+def runs_a_loop() -> bool:
+    """Return whether a task or a callback of an event loop makes this call."""
+    try:
+        entry_of_loop()
+    except Exception:
+        # anyio and trio raise different errors where no loop runs.
+        return False
+    return True
+
+
 class ThreadSafeCall:
     """A callable that calls a function on the event loop on which the object was made. Does not block.
 
@@ -31,11 +71,16 @@ class ThreadSafeCall:
     Args:
         function: Function to call.
         wake: Function that wakes the task that calls ``serve``.
+        before: Function that a callback or another thread calls at once, before it requests the call of ``function``;
+            None = no function.
     """
 
-    def __init__(self, function: Callable[[], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, function: Callable[[], None], wake: Callable[[], None], before: Callable[[], None] | None = None
+    ) -> None:
         self._function = function
         self._wake = wake
+        self._before = before
         self._asked = False
         self._enter = entry_of_loop()
 
@@ -48,6 +93,8 @@ class ThreadSafeCall:
         if here:
             self._function()
         else:
+            if self._before is not None:
+                self._before()
             with suppress(RuntimeError):
                 self._enter(self._ask)
 
@@ -60,3 +107,86 @@ class ThreadSafeCall:
     def _ask(self) -> None:
         self._asked = True
         self._wake()
+
+
+class Doorbell:
+    """Wakes the one task that waits. Used on one event loop, asyncio or trio; a ring while no task waits has no effect.
+
+    With asyncio a wait costs about a third of ``anyio.Event`` within ``anyio.move_on_after``, because a timer stays for
+    later waits: a timer that ends too early starts again for the rest of the time.
+    """
+
+    __slots__ = ("_event", "_loop", "_timer", "_timer_at", "_until", "_waiter")
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = self._until = math.inf
+        self._event: anyio.Event | None = None
+
+    def __repr__(self) -> str:
+        return "<Doorbell, waiting>" if self._waiter is not None or self._event is not None else "<Doorbell>"
+
+    def ring(self) -> None:
+        """Wake the waiting task. Does not block. Idempotent. Must be called on the event loop."""
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        elif self._event is not None:
+            self._event.set()
+
+    async def wait(self, seconds: float = math.inf) -> None:
+        """Wait for a ring, at most for a time. Cancel-safe. Only one task may wait at a time.
+
+        Args:
+            seconds: Maximum time in seconds. 0 or less = one turn of the loop; infinity = no bound.
+        """
+        loop = self._loop
+        if loop is None:
+            with suppress(RuntimeError):
+                loop = self._loop = asyncio.get_running_loop()
+            if loop is None:
+                await self._wait_in_trio(seconds)
+                return
+        waiter = self._waiter = loop.create_future()
+        self._until = loop.time() + seconds
+        if self._until < self._timer_at:
+            self._cancel_timer()
+            self._set_timer(loop)
+        try:
+            await waiter
+        except BaseException:
+            # A timer that stays would keep this object, and what is rung, alive after the end of the run.
+            self._cancel_timer()
+            raise
+        finally:
+            self._waiter = None
+
+    async def _wait_in_trio(self, seconds: float) -> None:
+        event = self._event = anyio.Event()
+        try:
+            with anyio.move_on_after(max(0.0, seconds)):
+                await event.wait()
+        finally:
+            self._event = None
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer_at = self._until
+        self._timer = loop.call_at(self._until, self._time_is_up)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._timer_at = None, math.inf
+
+    def _time_is_up(self) -> None:
+        at, self._timer, self._timer_at = self._timer_at, None, math.inf
+        loop, waiter = self._loop, self._waiter
+        if waiter is None or loop is None:
+            return
+        if self._until <= at:
+            self.ring()
+        elif self._until < math.inf:
+            # The time of the present wait is not over.
+            self._set_timer(loop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import signal
@@ -9,26 +11,32 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType
-from typing import Any, Final, Literal, NoReturn, Unpack
+from typing import Any, Final, Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
 import anyio
 
-from lanes.config import check_one_of, check_seconds, kind_of
+from lanes.arguments import check_one_of, check_seconds, kind_of, unknown_name
 from lanes.consumer import Consumer, ConsumerOptions
-from lanes.dead_letter import error_text
+from lanes.dead_letter import error_text, printable
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.handlers import Handler
-from lanes.loops import entry_of_loop
+from lanes.loops import BACKENDS, backend_arguments, entry_of_loop, has_trio, has_uvloop, runs_a_loop
+from lanes.observe.failures import shown, traceback_of
+from lanes.runtime.consumer_arguments import check_import
+from lanes.runtime.garbage import tuned_gc
 from lanes.source import Source
 
 log = logging.getLogger("lanes")
 
 # Exit statuses of consumers and commands alike: each number has one meaning.
 EXIT_DRAINED: Final = 0
-"""The consumer was drained, after the first signal or at the end of a finite source; or the command succeeded."""
+"""The consumer was drained, after the first signal or at the end of a finite source; or the command succeeded.
+
+A first signal before the source is open ends the start, with nothing to drain.
+"""
 EXIT_FAILED: Final = 1
 """An error of ``lanes`` ended the consumer, for example an invalid setting or a lost broker."""
 EXIT_UNUSABLE: Final = 3
@@ -41,6 +49,8 @@ EXIT_USAGE: Final = 64
 """The command line is wrong: a command or option is unknown or missing, or options contradict each other."""
 EXIT_INTERRUPTED: Final = 130
 """Ctrl-C ended the command."""
+EXIT_CLOSED_PIPE: Final = 141
+"""The reader of the command's output ended first, as ``head`` does; a shell shows this status after SIGPIPE."""
 
 SAME_REQUEST: Final = 1.0
 """Seconds after a signal in which further signals count as the same one.
@@ -49,7 +59,7 @@ A supervisor may signal the process and its group, and the process then gets eac
 """
 
 GRACE: Final = 2.0
-"""Seconds from a second signal to the end of the process, in which cancelled handlers may clean up."""
+"""Maximum number of seconds from a second signal to the end of the process. Cancelled handlers may clean up."""
 
 
 class SignalCounter:
@@ -75,10 +85,58 @@ class SignalCounter:
         return self._requests
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _explains_wrong_calls(function: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Coroutine[Any, Any, _T]]:
+    """Let a function of this module refuse a call with the wrong arguments by an error with the right call."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    async def checked(*values: _P.args, **options: _P.kwargs) -> _T:
+        try:
+            signature.bind(*values, **options)
+        except TypeError:
+            raise _wrong_call(function.__name__, values) from None
+        return await function(*values, **options)
+
+    return checked
+
+
+def _ends_wrong_calls(function: Callable[_P, NoReturn]) -> Callable[_P, NoReturn]:
+    """Let ``main`` end the process by one line for a call with the wrong arguments."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*values: _P.args, **options: _P.kwargs) -> NoReturn:
+        try:
+            signature.bind(*values, **options)
+        except TypeError:
+            _say(_describe(_wrong_call(function.__name__, values)))
+            sys.exit(EXIT_FAILED)
+        function(*values, **options)
+
+    return checked
+
+
+def _wrong_call(name: str, values: tuple[object, ...]) -> ConfigError:
+    """Return the error for a call whose values do not fit the parameters."""
+    if name == "serve":
+        remedy = "write lanes.serve(lanes.Consumer(source, handler, …))"
+        return ConfigError(f"lanes.serve takes one consumer, and grace=… and gc=… by their names: {remedy}")
+    remedy = f"write lanes.{name}(source, handler, settings=…)"
+    if values and isinstance(values[0], Consumer):
+        remedy = f"{remedy}, or await {'consumer.run()' if name == 'run' else 'lanes.serve(consumer)'}"
+    return ConfigError(f"lanes.{name} takes a source and a handler, and other arguments by their names: {remedy}")
+
+
+@_explains_wrong_calls
 async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOptions]) -> None:
     """Run ``handler`` over ``source`` until a finite source ends or the call is cancelled.
 
-    The call is the same as ``Consumer(…).run()``, whose docstring lists the exceptions.
+    A cancellation drains first; see ``Settings.on_cancel``. The call is the same as ``Consumer(…).run()``, whose
+    docstring lists the exceptions.
 
     Args:
         source: Source of the messages.
@@ -86,14 +144,17 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
             function runs in threads; see ``Settings.sync_handlers``.
         **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
     """
+    _check_names("run", options)
     await Consumer(source, handler, **options).run()
 
 
-async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
+@_explains_wrong_calls
+async def serve(consumer: Consumer, *, grace: float = GRACE, gc: Literal["tuned", "default"] = "tuned") -> int:
     """Run a consumer under SIGINT and SIGTERM. Call this function on the main thread.
 
-    The first signal starts a drain. The second signal cancels the handlers and stops at once. Further signals within
-    one second of a signal count as the same signal, because a supervisor may signal the process and its group.
+    The first signal starts a drain, or ends a start whose source is not open yet. The second signal cancels the
+    handlers and stops at once. Further signals within one second of a signal count as the same signal, because a
+    supervisor may signal the process and its group.
 
     A thread answers the signals, so the process responds at once even while a handler blocks the event loop. If the
     consumer has not ended ``grace`` seconds after the second signal, another thread ends the process with
@@ -105,17 +166,26 @@ async def serve(consumer: Consumer, *, grace: float = GRACE) -> int:
     Args:
         consumer: The consumer to run.
         grace: Seconds that cancelled handlers get after the second signal, before the process ends.
+        gc: ``tuned`` = Python collects garbage less often until the call ends; see ``tune_gc``. ``default`` = leave the
+            garbage collector alone.
 
     Returns:
         ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
 
     Raises:
-        ConfigError: The call is not on the main thread, or an argument is of a wrong kind.
+        ConfigError: The call is not on the main thread, or an argument has a wrong type or value.
     """
     if not isinstance(consumer, Consumer):
         raise ConfigError(f"consumer is {kind_of(consumer)}: pass lanes.Consumer(source, handler, …)")
     check_seconds("grace", grace, 0.0)
-    return await _serve(consumer, grace, ends_process=False)
+    with _collector(gc):
+        return await _serve(consumer, grace, ends_process=False)
+
+
+def _collector(gc: str) -> AbstractContextManager[None]:
+    """Return the block in which a consumer runs with the chosen garbage collector."""
+    check_one_of("gc", gc, ("tuned", "default"))
+    return tuned_gc(freeze=True) if gc == "tuned" else nullcontext()
 
 
 async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int:
@@ -123,10 +193,33 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
 
     ``ends_process``: whether the process has no other job, so that a second signal also bounds the end of the process.
     """
+    check_import()
     failure: BaseException | None = None
     at_once = False
+    enter = entry_of_loop()
     with anyio.CancelScope() as scope:
-        signals = _StopSignals(consumer.stop, scope.cancel, grace)
+
+        def drain() -> str:
+            starts = consumer._life.state in ("new", "starting")
+            consumer.stop()
+            if not starts:
+                return f"draining, for which running handlers get up to {consumer._settings.drain_timeout:g} s"
+            with suppress(RuntimeError):
+                enter(stop_start)
+            return "stopping, because the source is not open yet"
+
+        def stop_start() -> None:
+            # Otherwise the source has been opened meanwhile, and the consumer drains.
+            if consumer._life.state == "starting":
+                scope.cancel()
+
+        def stop_at_once() -> None:
+            nonlocal at_once
+            at_once = True
+            consumer.stop(at_once=True)
+            scope.cancel()
+
+        signals = _StopSignals("lanes.main" if ends_process else "lanes.serve", drain, stop_at_once, grace)
         try:
             # Not ``run``, which would log the error that this function reports.
             await consumer._consume()
@@ -135,7 +228,6 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
         except BaseException as error:
             failure = error
         finally:
-            at_once = scope.cancel_called
             signals.close(bounded=at_once and ends_process)
     if at_once:
         return EXIT_AT_ONCE
@@ -144,9 +236,11 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
     if not isinstance(failure, LanesError):
         raise failure
     halted = isinstance(failure, HandlerHalted)
-    if halted and failure.__cause__ is not None:
-        # The line on stderr has no traceback, and no caller gets the error, so the log has both.
-        log.error("the run ends: %s", error_text(failure), exc_info=failure.__cause__)
+    if isinstance(failure, HandlerHalted) and failure.__cause__ is not None:
+        # No caller gets the error. The line on stderr has its text, and the log has the traceback.
+        cause = failure.__cause__
+        at = f" at {failure.place}" if failure.place else ""
+        log.error("the run ends after %s%s", shown(cause), at, exc_info=traceback_of(cause))
     _say(_describe(failure))
     return EXIT_HALTED if halted else EXIT_FAILED
 
@@ -169,7 +263,8 @@ class _StopSignals:
     each signal to that socket.
 
     Args:
-        drain: Function that the thread calls after the first signal.
+        caller: Name of the function that the user has called, for the error.
+        drain: Function that the thread calls after the first signal, and that returns the answer to the signal.
         cancel: Function that is called on the event loop after the second signal.
         grace: Maximum number of seconds from the second signal to the end of the process.
 
@@ -177,11 +272,11 @@ class _StopSignals:
         ConfigError: The call is not on the main thread.
     """
 
-    def __init__(self, drain: Callable[[], None], cancel: Callable[[], None], grace: float) -> None:
+    def __init__(self, caller: str, drain: Callable[[], str], cancel: Callable[[], None], grace: float) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(
-                f"serve was called on the thread {threading.current_thread().name!r}, but Python handles signals on "
-                "the main thread: call serve there, or call Consumer.run and Consumer.stop instead"
+                f"{caller} was called on the thread {threading.current_thread().name!r}, but Python handles signals on "
+                f"the main thread: call {caller} there, or call Consumer.run and Consumer.stop instead"
             )
         self._drain = drain
         self._cancel = cancel
@@ -222,7 +317,7 @@ class _StopSignals:
             self._writing.close()
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal on the main thread, at the latest when the handler of a message returns."""
+        """Handle a signal on the main thread, as soon as the main thread runs Python code again."""
         writing = self._writing.fileno()
         other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if other != writing:
@@ -247,8 +342,8 @@ class _StopSignals:
         if request == 1:
             # The drain is requested before the line is written, because a reader of the line may end the running
             # handler at once.
-            self._drain()
-            _say_now(f"{name}: draining; a second signal stops at once")
+            answer = self._drain()
+            _say_now(f"{name}: {answer}; a second signal stops at once")
         elif request == 2:
             # A separate thread ends the process, because stderr may block this thread.
             threading.Thread(target=self._end_process, name="lanes-exit", daemon=True).start()
@@ -268,11 +363,13 @@ class _StopSignals:
                 os.write(other, bytes([number]))
 
 
+@_ends_wrong_calls
 def main(
     source: Source,
     handler: Handler,
     *,
-    backend: Literal["asyncio", "trio"] = "asyncio",
+    backend: Literal["asyncio", "auto", "trio", "uvloop"] = "asyncio",
+    gc: Literal["tuned", "default"] = "tuned",
     **options: Unpack[ConsumerOptions],
 ) -> NoReturn:
     """Run ``handler`` over ``source`` as the job of this process, then exit.
@@ -283,7 +380,10 @@ def main(
         source: Source of the messages.
         handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
-        backend: Name of the event loop's library.
+        backend: Name of the event loop's library. ``uvloop`` needs the extra ``uvloop``. ``auto`` = uvloop where it is
+            installed, and asyncio elsewhere.
+        gc: ``tuned`` = Python collects garbage less often; see ``tune_gc``. ``default`` = leave the garbage collector
+            alone.
         **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
 
     Raises:
@@ -294,17 +394,45 @@ def main(
     async def job() -> int:
         return await _serve(Consumer(source, handler, **options), GRACE, ends_process=True)
 
+    # Outside the block, because the command that imports the module prints the error.
+    check_import()
     try:
-        check_one_of("backend", backend, ("asyncio", "trio"))
-        status = anyio.run(job, backend=backend)
+        _check_names("main", options)
+        check_one_of("backend", backend, BACKENDS)
+        if runs_a_loop():
+            raise ConfigError(
+                "lanes.main was called while an event loop runs, and starts an event loop itself: write "
+                "await lanes.serve(lanes.Consumer(source, handler, …))"
+            )
+        if backend == "trio" and getattr(source, "needs_asyncio", False):
+            raise ConfigError(f'backend="trio": {type(source).__name__} needs asyncio; leave backend out')
+        if backend == "uvloop" and not has_uvloop():
+            raise ConfigError(
+                "backend=\"uvloop\": uvloop is not installed; pip install 'lanes-runtime[uvloop]' (in a checkout, pip "
+                "install '.[uvloop]'), or write backend=\"auto\""
+            )
+        if backend == "trio" and not has_trio():
+            raise ConfigError(
+                "backend=\"trio\": trio is not installed; pip install 'anyio[trio]', or leave backend out"
+            )
+        with _collector(gc):
+            status = anyio.run(job, **backend_arguments(backend))
     except LanesError as error:
         _say(_describe(error))
         status = EXIT_FAILED
     sys.exit(status)
 
 
+def _check_names(caller: str, options: Mapping[str, object]) -> None:
+    """Raise ``ConfigError`` for an option that a consumer does not have."""
+    known = ConsumerOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise unknown_name(f"lanes.{caller}", name, [*known, "backend", "gc"] if caller == "main" else known)
+
+
 def _describe(error: LanesError) -> str:
-    return f"{type(error).__name__}: {error_text(error)}"
+    return f"{type(error).__name__}: {printable(error_text(error))}"
 
 
 def _say_now(line: str) -> None:

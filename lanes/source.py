@@ -2,6 +2,8 @@
 
 A source delivers messages, settles them and gives up partitions. A source decides nothing about order, retries or
 bounds. The engine and the runtime use a backend only through values and Protocols, most of which are in this file.
+
+Longer than most: a backend reads the whole contract in one place.
 """
 
 from __future__ import annotations
@@ -10,13 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
+from lanes.clock import Clock, monotonic
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import Stranded
 
 __all__ = [
     "CONTRACT_VERSION",
     "Addressed",
     "Assigned",
+    "Backlog",
+    "Backlogged",
+    "BrokerContact",
+    "Confirming",
+    "Connected",
     "DeadLetters",
     "Declaring",
     "Delivered",
@@ -25,12 +35,19 @@ __all__ = [
     "Generation",
     "Lagging",
     "Lost",
+    "Outage",
     "Progressed",
     "Reading",
+    "Rejoining",
+    "Reporting",
+    "Retaining",
+    "Retention",
     "Revoking",
     "Source",
     "SourceEvent",
     "SourceTraits",
+    "Stranded",
+    "Stranding",
 ]
 
 CONTRACT_VERSION: Final = 1
@@ -59,11 +76,14 @@ class SourceTraits:
             ``settle``. The engine then does not track settled positions. Only for ``"individual"``.
         revoke_limit: Seconds after which the broker removes a revoked partition without a release, at least
             ``Settings.longest_drain``. ``None`` = the broker waits for the release.
+        revoke_limit_from: The broker's or client's setting that makes ``revoke_limit``, for errors. Empty = unnamed.
         partitions: Number of partitions, including the partitions of other processes. ``None`` = unknown.
         plans: Whether the source sends a ``Generation`` for each plan of the group, and the first one as soon as the
             source knows its assignment.
         ordered: False if several processes receive from one broker's consumer at once, so that no order can be kept.
         exclusive: False where several processes own one partition at once, each of them for its own keys.
+        consumer_target: Number of partitions that this process prefers to own at most. ``None`` = no preference.
+        queues: Partitioned queues that the source reads. The source of a partition is the name of a physical queue.
     """
 
     name: str
@@ -74,10 +94,13 @@ class SourceTraits:
     max_in_flight: int | None = None
     remembers: bool = False
     revoke_limit: float | None = None
+    revoke_limit_from: str = ""
     partitions: int | None = None
     plans: bool = False
     ordered: bool = True
     exclusive: bool = True
+    consumer_target: int | None = None
+    queues: tuple[PartitionedQueue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +109,9 @@ class Assigned:
 
     Attributes:
         partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the latest. After
-            the deadline no handler starts and no message is settled.
+            the deadline no handler starts and no message is settled. A source that commits has no lease, so its
+            partitions have no deadline. If its broker takes the partitions of a silent process away, the source is
+            ``Confirming``.
     """
 
     partition: Partition
@@ -158,15 +183,19 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The group has a new plan.
+    """The group has a new plan, or another fact about its plan has changed.
 
     Attributes:
         number: Number of the plan.
         standby: Whether this process owns no partition under the plan.
+        under_provisioned: Whether a process of the group owns more partitions than its target under the plan.
+        target_honoured: Whether the rules of the plan use the targets of the processes.
     """
 
     number: int
     standby: bool
+    under_provisioned: bool = False
+    target_honoured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +254,10 @@ class Source(Protocol):
         When the call returns, every settlement was sent to the broker. If the source commits, the broker has also
         confirmed each ``floor``, and each ``completed`` set that the source hands over.
 
-        The runtime cancels the call when a partition of the settlements is lost, or is released before the commit is
-        confirmed. After the cancellation the source must send no commit of the call, because it could undo a commit
-        of the next owner. An event loop cannot cancel a call whose wait has just ended. A source that waits before it
-        sends must therefore check, after the wait, which partitions it has reported lost.
+        If the source commits, the runtime cancels the call when a partition of the settlements is lost, or is released
+        before the commit is confirmed. After the cancellation the source must send no commit of the call, because it
+        could undo a commit of the next owner. An event loop cannot cancel a call whose wait has just ended. A source
+        that waits before it sends must therefore check, after the wait, which partitions it has reported lost.
 
         Args:
             settlements: At most one settlement for each partition. The runtime passes the next settlement of a
@@ -237,7 +266,8 @@ class Source(Protocol):
 
         Raises:
             SourceError: With ``retryable=True``, a settlement was perhaps not sent. The caller then repeats the
-                settlement, or passes a later settlement of the partition.
+                settlement, or passes a later settlement of the partition. With ``retryable=False``, the consumer stops
+                after a drain.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
@@ -290,6 +320,211 @@ class Lagging(Protocol):
         """
 
 
+class Backlog(NamedTuple):
+    """The messages of a partition that wait for their delivery, and the last error of the client.
+
+    Attributes:
+        messages: Number of messages at the broker that the source has not delivered to this assignment, or of positions
+            if the source commits positions. ``None`` = unknown.
+        error: Text of the last error that the client reported, without secrets; "" = no error.
+        age: Seconds since that error. ``None`` = unknown.
+        cause: Why the broker delivers no message at present, such as a limit that is reached; "" = unknown. The health
+            shows a known cause in place of the error.
+    """
+
+    messages: int | None
+    error: str = ""
+    age: float | None = None
+    cause: str = ""
+
+
+@runtime_checkable
+class Backlogged(Protocol):
+    """An optional part of a source that knows which messages wait at the broker for their delivery.
+
+    A partition with such messages, with room, and without a delivery for ``Settings.unhealthy_after`` makes the
+    consumer unhealthy.
+    """
+
+    def backlog(self, partition: Partition) -> Backlog:
+        """Return the backlog of a partition. Sends nothing, raises nothing and does not block.
+
+        Messages that the broker must not deliver yet, for example because an operator paused its consumer, do not
+        count. The runtime calls the method once a second, or every quarter of ``Settings.unhealthy_after`` if that is
+        shorter, but at most every 0.75 s.
+
+        Args:
+            partition: An assignment of this source.
+
+        Returns:
+            The last known backlog, at most 3 s old.
+        """
+
+
+class Outage(NamedTuple):
+    """An outage: no broker has answered the last requests of a source.
+
+    Attributes:
+        seconds: Seconds since the last answer.
+        error: Text of the last error, without secrets; "" = no error is known.
+    """
+
+    seconds: float
+    error: str = ""
+
+
+@runtime_checkable
+class Connected(Protocol):
+    """An optional part of a source that notices when no broker answers, also while no message waits.
+
+    An outage of 30 s, or of ``Settings.unhealthy_after`` if that is shorter, makes the consumer unhealthy.
+    """
+
+    def outage(self) -> Outage | None:
+        """Return the present outage. Called from any thread; sends nothing, raises nothing and does not block.
+
+        The source asks its broker something at least every 10 s. Neither a single request without an answer nor the
+        end of an idle connection is an outage.
+
+        Returns:
+            The outage. ``None`` = a broker answers.
+        """
+
+
+@runtime_checkable
+class Rejoining(Protocol):
+    """An optional part of a source whose group may take long to answer a new member, or a member after an outage.
+
+    A consumer that waits since its start is not ready. An answer may assign no partition.
+    """
+
+    def rejoining(self) -> bool:
+        """Return whether the group has not answered since the start, or since an outage.
+
+        Called from any thread; sends nothing, raises nothing and does not block.
+
+        Returns:
+            Whether the source waits for its group, at its start or after it lost partitions in an outage. After the
+            start, False during the outage.
+        """
+
+
+@runtime_checkable
+class Stranding(Protocol):
+    """An optional part of a source of partitioned queues that finds messages which no consumer of its group reads.
+
+    Such messages are written by producers that use another number of partitions than the consumers.
+    """
+
+    def stranded(self) -> Sequence[Stranded]:
+        """Return the physical queues with such messages. Called from any thread; sends and raises nothing.
+
+        Returns:
+            The physical queues at the last look, which is at most 10 s old. Empty = none is known.
+        """
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """An optional part of a source that reports findings which a person mends, and a restart does not."""
+
+    def findings(self) -> Sequence[str]:
+        """Return the findings for ``Health.findings``. Called from any thread; sends nothing and does not block.
+
+        Returns:
+            A text for each finding, with the remedy and without secrets.
+        """
+
+
+class BrokerContact:
+    """Answers and failures of the requests of a source, from which ``Connected.outage`` follows. Blocks nowhere.
+
+    After a freeze of the process, earlier requests may fail although the broker answers. An outage therefore needs a
+    failed request that was sent after the failure of another request. One thread reports all answers and failures.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Clock = monotonic) -> None:
+        self._clock = clock
+        self._answered_at = clock()
+        self._doubted_at: float | None = None
+        # Replaced and never changed, because another thread may be reading it.
+        self._outage: tuple[float, str] | None = None
+
+    def answered(self) -> None:
+        """Record that a broker has answered, perhaps with an error."""
+        self._answered_at, self._doubted_at, self._outage = self._clock(), None, None
+
+    def unanswered(self, sent_at: float, error: str) -> None:
+        """Record that no broker has answered a request in time.
+
+        Args:
+            sent_at: Time at which the request was sent. A request counts only if it was sent after the last answer.
+            error: Text of the failure, without secrets.
+        """
+        if sent_at < self._answered_at:
+            return
+        if self._doubted_at is None:
+            self._doubted_at = self._clock()
+        elif sent_at >= self._doubted_at:
+            self._outage = self._answered_at, error
+
+    def outage(self, error: str = "", age: float | None = None) -> Outage | None:
+        """Return the present outage. Any thread may call this method.
+
+        Args:
+            error: Text of the last error of the client, without secrets; "" = no error.
+            age: Seconds since that error; None = unknown. An error from before the outage does not count.
+
+        Returns:
+            The outage; None = a broker answers. Without an error of the client, its text is that of the last request.
+        """
+        if (outage := self._outage) is None:
+            return None
+        since, text = outage
+        seconds = self._clock() - since
+        return Outage(seconds, error if error and age is not None and age <= seconds else text)
+
+
+class Retention(NamedTuple):
+    """The time until the broker may delete a message by one of its rules.
+
+    Attributes:
+        left: Seconds until the broker may delete the message, at the earliest. 0 = the broker may have deleted it.
+        span: Seconds for which the broker keeps a message by the same rule, from its write, above 0.
+        rule: The rule, such as ``retention.ms=60000``.
+    """
+
+    left: float
+    span: float
+    rule: str
+
+
+@runtime_checkable
+class Retaining(Protocol):
+    """An optional part of a source that knows when its broker deletes messages, whether they are finished or not.
+
+    The consumer raises an alarm before the broker deletes an unfinished message; see ``Status.partitions``.
+    """
+
+    def retention(self, message: Message) -> Retention | None:
+        """Return the time until the broker may delete a message. Sends nothing, raises nothing and does not block.
+
+        The runtime calls the method once a second for at most one message of each partition, namely the message with
+        the lowest position that has been unfinished for a second. The source may read the facts for its next answer
+        from the broker after such a call.
+
+        Args:
+            message: An unfinished message of this source.
+
+        Returns:
+            The rule that leaves the smallest share of its span. ``None`` = no rule applies, or the rules are not known
+            yet.
+        """
+
+
 @runtime_checkable
 class Declaring(Protocol):
     """An optional part of a source that knows some of its traits before ``open``.
@@ -305,6 +540,43 @@ class Declaring(Protocol):
 
         Returns:
             The traits.
+        """
+
+
+@runtime_checkable
+class Confirming(Protocol):
+    """An optional part of a source whose broker takes the partitions of a silent process away.
+
+    A process is silent while none of its threads runs, for example after SIGSTOP. After such a freeze of more than
+    ``freeze_limit`` seconds, the runtime starts no handler and writes no dead letter until every partition is confirmed
+    or reported lost. The runtime does not read the clock for each message: if more than 5,000 handlers start a second,
+    up to 15 of them may start before the freeze is noticed.
+    """
+
+    def freeze_limit(self) -> float:
+        """Return the seconds of silence after which the broker may have taken partitions away.
+
+        Called after ``open``, from any thread. Sends nothing and does not block.
+
+        Returns:
+            The seconds. A value below 1 counts as 1. Infinity = the broker takes nothing away; if the first call
+            after ``open`` returns infinity, the runtime never looks for a freeze.
+        """
+
+    async def confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
+        """Ask the broker whether this process still owns partitions, in a request made after this call. Cancel-safe.
+
+        While the broker does not answer, the call waits. The runtime calls ``receive`` concurrently. It repeats the
+        call for partitions that are neither confirmed nor reported lost.
+
+        Args:
+            partitions: Assignments of this source, perhaps none.
+
+        Returns:
+            The confirmed ones of ``partitions``. ``receive`` reports each of the others lost, unless it was released.
+
+        Raises:
+            SourceError: The broker cannot be asked any more.
         """
 
 

@@ -6,13 +6,14 @@ with topic, server, configuration file and settings, and the box ``jetstream`` w
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -23,17 +24,30 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, Misuse, command_group, require, stop
+from lanes.cli.kit import (
+    EXIT_INTERRUPTED,
+    EXIT_UNUSABLE,
+    EXIT_USAGE,
+    Misuse,
+    command_group,
+    require,
+    stop,
+    waiting_line,
+)
+from lanes.cli.origins import Origins
 from lanes.cli.views import ROW_HEADINGS, document, fields, payload, row
 from lanes.config import Settings
 from lanes.core.types import Message
 from lanes.dead_letter import error_text, printable
-from lanes.dead_letters.box import DeadLetterBox, Disposition, StoredDeadLetter, replay
+from lanes.dead_letters.box import DeadLetterBox, Disposition, Explaining, StoredDeadLetter, replay
 from lanes.errors import ConfigError, LanesError, SourceError
 from lanes.handlers import check_handler
+from lanes.runtime.consumer_arguments import StartedByImport, import_for_a_function
 from lanes.workers.outcomes import counts
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
+_NATS_URL: Final = re.compile(r"(?:nats|tls|wss?)://", re.IGNORECASE)
+
 _AT_ONCE: Final = 16
 """Maximum number of dead letters that ``list`` keeps in memory with their values."""
 
@@ -71,6 +85,11 @@ Server = Annotated[
     str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Queue = Annotated[
+    list[str],
+    typer.Option(help="Only of this topic, stream, subject or queue.", metavar="NAME", show_default=False),
+]
+Partitions = Annotated[int | None, typer.Option(help="Number of partitions of each --queue.", metavar="NUMBER")]
 Id = Annotated[str, typer.Argument(help="Id as `list` shows it.", metavar="ID", show_default=False)]
 Ids = Annotated[list[str], typer.Argument(help="Ids as `list` shows them.", metavar="ID", show_default=False)]
 
@@ -102,6 +121,10 @@ class Where(NamedTuple):
             if not self.server:
                 raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
             return _make_box("jetstream", "--subject", self.server, self.subject)
+        if _NATS_URL.match(self.server):
+            raise Misuse(
+                "has --topic, which is for Kafka, and in --server the URL of a NATS server; use --subject NAME"
+            )
         return _make_box("kafka", "--topic", self.topic, self.server, self.config, self.settings)
 
 
@@ -129,14 +152,20 @@ def list_dead_letters(
     limit: Annotated[
         int, typer.Option(min=1, help="Maximum number of dead letters, the oldest first.", metavar="NUMBER")
     ] = 100,
+    queue: Queue = [],  # noqa: B006 (typer copies it)
+    partitions: Partitions = None,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters with their origins and reasons. Shows no key and no payload.
 
     A reason is the type and the text of the handler's exception, escaped and cut; for Nak and Term, the text alone.
+    --queue lists all partitions of a partitioned queue, if the dead letters have the queue that their consumer
+    registered. For other dead letters add --partitions. Without it, a line says how many dead letters of NAME__p1,
+    NAME__p2 and so on are left out.
     """
     where = Where(topic, config, settings, subject, server)
-    _run(where, functools.partial(_list, where=where, limit=limit, as_json=as_json))
+    origins = Origins(queue, partitions)
+    _run(where, functools.partial(_list, where=where, limit=limit, origins=origins, as_json=as_json))
 
 
 @dead_letters.command()
@@ -173,23 +202,41 @@ def replay_dead_letters(
     to_origin: Annotated[
         bool, typer.Option("--to-origin", help="Publish messages again at the end of their topic or stream.")
     ] = False,
+    new_origin: Annotated[
+        bool, typer.Option("--new-origin", help="With --to-origin: accept another topic or stream.")
+    ] = False,
+    queue: Queue = [],  # noqa: B006 (typer copies it)
+    partitions: Partitions = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a handler over dead letters, or publish them again.
 
-    Exit status 0 means that every dead letter was replayed or dropped, now or earlier. Exit status 3 means that a
-    replay failed, or that an id is unknown. A dead letter whose replay failed stays listed. Dead letters are replayed
+    Exit status 0 means that no dead letter of the command is still listed. Exit status 3 means that a replay or the
+    broker failed, or that an id is unknown. A dead letter whose replay failed stays listed. Dead letters are replayed
     one at a time, after later messages of their keys, so the order within a key is not kept. A second replay of a dead
     letter does nothing. If the first replay was interrupted between the effect and its record, the second replay may
-    repeat the effect.
+    repeat the effect. --queue selects as in list. Without --partitions, nothing is replayed if there are dead letters
+    of NAME__p1, NAME__p2 and so on whose consumer registered no queue. --to-origin publishes each message to the
+    partition that it came from, and only at --server. A message of another broker, or of a topic or stream that was
+    recreated, stays; --new-origin publishes it to the topic or stream of the same name at --server.
     """
     if bool(ids) == every:
         raise Misuse("needs IDs, or --all, one of the two")
-    if bool(handler) == to_origin or (decode and to_origin):
-        raise Misuse("needs --handler MODULE:FUNCTION, or --to-origin without --decode")
-    act = _publish if to_origin else _handle(handler, decode)
+    if ids and queue:
+        raise Misuse("has IDs and --queue, which exclude each other: --queue selects from --all; leave one out")
+    if to_origin and (handler or decode):
+        raise Misuse(
+            f"has --to-origin and --{'handler' if handler else 'decode'}, which exclude each other: --to-origin "
+            "publishes the messages again, and calls no function; leave one out"
+        )
+    if new_origin and not to_origin:
+        raise Misuse("has --new-origin, which is for --to-origin; add --to-origin, or leave it out")
+    if not to_origin and not handler:
+        raise Misuse("needs --handler MODULE:FUNCTION, or --to-origin")
+    act = functools.partial(_publish, new_origin=new_origin) if to_origin else _handle(handler, decode)
     where = Where(topic, config, settings, subject, server)
-    _run(where, functools.partial(_replay, ids=checked(ids), act=act, as_json=as_json))
+    origins = Origins(queue, partitions)
+    _run(where, functools.partial(_replay, where=where, ids=checked(ids), origins=origins, act=act, as_json=as_json))
 
 
 @dead_letters.command()
@@ -211,7 +258,7 @@ def _run(where: Where, work: Work) -> None:
     """Call ``work`` with an open box, and exit with the returned status. Print an error of ``lanes`` as one line."""
 
     async def job() -> int:
-        async with _opened(where.box()) as box:
+        async with _opened(where) as box:
             return await work(box)
 
     try:
@@ -224,8 +271,10 @@ def _run(where: Where, work: Work) -> None:
 
 
 @asynccontextmanager
-async def _opened(box: DeadLetterBox) -> AsyncIterator[DeadLetterBox]:
-    await box.open()
+async def _opened(where: Where) -> AsyncIterator[DeadLetterBox]:
+    box = where.box()
+    with waiting_line(f"the {'NATS server' if where.subject else 'Kafka broker'}", where.server):
+        await box.open()
     try:
         yield box
         if box.other_messages:
@@ -234,24 +283,41 @@ async def _opened(box: DeadLetterBox) -> AsyncIterator[DeadLetterBox]:
         await box.aclose()
 
 
-async def _list(box: DeadLetterBox, where: Where, limit: int, as_json: bool) -> int:
-    # One more id than the limit shows whether there are more.
-    ids = await box.ids(limit + 1)
-    shown: list[Any] = []
-    for start in range(0, min(limit, len(ids)), _AT_ONCE):
-        wanted = ids[start : min(start + _AT_ONCE, limit)]
+async def _selected(box: DeadLetterBox, ids: Sequence[str], origins: Origins) -> AsyncGenerator[StoredDeadLetter, None]:
+    """Read dead letters, a few at a time, and yield those of the origins."""
+    for start in range(0, len(ids), _AT_ONCE):
+        wanted = ids[start : start + _AT_ONCE]
         found = await box.find(wanted)
-        stored = [one for one in map(found.get, wanted) if isinstance(one, StoredDeadLetter)]
-        shown += map(document if as_json else row, stored)
+        for one in map(found.get, wanted):
+            if isinstance(one, StoredDeadLetter) and origins.has(one.dead_letter):
+                yield one
+
+
+async def _list(box: DeadLetterBox, where: Where, limit: int, origins: Origins, as_json: bool) -> int:
+    # One more id than the limit shows whether there are more. With origins, only its value shows whether a dead letter
+    # counts.
+    ids = await box.ids(None if origins else limit + 1)
+    shown: list[Any] = []
+    more = not origins and len(ids) > limit
+    async with aclosing(_selected(box, ids if origins else ids[:limit], origins)) as selected:
+        async for one in selected:
+            if len(shown) == limit:
+                more = True
+                break
+            shown.append((document if as_json else row)(one))
     if as_json:
         for one in shown:
             typer.echo(json.dumps(one))
     elif shown:
         _console().print(_table(shown))
+    elif origins and ids:
+        _note(f"{where}: no dead letters of {origins}")
     else:
-        _note(f"{where}: no dead letters")
-    if len(ids) > limit:
+        _note(f"{where}: no dead letters{await box.why_empty() if isinstance(box, Explaining) else ''}")
+    if more:
         _note(f"there are more than {limit} dead letters; use --limit to show more")
+    if origins.others:
+        _note(origins.left_out())
     return 0
 
 
@@ -295,7 +361,9 @@ Act = Callable[[DeadLetterBox, StoredDeadLetter], Awaitable[str]]
 """Function that replays a dead letter, and returns the text for the user or raises the error of the replay."""
 
 
-async def _publish(box: DeadLetterBox, stored: StoredDeadLetter) -> str:
+async def _publish(box: DeadLetterBox, stored: StoredDeadLetter, *, new_origin: bool) -> str:
+    if new_origin:
+        stored = dataclasses.replace(stored, dead_letter=dataclasses.replace(stored.dead_letter, incarnation=""))
     return f"replayed: the message is now {await box.publish(stored)}"
 
 
@@ -345,10 +413,39 @@ class _Result(NamedTuple):
     said: str
 
 
-async def _replay(box: DeadLetterBox, ids: Sequence[str], act: Act, as_json: bool) -> int:
+async def _replay(
+    box: DeadLetterBox, where: Where, ids: Sequence[str], origins: Origins, act: Act, as_json: bool
+) -> int:
     wanted = ids or await box.ids()
-    _note(_ORDER)
-    return await _each(box, wanted, functools.partial(_replay_one, act=act), as_json=as_json)
+    if origins:
+        wanted = [one.dead_letter.id async for one in _selected(box, wanted, origins)]
+        origins.check()
+    if not wanted:
+        _note(f"{where}: no dead letters{f' of {origins}' if origins else ''}")
+        if origins.others:
+            _note(origins.left_out())
+        return 0
+    warned = False
+    stay = replayed = 0
+
+    async def one(box: DeadLetterBox, stored: StoredDeadLetter) -> _Result:
+        nonlocal warned, stay, replayed
+        if not warned:
+            warned = True
+            _note(_ORDER)
+        try:
+            result = await _replay_one(box, stored, act)
+        except _Stays:
+            stay += 1
+            raise
+        replayed += 1
+        return result
+
+    status = await _each(box, wanted, one, as_json=as_json)
+    _note(f"{replayed} replayed, {stay} stay")
+    if origins.others:
+        _note(origins.left_out())
+    return status
 
 
 async def _each(
@@ -384,9 +481,13 @@ class _Stays(Exception):
 async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) -> _Result:
     dead_letter = stored.dead_letter
     if stored.whole_size is not None:
+        size = len(dead_letter.value)
+        lost = f"it was cut to {size} of {stored.whole_size} bytes of its value"
+        if size == stored.whole_size:
+            lost = "it was too large, and has lost its headers"
         raise _Stays(
-            f"stays: its value was cut to {len(dead_letter.value)} of {stored.whole_size} bytes; read the message from "
-            f"{dead_letter.source}/{dead_letter.partition} position {dead_letter.position}, then drop the dead letter"
+            f"stays: {lost}; read the message from {dead_letter.source}/{dead_letter.partition} position "
+            f"{dead_letter.position}, then drop the dead letter"
         )
     try:
         said = await act(box, stored)
@@ -433,14 +534,17 @@ def _loaded(option: str, text: str) -> Callable[..., object]:
     """Import the function that an option names. A value that names no function ends the process."""
     module, colon, path = text.partition(":")
     if not module or not colon or not path or module.endswith(".py"):
-        stop(f"{option} {text!a}: must be package.module:function, without .py")
+        stop(f"{option} {text!a}: must be package.module:function, without .py", EXIT_USAGE)
     if "" not in sys.path:
         # A module of the working folder can be named, as with `python -m`.
         sys.path.insert(0, "")
     try:
-        found: object = importlib.import_module(module)
+        with import_for_a_function(module):
+            found: object = importlib.import_module(module)
         for name in path.split("."):
             found = getattr(found, name)
+    except StartedByImport as error:
+        stop(f"{option} {text!a}: {printable(str(error))}")
     except Exception as error:
         why = printable(f"{type(error).__name__}: {error_text(error)}")
         stop(f"{option} {text!a}: cannot be imported ({why}); correct it, or set PYTHONPATH")

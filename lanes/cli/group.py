@@ -41,6 +41,12 @@ class Command(TyperCommand):
             raise
 
 
+def show_help(context: typer.Context) -> None:
+    # The callback of a group runs before its command. The docstring would become part of the help.
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 class Group(typer.Typer):
     """A group whose commands are ``Command`` objects."""
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from lanes.cli.misuse import Misuse as Misuse
+from lanes.dead_letter import printable
+from lanes.process import EXIT_CLOSED_PIPE as EXIT_CLOSED_PIPE
 from lanes.process import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from lanes.process import EXIT_UNUSABLE as EXIT_UNUSABLE
 from lanes.process import EXIT_USAGE as EXIT_USAGE
@@ -27,6 +32,9 @@ MODULES: Final = {
 """Required modules of each extra."""
 
 
+_SILENT_FOR: Final = 2.0
+"""Seconds without an answer after which a command says that it waits."""
+
 _CLIENT_LOGGERS: Final = ("lanes.jetstream.client", "lanes.kafka.client")
 _SILENT: Final = logging.NullHandler()
 """Keeps the lines of the brokers' clients off stderr, because a command prints the cause of a failure as one line.
@@ -40,6 +48,14 @@ def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> No
         logging.getLogger(name).addHandler(_SILENT)
     try:
         status = make()(args=sys.argv[1:] or ["--help"], standalone_mode=False, prog_name=program)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _end_at_closed_pipe()
+    except SystemExit as ended:
+        # The parser answers a closed pipe with status 1, as a failure.
+        if isinstance(ended.__context__, BrokenPipeError):
+            _end_at_closed_pipe()
+        raise
     except Exception as error:
         # The class of a parser's error depends on the version of typer; all of them format their message.
         message = getattr(error, "format_message", None)
@@ -52,8 +68,19 @@ def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> No
             stop(f"`{command}` needs {_usage(missing)}; run `{command} --help`", EXIT_USAGE)
         if isinstance(error, Misuse):
             stop(f"`{command}` {error}; run `{command} --help`", EXIT_USAGE)
-        stop(f"{message().rstrip('.')}; run `{command} --help`", EXIT_USAGE)
+        text = message().rstrip(".")
+        group: Any = getattr(context, "command", None)
+        if text.startswith("No such command") and group is not None and "Did you mean" not in text:
+            text += f"; `{command}` has {', '.join(sorted(group.list_commands(context)))}"
+        stop(f"{text}; run `{command} --help`", EXIT_USAGE)
     sys.exit(status)
+
+
+def _end_at_closed_pipe() -> NoReturn:
+    """End the process without a line, because the reader of its output has ended."""
+    # Otherwise the interpreter writes the rest of the output at its exit, and reports the closed pipe.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(EXIT_CLOSED_PIPE)
 
 
 def _usage(param: Any) -> str:
@@ -64,29 +91,25 @@ def _usage(param: Any) -> str:
 
 def command_group(help: str = "") -> typer.Typer:  # noqa: A002 (as typer calls it)
     """Make a group of commands whose help and errors are plain text."""
-    from lanes.cli.group import Group
+    from lanes.cli.group import Group, show_help
 
     group = Group(
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"max_content_width": 110},
+        context_settings={"max_content_width": 110, "help_option_names": ["--help", "-h"]},
     )
     if help:
         # With a callback, a group of one command still needs the name of that command.
-        group.callback(help=help)(_no_options)
+        group.callback(help=help, invoke_without_command=True)(show_help)
     return group
-
-
-def _no_options() -> None:
-    pass
 
 
 def choice(option: str, text: str, kinds: Any) -> Any:
     """Return the text if it is a word of the ``Literal`` ``kinds``; any other text ends the process."""
     words = get_args(kinds)
     if text not in words:
-        stop(f"{option} {text!r}: must be {' or '.join(words)}")
+        stop(f"{option} {text!r}: must be {' or '.join(words)}", EXIT_USAGE)
     return text
 
 
@@ -94,7 +117,32 @@ def require(what: str, *extras: str) -> None:
     """End the process unless the modules of these extras can be imported."""
     missing = [module for extra in extras for module in MODULES.get(extra, ()) if find_spec(module) is None]
     if missing:
-        stop(f"{what} needs {' and '.join(missing)}: pip install 'lanes-runtime[{','.join(extras)}]'")
+        names = ",".join(extras)
+        stop(
+            f"{what} needs {' and '.join(missing)}: pip install 'lanes-runtime[{names}]'; in a checkout, pip install "
+            f"'.[{names}]'"
+        )
+
+
+@contextmanager
+def waiting_line(what: str, address: str = "") -> Iterator[None]:
+    """Print one line on stderr if the block takes longer than 2 s, so that a command does not seem to hang.
+
+    Args:
+        what: Words for the server that has not answered.
+        address: Address or URL of the server, shown without its login; "" = unknown.
+    """
+    # A password may hold any character, so only the text after the last @ is shown.
+    shown = address.rpartition("@")[2]
+    line = f"lanes: waiting for {what}{f' at {printable(shown)}' if shown else ''}"
+    timer = threading.Timer(_SILENT_FOR, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def stop(text: str, status: int = EXIT_UNUSABLE) -> NoReturn:

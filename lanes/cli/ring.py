@@ -1,4 +1,4 @@
-"""``lanes ring``: the slot, partition and lane of a key."""
+"""``lanes ring``: the slot, the partition of the ring and the lane of a key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import stop
+from lanes.cli.kit import EXIT_USAGE, stop
 from lanes.core.ring import lane, partition, slot
 
 _DECIMAL_DIGITS: Final = 39
@@ -20,18 +20,28 @@ def ring(
     keys: list[str] = typer.Argument(
         help="Keys; put `--` before a key that starts with a dash.", metavar="KEY", show_default=False
     ),
-    partitions: int = typer.Option(64, help="Number of partitions.", metavar="NUMBER"),
+    partitions: int = typer.Option(64, help="Number of partitions of the ring.", metavar="NUMBER"),
     lanes: int = typer.Option(16, help="Number of lanes.", metavar="NUMBER"),
     as_int: bool = typer.Option(False, "--int", help="Read the keys as decimal numbers, 0 … 2**128-1."),
 ) -> None:
-    """Show the slot, the partition and the lane of keys. There are 65,536 slots."""
+    """Show the slot, ring partition and lane of keys.
+
+    There are 65,536 slots. The ring is a hash of lanes itself, so no broker places messages by its partitions. The
+    partition of a Kafka topic is shown by `lanes kafka partition`. The partition of a JetStream cohort is a token of
+    the stored subject, which `nats stream subjects STREAM` lists.
+    """
+    try:
+        partition(b"", partitions), lane(b"", lanes)
+    except ValueError as error:
+        # The options are refused as by the parser; an invalid key is an invalid input.
+        stop(f"--{error}", EXIT_USAGE)
     table = Table()
     table.add_column("key", overflow="fold")
-    for heading in ("slot", f"partition of {partitions}", f"lane of {lanes}"):
-        table.add_column(heading, justify="right")
+    for heading in ("slot", f"ring partition of {partitions}", f"lane of {lanes}"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for text in keys:
         try:
-            key = _int_key(text) if as_int else text.encode("utf-8", "surrogateescape")
+            key = read_key(text, as_int=as_int)
             places = slot(key), partition(key, partitions), lane(key, lanes)
         except ValueError as error:
             stop(str(error))
@@ -40,8 +50,10 @@ def ring(
     Console(markup=False, emoji=False, highlight=False).print(table)
 
 
-def _int_key(text: str) -> int:
-    """Read a key in decimal; any other text ends the process."""
+def read_key(text: str, *, as_int: bool) -> int | bytes:
+    """Read a key of the command line. With ``as_int``, a text that is no decimal number ends the process."""
+    if not as_int:
+        return text.encode("utf-8", "surrogateescape")
     if _DECIMAL.fullmatch(text) is None:
         stop(f"KEY {text!a}: must be a decimal number of up to {_DECIMAL_DIGITS} digits with --int")
     return int(text)

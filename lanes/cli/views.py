@@ -16,7 +16,7 @@ ROW_HEADINGS: Final = ("id", "origin", "key", "attempts", "reason", "dead-letter
 
 
 def row(stored: StoredDeadLetter) -> tuple[str, ...]:
-    """Return the row of a list, without the key and the content. The reason may contain user data."""
+    """Return the row of a list, with the hash of the key and without the content. The reason may contain user data."""
     dead_letter = stored.dead_letter
     return (
         dead_letter.id,
@@ -35,6 +35,11 @@ def fields(stored: StoredDeadLetter, *, with_payload: bool = False) -> Iterator[
     yield "id", dead_letter.id
     yield "stored at", printable(stored.place)
     yield "origin", _origin(dead_letter)
+    if dead_letter.queue is not None:
+        yield "queue", f"{printable(dead_letter.queue)}, partition {dead_letter.queue_partition}"
+    if dead_letter.system:
+        known = f", {printable(dead_letter.incarnation)}" if dead_letter.incarnation else ""
+        yield "system", printable(dead_letter.system) + known
     yield "key", f"{key_hash(dead_letter.key)} (hash)"
     yield "published", "unknown" if dead_letter.timestamp is None else moment(dead_letter.timestamp)
     yield "dead-lettered", moment(dead_letter.time)
@@ -43,11 +48,15 @@ def fields(stored: StoredDeadLetter, *, with_payload: bool = False) -> Iterator[
     yield "text", printable(dead_letter.error_text)
     yield "epoch", str(dead_letter.epoch)
     size = "none, a tombstone" if dead_letter.tombstone else f"{len(dead_letter.value)} bytes"
-    if stored.whole_size is not None:
+    bare = stored.whole_size == len(dead_letter.value)
+    if stored.whole_size is not None and not bare:
         size += f" of {stored.whole_size}: it was cut"
     yield "value", size
-    if not with_payload:
+    if bare:
+        yield "headers", "removed, because the dead letter was too large"
+    elif not with_payload:
         yield "headers", str(len(dead_letter.headers))
+    if not with_payload:
         return
     yield "subject", printable(dead_letter.subject)
     yield "key", "none" if dead_letter.key is None else _text(dead_letter.key)
@@ -72,6 +81,10 @@ def document(stored: StoredDeadLetter, *, with_payload: bool = False) -> dict[st
         "source": dead_letter.source,
         "partition": dead_letter.partition,
         "position": dead_letter.position,
+        "queue": dead_letter.queue,
+        "queue_partition": dead_letter.queue_partition,
+        "system": dead_letter.system or None,
+        "incarnation": dead_letter.incarnation or None,
         "key_hash": key_hash(dead_letter.key),
         "attempts": dead_letter.attempts,
         "error": dead_letter.error_type,

@@ -40,6 +40,9 @@ log = logging.getLogger("lanes")
 _LOOKS: Final = (0.0, 0.01, 0.05)
 """Seconds between a hint and each read of the key, because a hint may arrive before its write is applied."""
 
+SLOW: Final = 5
+"""Number of requests in a row without an answer in time after which the server counts as slow."""
+
 
 class Alarm:
     """The alarm of one task. ``wake`` ends one wait at once; ``hint`` also ends the next waits, at short intervals."""
@@ -87,18 +90,19 @@ class Alarm:
 class LeaseKeeper:
     """The actor of one cohort partition.
 
-    All methods but ``serve`` return at once and wake ``serve``.
+    All methods but ``serve`` return at once.
 
     Args:
         machine: The lease machine of the partition.
         store: Store of the leases.
         consumers: The durables of the cohort.
-        named: Name of the cohort in logs.
+        named: Function that returns the names of cohort and member, for logs.
         happened: Called with the number of the partition and each event of the machine.
         changed: Called after new events, and after the deadline has moved.
         clock: Clock of the deadlines.
         nonce: Function that returns a value that was never used before.
-        patience: Seconds to wait for the answer to a request for consumers. After this time the result is unknown.
+        patience: Maximum number of seconds to wait for the answer to a request for consumers. After this time the
+            result is unknown.
         drain_within: Seconds within which a revoked partition should be drained.
         overdue: Called once with the number of a partition that is not drained in time. This member still owns the
             partition, because only the consumer can report the finished messages by ``drained``.
@@ -110,7 +114,7 @@ class LeaseKeeper:
         store: LeaseStore,
         consumers: EpochConsumers,
         *,
-        named: str,
+        named: Callable[[], str],
         happened: Callable[[int, LeaseEvent], None],
         changed: Callable[[], None],
         clock: Clock,
@@ -139,6 +143,7 @@ class LeaseKeeper:
         self._in_the_way = ""  # the last error about an overlapping consumer
         self._warned = False  # whether the obstacle of this acquisition was logged
         self._waits = 0.0  # the awaited lease that was logged, in seconds
+        self._unanswered = 0  # requests for consumers in a row without an answer in time
 
     def __repr__(self) -> str:
         return f"<LeaseKeeper of {self._partition}: {self.machine.phase}>"
@@ -156,7 +161,7 @@ class LeaseKeeper:
         self._tell()
 
     def drained(self, done: Done, *, ended: bool = True) -> None:
-        """See ``LeaseMachine.drained``. The call may precede the ``LeaseRevoked`` event; the first call counts."""
+        """See ``LeaseMachine.drained``. May precede the ``LeaseRevoked`` event; ignored after its answer."""
         if self._revoked == "no":
             self._drained = done, ended
         elif self._revoked == "asked":
@@ -189,7 +194,7 @@ class LeaseKeeper:
         self._tell()
 
     def hint(self) -> None:
-        """Read the lease soon, because a member has just written the lease or is about to write it."""
+        """Read the lease soon, because it may have changed. Ignored while this member owns the partition."""
         if self.machine.deadline == -math.inf:
             self.alarm.hint()
 
@@ -222,12 +227,14 @@ class LeaseKeeper:
             if not isinstance(action, Read | Write):
                 # The lease is renewed between two actions, so an action may not take too long.
                 patience = min(patience, self._patience)
-            with anyio.move_on_after(patience):
+            with anyio.move_on_after(patience) as scope:
                 result = await self._perform(action)
+            if not isinstance(action, Read | Write):
+                self._unanswered = self._unanswered + 1 if scope.cancelled_caught else 0
             try:
                 machine.apply(action, result, self._clock(), sent)
             except ValueError as error:
-                raise SourceError(f"{self._named}: {error}") from error
+                raise SourceError(f"{self._named()}: {error}") from error
             finally:
                 self._pass_on()
             self._warn()
@@ -291,13 +298,23 @@ class LeaseKeeper:
             self._changed()
 
     def _warn(self) -> None:
-        """Log once for each acquisition the overlapping consumer or the awaited lease."""
+        """Log once for each acquisition the overlapping consumer or the awaited lease, and once a slow server."""
+        if self._unanswered == SLOW:
+            log.warning(
+                "%s: partition %d makes no progress: %d requests in a row about its durables had no answer within "
+                "%g s. If the server is far away, set a longer Cohort(lease=…): a member waits for a sixth of the "
+                "lease, at least 0.5 s and at most 2 s",
+                self._named(),
+                self._partition,
+                SLOW,
+                self._patience,
+            )
         outlasting = self.machine.outlasting
         if outlasting and outlasting != self._waits:
             log.warning(
                 "%s: partition %d waits for %g s, because its bucket was lost and the metadata of a durable "
                 "names a lease of that length. If the metadata is wrong, correct it and restart this member",
-                self._named,
+                self._named(),
                 self._partition,
                 outlasting,
             )
@@ -307,7 +324,7 @@ class LeaseKeeper:
             log.warning(
                 "%s: partition %d cannot have a durable yet, because a foreign durable is in the way (%s). Delete the "
                 "foreign durable, or use a stream that sources this stream",
-                self._named,
+                self._named(),
                 self._partition,
                 self._in_the_way,
             )

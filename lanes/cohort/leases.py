@@ -89,7 +89,8 @@ class LeaseStore(Protocol):
             value: The new value.
             revision: The revision that the key must have, 0 = no entry; None = ``fence`` is the condition.
             ttl: Seconds until the entry expires, a whole number of 1 or more; None = never.
-            fence: Another key and its required revision. The write fails if the key of the fence has expired.
+            fence: Another key and its required revision. The write fails if that key has expired or has another
+                revision.
 
         Returns:
             The new revision.
@@ -125,7 +126,7 @@ class EpochConsumer:
         sub: Number of the durable within the epoch.
         nonce: Nonce of the acquisition that created the durable.
         floor: Ack floor of the durable, a sequence of the stream. Every message of the partition up to the floor is
-            acknowledged, or was acknowledged before the durable began.
+            acknowledged, or lies below the durable's first sequence.
         lease: Seconds of the leases of the member that created the durable; 0 = unknown.
     """
 

@@ -2,8 +2,8 @@
 
 ``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``, and decides
 nothing about ownership itself. Each cohort partition has a keeper, which performs one action after the other. The
-keeper gives up an action at the lease's deadline, so that a loss is reported in time. After a hint about a changed key,
-the membership reads the key at once. Without hints, the membership reads the keys at regular intervals.
+keeper gives up an action at the lease's deadline, so that a loss is reported in time. A hint about a changed key lets
+the membership read the key sooner. Without hints, the membership reads the keys at regular intervals.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Final, Literal, NamedTuple
 
 import anyio
 
+from lanes.arguments import check_one_of, check_positive, check_whole, check_whole_seconds, shown_value
 from lanes.clock import Clock, monotonic
 from lanes.cohort.keeper import Alarm, LeaseKeeper
 from lanes.cohort.leases import Conflict, EpochConsumers, LeaseStore, UnknownResult
 from lanes.cohort.roster import Roster, margin_of, patience_of
-from lanes.config import check_one_of, check_positive, check_seconds, check_whole
 from lanes.core.cohort.actions import LeaseEvent
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
-from lanes.core.cohort.records import DEFAULT_NAME, DRAIN_PREFIX, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
+from lanes.core.cohort.records import DRAIN_PREFIX, HIGHEST, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
 from lanes.errors import ConfigError
 
 log = logging.getLogger("lanes")
 
-TTL_LEAST: Final = 3.0
+TTL_LEAST: Final = 3
 
 _DIGITS: Final = 20
 """Maximum number of digits of a sequence."""
@@ -48,8 +48,12 @@ class CohortSettings:
     Attributes:
         lease: Seconds for which a partition is owned without a renewal, a whole number of 3 or more.
         weight: Weight of this member, 1 or more. Members share the partitions in proportion to their weights.
-        target: Maximum number of members that share the partitions, 1 or more; None = all. The value of the member that
-            joined last applies.
+        active_members: Maximum number of members that share the partitions, 1 or more; None = all. The value of the
+            member that joined last applies.
+        consumer_target: Largest number of partitions that this member prefers to own, 1 or more; None = the default of
+            the cohort. A member owns more partitions if all members have reached their targets.
+        default_consumer_target: Target of each member without its own ``consumer_target``, 1 or more; None = no target.
+            The value of the member that joined last applies.
         drain_within: Seconds within which a moving partition should be drained, more than 0.
         overdue: Rule for a partition that is not drained in time. ``"keep"`` = log a warning, and let the next
             owner wait. ``"force"`` = cancel the running handlers, and hand the partition over.
@@ -60,22 +64,32 @@ class CohortSettings:
 
     lease: float = 10.0
     weight: int = 1
-    target: int | None = None
+    active_members: int | None = None
+    consumer_target: int | None = None
+    default_consumer_target: int | None = None
     drain_within: float = 30.0
     overdue: Literal["keep", "force"] = "keep"
 
     def __post_init__(self) -> None:
-        check_seconds("lease", self.lease, TTL_LEAST)
-        if self.lease != int(self.lease):
-            raise ConfigError(
-                f"lease={self.lease}: must be whole seconds; a server rounds a fraction down, and the owner would "
-                "trust its lease for too long"
-            )
-        check_whole("weight", self.weight, 1)
-        if self.target is not None:
-            check_whole("target", self.target, 1)
+        # A server rounds a fraction down, and the owner would trust its lease for too long.
+        check_whole_seconds("lease", self.lease, TTL_LEAST)
+        for name in ("weight", "active_members", "consumer_target", "default_consumer_target"):
+            value = getattr(self, name)
+            if name == "weight" or value is not None:
+                check_whole(name, value, 1)
+                _check_recordable(name, value)
+        _check_recordable("lease", int(self.lease))
         check_positive("drain_within", self.drain_within)
         check_one_of("overdue", self.overdue, ("keep", "force"))
+
+
+def _check_recordable(name: str, value: int) -> None:
+    """Raise ``ConfigError`` for a number that no member could read from the records of the cohort."""
+    if value > HIGHEST:
+        remedy = "use a lower number" if name in ("weight", "lease") else "use a lower number, or None for no limit"
+        raise ConfigError(
+            f"{name}={value}: must be at most {HIGHEST}, the highest number in a cohort's records; {remedy}"
+        )
 
 
 class Happened(NamedTuple):
@@ -105,8 +119,9 @@ class Membership:
         changed: Function that the tasks of ``run`` call when ``take`` has events, a deadline has moved, or the
             generation has changed. Must not block.
         clock: Clock of the deadlines.
-        wall: Clock of the seconds since 1970, for the status only.
+        wall: Clock of the seconds since 1970, for the time of the join.
         nonce: Function that returns a value that was never used before.
+        roster: Function that makes the roster. A test of a mixed cohort passes the roster of earlier code.
 
     Raises:
         ConfigError: The member name or a setting is not valid.
@@ -130,6 +145,7 @@ class Membership:
         clock: Clock = monotonic,
         wall: Clock = time.time,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        roster: Callable[..., Roster] = Roster,
     ) -> None:
         self.settings = settings or CohortSettings()
         self.member = member
@@ -137,7 +153,7 @@ class Membership:
         ttl = self.settings.lease
         config = replace(config, lease=int(ttl))
         try:
-            self._roster = Roster(
+            self._roster = roster(
                 store,
                 consumers,
                 config,
@@ -145,24 +161,25 @@ class Membership:
                 nonce=nonce(),
                 session=int(wall() * 1000),
                 weight=self.settings.weight,
-                target=self.settings.target,
+                active_members=self.settings.active_members,
+                consumer_target=self.settings.consumer_target,
+                default_consumer_target=self.settings.default_consumer_target,
                 ttl=ttl,
                 start=start,
                 clock=clock,
             )
         except ValueError as error:
-            raise ConfigError(f"member={member!r}: {error}") from error
+            raise ConfigError(f"member={shown_value(member)}: {error}") from error
         self._consumers = consumers
         self._changed = changed
         self._clock = clock
-        self._name = f"cohort {config.cohort or DEFAULT_NAME}, member {member}"
         self._happened: list[Happened] = []
         self._keepers = [
             LeaseKeeper(
                 LeaseMachine(partition, member, retention=config.retention, ttl=ttl, margin=margin_of(ttl)),
                 store,
                 consumers,
-                named=self._name,
+                named=lambda: self._name,
                 happened=self._note,
                 changed=changed,
                 clock=clock,
@@ -180,6 +197,11 @@ class Membership:
     def __repr__(self) -> str:
         owned = sum(keeper.machine.deadline > -math.inf for keeper in self._keepers)
         return f"<Membership of {self.member}: {owned} of {len(self._keepers)} partitions>"
+
+    @property
+    def _name(self) -> str:
+        """The name in logs. A member without a name for the cohort learns the name in the set-up."""
+        return f"cohort {self._roster.cohort}, member {self.member}"
 
     # --- running
 
@@ -210,7 +232,7 @@ class Membership:
 
     @property
     def joined(self) -> anyio.Event:
-        """The event that is set when the member has joined and has looked for a plan in the bucket."""
+        """The event that is set when the member has joined and has read the plan, if the bucket has one."""
         return self._joined
 
     def stop(self) -> None:
@@ -236,13 +258,13 @@ class Membership:
         return happened
 
     def deadline(self, partition: int) -> float:
-        """Return the time until which a partition certainly belongs to this member.
+        """Return the time until which handlers of a partition may start at this member.
 
         Args:
             partition: Number of the cohort partition.
 
         Returns:
-            Seconds of ``clock``; minus infinity = the partition does not belong to this member.
+            Seconds of ``clock``; minus infinity = no handler of the partition may start at this member.
         """
         return self._keepers[partition].machine.deadline
 
@@ -254,7 +276,7 @@ class Membership:
 
     @property
     def generation(self) -> int:
-        """The number of the newest plan that was read; 0 = none yet."""
+        """The number of the newest plan that was read or written; 0 = no plan yet."""
         return 0 if self._roster.plan is None else self._roster.plan.generation
 
     @property
@@ -266,6 +288,16 @@ class Membership:
     def standby(self) -> bool:
         """Whether there is a plan that gives this member no partition."""
         return self._roster.plan is not None and not self.planned
+
+    @property
+    def under_provisioned(self) -> bool:
+        """Whether there is a plan that gives a member more partitions than its target."""
+        return self._roster.under_provisioned
+
+    @property
+    def target_honoured(self) -> bool:
+        """Whether there is a plan whose rules use the targets of the members."""
+        return self._roster.rules >= 1
 
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
         """Release a partition whose results no longer count.

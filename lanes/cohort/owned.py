@@ -110,7 +110,7 @@ class OwnedPartitions(Generic[T]):
     events of the membership as they happen. ``step`` later reports the consumer's answers to the membership.
 
     Args:
-        name: Source name of the partitions, as in ``PartitionId``.
+        name: Source name of the partitions, as in ``PartitionId``, or a function that returns it for a number.
         reader: Reader of the partitions.
         incarnation: Incarnation of the partitions; "" = the source has none.
         membership: Function that makes the membership.
@@ -118,9 +118,9 @@ class OwnedPartitions(Generic[T]):
         follow: Function that lets the object read the durable that a ``LeaseOwned`` names, after an acquisition
             or a takeover. If the source cannot continue, ``follow`` raises ``SourceError``, which becomes the
             ``failure``.
-        in_flight: Number of messages that can be in flight, which the source may raise. When a ledger has more
-            finished messages above its floor, the member stores the ledger. A crash therefore repeats at most twice
-            this number of messages. The member stores no such ledger of a work queue.
+        in_flight: Number of messages that can be in flight, which the source may raise. The member stores a ledger
+            when more finished messages than this number are unsaved above its floor. A crash therefore repeats at most
+            twice this number of messages. The member stores no such ledger of a work queue.
         clock: Clock of the deadlines.
         wake: Function that is called when the source should call ``step`` and ``next_events``; must not block.
 
@@ -133,7 +133,7 @@ class OwnedPartitions(Generic[T]):
 
     def __init__(
         self,
-        name: str,
+        name: str | Callable[[int], str],
         reader: Reader,
         incarnation: str = "",
         *,
@@ -165,7 +165,8 @@ class OwnedPartitions(Generic[T]):
         self._writes = self.membership.retention != "workqueue"
 
     def __repr__(self) -> str:
-        return f"<OwnedPartitions of {len(self.by_number)} partitions of {self._name}>"
+        name = self._name if isinstance(self._name, str) else self._name(0)
+        return f"<OwnedPartitions of {len(self.by_number)} partitions of {name}>"
 
     # --- what is owned
 
@@ -184,7 +185,7 @@ class OwnedPartitions(Generic[T]):
     def leased(self, partition: Partition) -> T | None:
         """Return the ownership of an assignment while its lease holds for certain.
 
-        The source must send nothing to the server for any other partition.
+        The source must send nothing to the server for an assignment without such a lease.
 
         Args:
             partition: The assignment.
@@ -225,7 +226,8 @@ class OwnedPartitions(Generic[T]):
             if now < owned.partition.deadline < deadline:
                 owned.partition.deadline = deadline
         if self.membership.joined.is_set():
-            plan = Generation(self.membership.generation, self.membership.standby)
+            member = self.membership
+            plan = Generation(member.generation, member.standby, member.under_provisioned, member.target_honoured)
             if plan != self._told:
                 self._told = plan
                 self._events.append(plan)
@@ -261,8 +263,9 @@ class OwnedPartitions(Generic[T]):
             self._events.append(Assigned(owned.partition))
 
     def _partition(self, number: int, event: LeaseOwned) -> Partition:
+        name = self._name if isinstance(self._name, str) else self._name(number)
         return Partition(
-            PartitionId(self._name, number),
+            PartitionId(name, number),
             self._reader,
             self._incarnation,
             deadline=self.membership.deadline(number),
@@ -322,22 +325,27 @@ class OwnedPartitions(Generic[T]):
     def take_over(self, owned: T) -> None:
         """Ask for a new durable, because a delivery is missing or the connection is new.
 
-        The source pulls no message until the new durable exists. Delivered messages stay in flight. Idempotent.
+        The source pulls no message until the new durable exists. Delivered messages stay in flight. Idempotent. Ignored
+        for an ownership that is over, because the member may own the partition again.
 
         Args:
             owned: The partition.
         """
         owned.rest()
-        self.membership.takeover(owned.number, owned.ledger.snapshot())
+        if self.of(owned.partition) is owned:
+            self.membership.takeover(owned.number, owned.ledger.snapshot())
 
     def lose(self, owned: T, reason: str) -> None:
         """Give up a partition that this member no longer owns, as its durable or the clock shows. Idempotent.
+
+        Ignored for an ownership that is over, because the member may own the partition again.
 
         Args:
             owned: The partition.
             reason: Reason of the loss, for the log and the ``Lost`` event.
         """
-        self.membership.gone(owned.number, reason)
+        if self.of(owned.partition) is owned:
+            self.membership.gone(owned.number, reason)
 
     def settled(self, settlement: Settlement) -> T | None:
         """Record the settled messages as finished; see ``lanes.source.Source.settle``. Idempotent.
@@ -400,13 +408,13 @@ class OwnedPartitions(Generic[T]):
             self._wake()
 
     def leave(self) -> bool:
-        """Give up every partition without running handlers, after the member has stopped receiving.
+        """Give up the partitions after the member has stopped receiving, until a partition has unsettled messages.
 
         Call this method again after every new event, until the membership has ended.
 
         Returns:
-            False = a partition has messages that are neither settled nor released. A handler may still run, so the
-            member must not release its leases. The leases expire, as after a crash.
+            False = a partition has unsettled messages. A handler may still run, so the member must not release its
+            leases. The leases expire, as after a crash.
         """
         self._lose_late()
         self._drop_losses()

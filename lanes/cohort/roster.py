@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -18,7 +18,7 @@ from lanes.clock import Clock
 from lanes.cohort.leases import Conflict, ConsumerExists, Entry, EpochConsumers, LeaseStore
 from lanes.core.cohort.lease_machine import WORKQUEUE
 from lanes.core.cohort.ledger import NOTHING
-from lanes.core.cohort.plan import plan
+from lanes.core.cohort.plan import PLAN_RULES, plan
 from lanes.core.cohort.records import (
     CONFIG_KEY,
     DEFAULT_NAME,
@@ -53,6 +53,20 @@ GONE: Final = b""
 
 GONE_TTL: Final = 1.0
 
+_NAMED_LIMIT: Final = 10
+"""Maximum number of partitions in one log line."""
+
+_SILENT: Final = 0.8
+"""Share of a heartbeat's time to live after which a missing heartbeat has expired. A member that leaves removes a
+heartbeat that is younger."""
+
+
+def _named(partitions: Sequence[int]) -> str:
+    """Return the numbers of partitions for a log line, at most ten."""
+    more = len(partitions) - _NAMED_LIMIT
+    names = ", ".join(map(str, partitions[:_NAMED_LIMIT]))
+    return f"{names} and {more} more" if more > 0 else names
+
 
 def margin_of(ttl: float) -> float:
     """Return the seconds before the end of a lease in which its owner starts no handler."""
@@ -83,7 +97,9 @@ class Roster:
         nonce: Text that identifies this process.
         session: Time of the join, in milliseconds since 1970.
         weight: Weight of the member. Members share the partitions in proportion to their weights.
-        target: Maximum number of members that share the partitions; None = all.
+        active_members: Maximum number of members that share the partitions; None = all.
+        consumer_target: Largest number of partitions that this member prefers to own; None = the default of the cohort.
+        default_consumer_target: Target of each member without its own target; None = no target.
         ttl: Seconds after which a heartbeat expires.
         start: First sequence of a cohort that is set up for the first time; None = every stored message.
         clock: Clock of the times, in seconds.
@@ -91,6 +107,7 @@ class Roster:
     Attributes:
         plan: The newest plan that was read or written; None = no plan yet.
         begun: ``start`` in the configuration of the cohort; before ``set_up``, in the configuration of this member.
+        cohort: Name of the cohort; before ``set_up``, the name in the configuration of this member, or the default.
     """
 
     def __init__(
@@ -103,7 +120,9 @@ class Roster:
         nonce: str,
         session: int,
         weight: int = 1,
-        target: int | None = None,
+        active_members: int | None = None,
+        consumer_target: int | None = None,
+        default_consumer_target: int | None = None,
         ttl: float,
         start: int | None,
         clock: Clock,
@@ -113,10 +132,19 @@ class Roster:
         self._store = store
         self._consumers = consumers
         self._config = config
-        self._cohort = config.cohort or DEFAULT_NAME
+        self.cohort = config.cohort or DEFAULT_NAME
         self._member = member
         self._key = member_key(member)
-        self._heartbeat = Heartbeat(nonce=nonce, weight=weight, target=target, session=session, lease=int(ttl))
+        self._heartbeat = Heartbeat(
+            nonce=nonce,
+            weight=weight,
+            active_members=active_members,
+            session=session,
+            lease=int(ttl),
+            consumer_target=consumer_target,
+            default_consumer_target=default_consumer_target,
+            rules=PLAN_RULES,
+        )
         self._ttl = ttl
         self._start = start
         self._clock = clock
@@ -127,10 +155,23 @@ class Roster:
         self._believe_from = -math.inf  # before that time, a missing heartbeat proves nothing
         self._highest = 0
         self._leaving = False
+        # The members whose heartbeats have expired, and the plan for which ``_tell_silent`` was called last.
+        self._silent: set[str] = set()
+        self._told: PlanRecord | None = None
 
     def __repr__(self) -> str:
         generation = "no plan" if self.plan is None else f"generation {self.plan.generation}"
         return f"<Roster of {self._member}: {generation}>"
+
+    @property
+    def under_provisioned(self) -> bool:
+        """Whether there is a plan that gives a member more partitions than its target."""
+        return self.plan is not None and self.plan.under_provisioned
+
+    @property
+    def rules(self) -> int:
+        """The version of the rules of the plan; 0 without a plan."""
+        return 0 if self.plan is None else self.plan.rules
 
     # --- set-up
 
@@ -155,14 +196,14 @@ class Roster:
                 if not consumers:
                     await self._create_consumer(partition)
             await self._mark()
-            named = replace(self._config, cohort=self._cohort)
+            named = replace(self._config, cohort=self.cohort)
             await self._store.write(CONFIG_KEY, encode(named), revision=entry.revision)
             return
         config = self._decode(CohortConfig, CONFIG_KEY, entry.value)
         wanted = difference(config, self._config)
         if wanted is not None:
             raise ConfigError(wanted)
-        self._cohort = config.cohort or self._cohort
+        self.cohort = config.cohort or self.cohort
         # An earlier version may have set the cohort up without a mark, or a user may have deleted the mark.
         await self._mark()
         self.begun = config.start
@@ -170,7 +211,7 @@ class Roster:
             log.info(
                 "cohort %s: start=%s is ignored, because the cohort was set up with %s; the cohort continues "
                 "from its position",
-                self._cohort,
+                self.cohort,
                 self._config.start,
                 self.begun,
             )
@@ -201,7 +242,7 @@ class Roster:
         try:
             await self._store.write(key, encode(State(0, NOTHING)), revision=claim)
         except Conflict:
-            log.debug("cohort %s: %s was written by another member, or lost with its bucket", self._cohort, key)
+            log.debug("cohort %s: %s was written by another member, or lost with its bucket", self.cohort, key)
 
     async def _create_consumer(self, partition: int) -> None:
         refused: ConsumerExists | None = None
@@ -218,7 +259,7 @@ class Roster:
             # durable before it creates its own durable. Or the durable is so new that some server does not list it.
             await anyio.sleep(LOOK_AGAIN)
         raise ConfigError(
-            f"cohort {self._cohort!r}: partition {partition} cannot have a durable, because another durable "
+            f"cohort {self.cohort!r}: partition {partition} cannot have a durable, because another durable "
             f"is in the way ({refused}); delete the foreign durable, or use a stream that sources this stream"
         ) from refused
 
@@ -266,7 +307,7 @@ class Roster:
             self._doubt()
 
     def _doubt(self) -> None:
-        """Wait, after the loss of the bucket, until every member has written a heartbeat into the new bucket."""
+        """After the loss of the bucket, write no plan until every member had time for a new heartbeat."""
         self._believe_from = self._clock() + self._ttl / 3 + 2 * LOOK_AGAIN
 
     def _is_mine(self, value: bytes) -> bool:
@@ -274,12 +315,12 @@ class Roster:
 
     def _used_twice(self) -> ConfigError:
         return ConfigError(
-            f"member id {self._member!r} is used by another live process of cohort {self._cohort!r}; give each "
+            f"member id {self._member!r} is used by another live process of cohort {self.cohort!r}; give each "
             "process its own member id, or wait until the other process has ended"
         )
 
     async def leave(self) -> None:
-        """Remove the heartbeat and the drain request, and write a plan without this member. Idempotent."""
+        """Remove the heartbeat and the drain request, and write a plan for the other members, if any. Idempotent."""
         self._leaving = True
         entry = await self._store.read(self._key)
         if entry.value and self._is_mine(entry.value):
@@ -323,20 +364,27 @@ class Roster:
             await self._store.write(PLAN_KEY, encode(better), revision=entry.revision)
             self.plan = better
             self._highest = max(self._highest, better.generation)
+        self._tell_silent()
 
     def _planned(self, heartbeats: dict[str, Heartbeat], draining: set[str]) -> PlanRecord:
         before = self.plan
-        newest = max(heartbeats, key=lambda member: (heartbeats[member].session, member))
-        target = heartbeats[newest].target
+        newest = heartbeats[max(heartbeats, key=lambda member: (heartbeats[member].session, member))]
+        default = newest.default_consumer_target
+        own = {member: each.consumer_target for member, each in heartbeats.items()}
+        targets = {member: default if target is None else target for member, target in own.items()}
+        # A member with earlier code plans by its own rules, so any other plan would be changed back.
+        rules = min(PLAN_RULES, *(each.rules for each in heartbeats.values()))
         try:
             made = plan(
                 [None] * self._config.partitions if before is None else before.owners,
                 {member: each.weight for member, each in heartbeats.items()},
-                target=target,
+                active_members=newest.active_members,
+                targets={member: target for member, target in targets.items() if target is not None},
                 draining=draining,
+                rules=rules,
             )
         except ValueError as error:
-            raise SourceError(f"cohort {self._cohort!r} has a wrong heartbeat in its bucket: {error}") from error
+            raise SourceError(f"cohort {self.cohort!r} has a wrong heartbeat in its bucket: {error}") from error
         same = before is not None and (before.owners, before.standbys) == (made.owners, made.standbys)
         # After the loss of a bucket, another member may have started to count from 1.
         kept = before is not None and same and before.generation >= self._highest
@@ -345,15 +393,18 @@ class Roster:
             owners=made.owners,
             members=tuple(sorted(heartbeats)),
             standbys=made.standbys,
-            target=target,
+            active_members=newest.active_members,
+            too_few_members=made.too_few_members,
             under_provisioned=made.under_provisioned,
+            default_consumer_target=default,
+            rules=rules,
         )
 
     def _read_plan(self, value: bytes) -> PlanRecord:
         read = self._decode(PlanRecord, PLAN_KEY, value)
         if len(read.owners) != self._config.partitions:
             raise SourceError(
-                f"the key {PLAN_KEY!r} of cohort {self._cohort!r} plans {len(read.owners)} partitions, not "
+                f"the key {PLAN_KEY!r} of cohort {self.cohort!r} plans {len(read.owners)} partitions, not "
                 f"{self._config.partitions}; delete the key, and let no other program write to the bucket"
             )
         self._highest = max(self._highest, read.generation)
@@ -362,6 +413,10 @@ class Roster:
     def _note(self, entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
         """Record the time of the last change of each heartbeat."""
         now = self._clock()
+        for key, last in self._seen.items():
+            if (key not in entries or entries[key].value is None) and now - last.since > _SILENT * self._ttl:
+                self._silent.add(key.removeprefix(MEMBER_PREFIX))
+        self._silent -= {key.removeprefix(MEMBER_PREFIX) for key, entry in entries.items() if entry.value}
         self._seen = {
             key: seen
             if (seen := self._seen.get(key)) is not None and seen.revision == entry.revision
@@ -370,6 +425,41 @@ class Roster:
             if entry.value and key != self._key
         }
         return entries
+
+    def _tell_silent(self) -> None:
+        """Log that the newest plan gives the partitions of a member without a heartbeat to other members."""
+        before, self._told = self._told, self.plan
+        if before is None or self.plan is None:
+            return
+        for member in sorted(self._silent.intersection(before.members).difference(self.plan.members)):
+            moved = [
+                (number, after)
+                for number, (owner, after) in enumerate(zip(before.owners, self.plan.owners, strict=True))
+                if owner == member
+            ]
+            own = [number for number, after in moved if after == self._member]
+            if own:
+                log.warning(
+                    "cohort %s, member %s: member %s sent no heartbeat for %g s, as after a crash; this member takes "
+                    "over %d of its %d partition(s): %s",
+                    self.cohort,
+                    self._member,
+                    member,
+                    self._ttl,
+                    len(own),
+                    len(moved),
+                    _named(own),
+                )
+            else:
+                log.info(
+                    "cohort %s, member %s: member %s sent no heartbeat for %g s, as after a crash; this member takes "
+                    "over none of its %d partition(s)",
+                    self.cohort,
+                    self._member,
+                    member,
+                    self._ttl,
+                    len(moved),
+                )
 
     def heard(self, key: str) -> bool:
         """Record a hint that a heartbeat was written, and return whether its member is new."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import anyio.to_thread
 
@@ -12,7 +12,8 @@ from lanes.clock import monotonic
 from lanes.config import Settings
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letter import DeadLetter, Details
-from lanes.handlers import Decode, async_handler, check_handler, is_async, sync_handler
+from lanes.errors import SourceError
+from lanes.handlers import Decode, async_handler, check_handler, check_returned, is_async, sync_handler
 
 Disposition = Literal["replayed", "dropped"]
 """The end of a dead letter: handled or published again, or dropped for good."""
@@ -25,7 +26,8 @@ class StoredDeadLetter:
     Attributes:
         dead_letter: The dead letter.
         place: Topic, partition and offset, or stream and sequence, of the stored dead letter, as text.
-        whole_size: Number of bytes of the original value, if the value was cut to fit; None = the value is complete.
+        whole_size: Number of bytes of the original value, if the dead letter was cut to fit; None = it is complete. A
+            dead letter with a value of this size lost only its headers.
     """
 
     dead_letter: DeadLetter
@@ -44,7 +46,7 @@ class DeadLetterBox(Protocol):
     """The dead letters of one topic or subject. Disposing of an id disposes of every copy of its dead letter.
 
     Attributes:
-        remembers: Whether ``find`` distinguishes a dead letter that was disposed of from an unknown id.
+        remembers: Whether the latest ``find`` distinguished a dead letter that was disposed of from an unknown id.
         other_messages: Number of messages seen so far that are not dead letters.
     """
 
@@ -110,12 +112,55 @@ class DeadLetterBox(Protocol):
             Topic, partition and offset, or stream and sequence, of the confirmed message, as text.
 
         Raises:
-            SourceError: The origin does not exist or is no valid name, the client cannot send a header, or the broker
-                did not confirm the message.
+            SourceError: The origin does not exist, is no valid name or is at another broker, the client cannot send a
+                header, or the broker did not confirm the message.
         """
 
     async def aclose(self) -> None:
         """Close the connection. Idempotent."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A box that can say where dead letters are if its own topic or subject has none. Optional for a box."""
+
+    async def why_empty(self) -> str:
+        """Describe the surroundings of a topic or subject without dead letters.
+
+        Returns:
+            A text that follows the words "no dead letters"; "" = nothing to add.
+
+        Raises:
+            SourceError: The broker cannot be read.
+        """
+
+
+def check_origin(dead_letter: DeadLetter, systems: Sequence[str], what: str = "", found: str | None = None) -> None:
+    """Raise ``SourceError`` for a dead letter whose origin is at another broker than its box.
+
+    A dead letter that lacks a fact passes the check of this fact.
+
+    Args:
+        dead_letter: The dead letter.
+        systems: Kinds of brokers whose messages the box can publish; the first one is the kind of its own broker.
+        what: Name of the compared fact, such as ``id``.
+        found: Incarnation of the topic or stream of this name; "" = unknown, None = it does not exist or is not
+            compared.
+    """
+    own, origin = systems[0], f"{dead_letter.source[:80]}/{dead_letter.partition}"
+    if dead_letter.system and dead_letter.system not in systems:
+        raise SourceError(
+            f"dead letter {dead_letter.id}: its origin {origin!a} is on {dead_letter.system[:80]!a}, and --to-origin "
+            f"publishes to --server only, which is {own}; replay it with --handler, or publish the message yourself, "
+            "then drop the dead letter"
+        )
+    recorded = dead_letter.incarnation
+    if dead_letter.system == own and recorded and found and found != recorded:
+        raise SourceError(
+            f"dead letter {dead_letter.id}: its origin {origin!a} has the {what} {recorded[:80]!a}, and here the "
+            f"{what} is {found!a}, so this is another cluster or the origin was recreated; replay it with --handler, "
+            "or add --new-origin to publish here"
+        )
 
 
 class _DeadLetterReader:
@@ -146,12 +191,16 @@ def _dead_letter(raw: object) -> DeadLetter:
 
 
 def message_of(dead_letter: DeadLetter) -> Message:
-    """Make the original message of a dead letter as its handler received it, with attempt number 1."""
+    """Make the original message of a dead letter as its handler received it, with attempt number 1.
+
+    The size is in bytes: value, key, and names and values of the headers in UTF-8.
+    """
     partition = Partition(
         PartitionId(dead_letter.source, dead_letter.partition), _READER, fencing_token=dead_letter.epoch
     )
     size = len(dead_letter.value) + len(dead_letter.key or b"")
-    size += sum(len(name) + len(value) for name, value in dead_letter.headers)
+    # A name may contain a lone surrogate, which has no bytes in UTF-8.
+    size += sum(len(name.encode(errors="replace")) + len(value) for name, value in dead_letter.headers)
     message = Message(partition, dead_letter.position, dead_letter.key, size, dead_letter, None)
     message.received = monotonic()
     return message
@@ -166,6 +215,8 @@ async def replay(dead_letter: DeadLetter, handler: Callable[[Message], object], 
     check_handler(handler, decode, Settings())
     message = message_of(dead_letter)
     if is_async(handler):
-        await async_handler(handler, decode)(message)
+        returned = await async_handler(handler, decode)(message)
+        if returned is not None:
+            check_returned(handler, returned, message)
     else:
         await anyio.to_thread.run_sync(sync_handler(handler, decode), message)

@@ -27,7 +27,7 @@ _ORIGIN: Final = "Lanes-Origin-"
 """Prefix for the name of an original header that would have a meaning to the broker or to ``lanes``."""
 
 TRUNCATED: Final = "Lanes-Truncated"
-"""Header of a dead letter that was cut to fit: the bytes of its original value."""
+"""Header of a dead letter that was cut to fit: the number of bytes of its original value."""
 
 REPLAYED: Final = "Lanes-Dead-Letter"
 """Header of a republished message: the id of its dead letter."""
@@ -67,7 +67,8 @@ class ReadDeadLetter(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter.
-        whole_size: Number of bytes of the original value before it was cut; None = the value is complete.
+        whole_size: Number of bytes of the original value, if the dead letter was cut to fit; None = it is complete. A
+            dead letter with a value of this size lost only its headers.
     """
 
     dead_letter: DeadLetter
@@ -80,7 +81,7 @@ class Wire:
 
     Attributes:
         writer: Name of the backend's ``DeadLetters``, for error texts.
-        remedy: Advice for reading dead letters only, for error texts.
+        remedy: Advice how to read dead letters alone, for error texts.
         id_field: Header with the id.
         sendable: Whether the client can send a header of this name.
         acted_on: Prefixes, in lower case, of header names that make the broker act.
@@ -174,10 +175,10 @@ class Wire:
 def cut_to_fit(
     dead_letter: DeadLetter, limit: int | None, size: Callable[[DeadLetter, int | None], int]
 ) -> tuple[DeadLetter, int | None]:
-    """Cut a dead letter to ``limit`` bytes if possible, and return it with its original size; None = not cut.
+    """Cut a dead letter to ``limit`` bytes if possible. Also return the size of the original value; None = not cut.
 
-    The original headers are cut first, then the end of the value. ``size`` returns the bytes of a dead letter with the
-    headers that ``Wire.fields`` adds to a cut dead letter.
+    All original headers are removed first, then the end of the value. ``size`` returns the bytes of a dead letter with
+    the headers that ``Wire.fields`` adds to a cut dead letter.
     """
     if limit is None or size(dead_letter, None) <= limit:
         return dead_letter, None
@@ -192,7 +193,7 @@ def _quoted(name: str) -> str:
 
 
 def _fields(dead_letter: DeadLetter) -> dict[str, str]:
-    """Return the headers of a dead letter without its id. Texts that a sender controls are percent-encoded."""
+    """Return the headers of a dead letter without its id. Keys and the error text are percent-encoded."""
     fields = {
         "Lanes-Source": dead_letter.source,
         "Lanes-Partition": str(dead_letter.partition),
@@ -214,6 +215,14 @@ def _fields(dead_letter: DeadLetter) -> dict[str, str]:
         fields["Lanes-Tombstone"] = "1"
     if dead_letter.null_headers:
         fields["Lanes-Null-Headers"] = ",".join(map(str, dead_letter.null_headers))
+    if dead_letter.queue is not None:
+        fields["Lanes-Queue"] = quote(dead_letter.queue, safe=_READABLE, errors="surrogatepass")
+    if dead_letter.queue_partition is not None:
+        fields["Lanes-Queue-Partition"] = str(dead_letter.queue_partition)
+    if dead_letter.system:
+        fields["Lanes-System"] = quote(dead_letter.system, safe=_READABLE, errors="surrogatepass")
+    if dead_letter.incarnation:
+        fields["Lanes-Incarnation"] = quote(dead_letter.incarnation, safe=_READABLE + "/:", errors="surrogatepass")
     return fields
 
 
@@ -256,6 +265,10 @@ def _read_fields(
         tombstone=optional("Lanes-Tombstone", lambda text: (text == "1" and not value) or None) is not None,
         null_headers=optional("Lanes-Null-Headers", lambda text: _indices(text, headers)) or (),
         timestamp=optional("Lanes-Timestamp", _time),
+        queue=optional("Lanes-Queue", _quoted_name),
+        queue_partition=optional("Lanes-Queue-Partition", _number),
+        system=optional("Lanes-System", _quoted_name) or "",
+        incarnation=optional("Lanes-Incarnation", _quoted_name) or "",
     )
 
 
@@ -289,6 +302,15 @@ def _text(text: str) -> str | None:
     except UnicodeDecodeError:
         return None
     return found if len(found) <= ERROR_TEXT_LIMIT else None
+
+
+def _quoted_name(text: str) -> str | None:
+    if not _PERCENT.fullmatch(text):
+        return None
+    try:
+        return unquote(text, errors="surrogatepass") or None
+    except UnicodeDecodeError:
+        return None
 
 
 def _indices(text: str, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...] | None:

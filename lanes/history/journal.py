@@ -1,7 +1,7 @@
 """The journal of a run: its history as Parquet files, for SQL and for Spark.
 
 The journal has the same rows as ``lanes.history.recorder``, but no handler and no settlement waits until a row is
-written. A thread writes whole files, so a killed process loses the rows of the last ``rotate_after`` seconds. The
+written. A thread writes whole files, so a killed process loses the rows after its last complete file. The
 journal of a killed process has no ``end`` row, so a reader sees that rows are missing. Payloads and keys are never
 written.
 """
@@ -18,7 +18,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from lanes.config import check_positive, check_whole
+from lanes.arguments import check_positive, check_whole, names_unknown_options
 from lanes.errors import ConfigError
 from lanes.history.buffer import DROPPED, END, RowBuffer, number_of
 from lanes.history.columns import row_tables
@@ -36,6 +36,7 @@ BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
 """Maximum number of bytes of the waiting rows, plus one MiB."""
 
 
+@names_unknown_options("lanes.Journal")
 class Journal:
     """The journal of one run, for one consumer: Parquet files in ``directory``. Needs the extra ``journal``.
 
@@ -50,8 +51,8 @@ class Journal:
         directory: Folder of the files; created when it does not exist.
         member: Name of this process in every row and file name, as in ``History``; None = the history's name, or
             ``m-`` and 8 random hex digits without a history.
-        rotate_after: Maximum number of seconds until a row is in a complete file, more than 0; None = files are
-            closed by size only, and at the end of the run.
+        rotate_after: Seconds after the first row of a file at which the file is closed, more than 0. With None, files
+            are closed by size only, and at the end of the run.
         rotate_bytes: Size at which a file is closed, in bytes, 1 or more.
 
     Raises:
@@ -116,7 +117,8 @@ class Journal:
             timeout: Maximum time to wait, in seconds.
 
         Returns:
-            True = the thread has ended, or the journal was never opened. False = rows are still missing in the files.
+            True = the thread has ended, or the journal was never opened. False = rows may still be missing in the
+            files.
         """
         return self._writer is None or self._writer.join(timeout)
 
@@ -155,7 +157,7 @@ async def close_journal(journal: Journal, name: str, timeout: float) -> None:
     """Wait for the end of a journal without blocking the loop. Log a warning for consumer ``name`` after a timeout."""
     if journal._writer is not None and not await anyio.to_thread.run_sync(journal.join, timeout):
         log.warning(
-            "%s: the journal in %s was not written within %g s, so its last rows are missing; check its disk",
+            "%s: the journal in %s was not written within %g s, so its last rows may be missing; check its disk",
             name,
             journal.directory,
             timeout,

@@ -1,10 +1,11 @@
 """The thread of a journal, which takes rows from the buffer and writes whole Parquet files.
 
 A file is written under a hidden name, closed, forced to the disk, and only then renamed. A file is closed when the file
-is large enough, or when its first row is old enough. If the process dies, a file under a hidden name is lost.
+is large enough, when its first row is old enough, or at the end of the run. If the process dies, a file under a hidden
+name is lost.
 
 A disk that is full, read-only or gone does not stop the consumer. The writer gives up the rows of a failed file. The
-next file begins with a ``dropped`` row that has the number of these rows.
+next file has a ``dropped`` row with the number of these rows.
 """
 
 from __future__ import annotations

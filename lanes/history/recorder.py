@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from lanes.arguments import names_unknown_options
 from lanes.core.types import NEVER, Message, Partition, PartitionId
 from lanes.history.writer import BUFFER_BYTES, BUFFER_ROWS, THREE_DIGITS, RowWriter
 
@@ -42,6 +43,7 @@ ERROR_NAME_LIMIT: Final = 200
 """Maximum number of characters of an exception's type name in a row."""
 
 
+@names_unknown_options("lanes.History")
 class History:
     """The history of one run: a file in ``directory``. Pass the object to one consumer.
 
@@ -170,7 +172,7 @@ class Recorder(RowWriter):
         self._message("retry", message, self._stamp(now), f',"delay":{delay:.6f}' + (',"asked":1' if asked else ""))
 
     def blocked(self, message: Message, now: float) -> None:
-        """Record that the attempts of a message are used up, and its lane is blocked."""
+        """Record that a message gets no further attempt, and its lane is blocked."""
         self._message("blocked", message, self._stamp(now))
 
     def unblocked(self, key: bytes | None, count: int, now: float) -> None:
@@ -229,9 +231,17 @@ class Recorder(RowWriter):
         return self._origin(partition, partition.deadline)
 
     def assigned(self, partition: Partition, now: float) -> None:
-        """Record that this process owns the partition from now on. The row has a floor if the source commits."""
+        """Record that this process owns the partition from now on.
+
+        The row has a floor if the source commits, and the queue of a partition of a partitioned queue.
+        """
         more = f'{self._owned(partition)},"epoch":{partition.epoch},"incarnation":{json.dumps(partition.incarnation)}'
-        self._row("assigned", more if partition.floor is None else f'{more},"floor":{partition.floor}', now)
+        if partition.floor is not None:
+            more += f',"floor":{partition.floor}'
+        place = self._queue_partitions.get(partition.id.source)
+        if place is not None:
+            more += f',"queue":{json.dumps(place.queue)},"queue_partition":{place.number}'
+        self._row("assigned", more, now)
 
     def revoking(self, partition: Partition, now: float, timeout: float | None = None) -> None:
         """Record that the drain of a partition begins and may take ``timeout`` seconds; None = no limit is known."""
@@ -279,11 +289,11 @@ class Recorder(RowWriter):
         self._row("ahead_left", self._owned(partition), now)
 
     def paused(self, in_flight: int, size: int, now: float) -> None:
-        """Record that intake stopped with ``in_flight`` messages of ``size`` bytes."""
+        """Record that intake stopped at ``in_flight`` messages, with ``size`` bytes in total."""
         self._row("paused", f',"in_flight":{in_flight},"bytes":{size}', now)
 
     def resumed(self, in_flight: int, size: int, now: float) -> None:
-        """Record that intake resumed with ``in_flight`` messages of ``size`` bytes."""
+        """Record that intake resumed at ``in_flight`` messages, with ``size`` bytes in total."""
         self._row("resumed", f',"in_flight":{in_flight},"bytes":{size}', now)
 
 

@@ -15,7 +15,8 @@ class Rules:
     """Settings and traits in force; None = the history lacks the value.
 
     The fields have the names and units of ``Settings``, ``Retry`` and ``SourceTraits``. In ``lanes``, ``batch``,
-    ``timeout`` and ``extend_interval``, 0 stands for None.
+    ``timeout``, ``extend_interval`` and the bounds per partition, 0 stands for None. A history without the bounds per
+    partition is from an earlier version of ``lanes``.
     """
 
     order: str | None = None
@@ -36,6 +37,8 @@ class Rules:
     extend_interval: float | None = None
     exclusive: bool | None = None
     attempts_kept: bool | None = None
+    concurrency_per_partition: int | None = None
+    max_in_flight_per_partition: int | None = None
 
     @classmethod
     def of(cls, settings: Settings, traits: SourceTraits, poison: str, *, attempts_kept: bool = False) -> Rules:
@@ -59,6 +62,8 @@ class Rules:
             extend_interval=traits.extend_interval or 0,
             exclusive=traits.exclusive,
             attempts_kept=attempts_kept,
+            concurrency_per_partition=settings.concurrency_per_partition or 0,
+            max_in_flight_per_partition=settings.max_in_flight_per_partition or 0,
         )
 
     def fields(self) -> str:

@@ -20,10 +20,12 @@ from typing import ClassVar, Final, NamedTuple
 
 from blake3 import blake3
 
-from lanes.config import check_folder
+from lanes.arguments import check_folder, shown_value
 from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import ConfigError
 from lanes.history.rules import Rules
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.registered import QueuePartition, queue_partitions
 
 FORMAT: Final = 2
 """Number of the format, in every ``begin`` row; a reader refuses any other number."""
@@ -190,6 +192,7 @@ class RowWriter:
         "_member",
         "_n",
         "_origins",
+        "_queue_partitions",
         "_rows",
         "_size",
         "_step_from",
@@ -224,6 +227,7 @@ class RowWriter:
         # By partition: the assignment, the beginning of its rows, and the deadline in the last ``leased`` row.
         self._origins: dict[Partition, tuple[int, str, float]] = {}
         self._hashes: dict[bytes | None, str] = {None: "null"}
+        self._queue_partitions: dict[str, QueuePartition] = {}
         self._unreported = 0
         self._marker = 0
 
@@ -241,8 +245,11 @@ class RowWriter:
         max_in_flight_bytes: int,
         now: float,
         rules: Rules | None = None,
+        queues: Sequence[PartitionedQueue] = (),
     ) -> None:
         """Create the file and write the ``begin`` row, with the ``rules`` that checkers need.
+
+        The rows ``assigned`` name the ``queues`` of their partitions.
 
         Raises ``ConfigError`` when the file cannot be created, or at a second call.
         """
@@ -265,6 +272,7 @@ class RowWriter:
         if self._wrapper is not None:
             self._file = self._wrapper(self._file, begin)
         self.path = path
+        self._queue_partitions = queue_partitions(queues)
         self._n = 1
         self._rows.clear()
         self.dropped = 0
@@ -411,14 +419,14 @@ def member_name(member: str) -> str:
     """Return the name of a process. Raises ``ConfigError`` for a name that is not valid for rows and files."""
     if not isinstance(member, str) or not MEMBER.fullmatch(member):
         raise ConfigError(
-            f"member={member!r}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "
+            f"member={shown_value(member)}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "
             "choose another name"
         )
     return member
 
 
 def _boot() -> str:
-    """Return the id of the machine's start; empty if unknown."""
+    """Return the boot id of the machine; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
