@@ -6,6 +6,16 @@ rooms ``client``, ``dead_letters``, ``cli``.
 
 from __future__ import annotations
 
+try:
+    import confluent_kafka  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "confluent_kafka":
+        raise
+    raise ImportError(
+        "lanes_kafka needs confluent_kafka: pip install 'lanes-runtime[kafka]'; in a checkout, pip install '.[kafka]'",
+        name="confluent_kafka",
+    ) from error
+
 from lanes_kafka.client.records import record_key
 from lanes_kafka.dead_letters.wire import read_dead_letter, read_disposition
 from lanes_kafka.dead_letters.writer import KafkaDeadLetters

@@ -81,7 +81,7 @@ class Answer(Generic[T]):
         return self._value[0]
 
     def give(self, value: T) -> None:
-        """Answer with ``value``, from the thread. The first answer counts. Does not block."""
+        """Answer with ``value``. Any thread may call this method. The first answer counts. Does not block."""
         self._bridge.post(lambda: self._end([value], None))
 
     def fail(self, error: Exception) -> None:

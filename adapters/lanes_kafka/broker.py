@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType, TopicDescription
 
+from lanes.arguments import did_you_mean
 from lanes.errors import SourceError
 from lanes_kafka.config import addresses, redacted
-from lanes_kafka.errors import NOT_ALLOWED, is_login_refused, settings_error
+from lanes_kafka.errors import NOT_ALLOWED, is_login_refused, is_permanent, login_remedy, settings_error
 
 QUESTION_TIMEOUT: Final = 5.0
 """Seconds allowed for one question."""
@@ -26,6 +27,15 @@ TOPIC_DEADLINE: Final = 10.0
 """Seconds allowed for all questions about one topic."""
 
 METADATA_LIMIT: Final = "offset.metadata.max.bytes"
+
+COORDINATOR_TIMEOUT: Final = 3_600.0
+"""Timeout in seconds of a request to a group's coordinator: the maximum of an ``AdminClient``.
+
+If such a request times out before the coordinator is reached, librdkafka 2.16 ends the process with a failed assertion
+as soon as the coordinator is reached again. Give a request up by closing its client, long before this timeout."""
+
+LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
+"""Errors of a partition that was just created, or whose leader moves."""
 
 _POLL: Final = 0.05
 
@@ -81,6 +91,15 @@ def settings_of(
     return {entry.name: entry.value for entry in found.values() if entry.value is not None}
 
 
+def similar_topic(admin: AdminClient, topic: str, *, timeout: float = QUESTION_TIMEOUT) -> str:
+    """A question about the topics that resemble a missing topic, for the end of an error; "" = none does. Blocks."""
+    try:
+        found = admin.list_topics(timeout=timeout).topics
+    except KafkaException:
+        return ""
+    return did_you_mean(topic, (name for name in found if not name.startswith("__")))
+
+
 def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaError:
     """Find the best explanation for the failure of a question.
 
@@ -101,8 +120,7 @@ def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaEr
 def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> int | None:
     """The broker's ``offset.metadata.max.bytes``; None if the broker has no value, or this user may not read it.
 
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` for every failure except a missing
-    permission.
+    Blocks for up to ``timeout`` seconds. Raises the errors of ``broker_settings``.
     """
     text = broker_settings(admin, timeout=timeout).get(METADATA_LIMIT)
     return None if text is None else int(text)
@@ -111,8 +129,8 @@ def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> 
 def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> Mapping[str, str]:
     """The settings of one broker; empty if this user may not read the settings.
 
-    Blocks for up to ``timeout`` seconds. Raises a retryable ``SourceError`` for every failure except a missing
-    permission.
+    Blocks for up to ``timeout`` seconds. Raises ``SourceError`` for every failure except a missing permission. The
+    error is retryable unless every repetition would fail too.
     """
     deadline = time.monotonic() + timeout
     try:
@@ -125,8 +143,12 @@ def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) ->
         if error.code() in NOT_ALLOWED:
             return {}
         # The error shows neither the text nor the chain of the failure: both may hold a secret, which is unknown here.
+        permanent = is_permanent(error)
+        remedy = "check that the broker runs"
+        if permanent:
+            remedy = login_remedy(error) if is_login_refused(error) else "correct the named cause"
         raise SourceError(
-            f"cannot read the settings of a broker ({error.name()}); check that the broker runs", retryable=True
+            f"cannot read the settings of a broker ({error.name()}); {remedy}", retryable=not permanent
         ) from None
 
 
@@ -141,23 +163,26 @@ class TopicFacts(NamedTuple):
         writable: Whether this user may write to the topic; True if the broker reports no permissions.
         compacted: Whether the topic is compacted; False if the settings of the topic could not be read.
         max_message_bytes: ``max.message.bytes`` of the topic; None if the settings of the topic could not be read.
+        id: Id of the topic; "" if the broker reports no ids.
     """
 
     partitions: int
     writable: bool
     compacted: bool
     max_message_bytes: int | None
+    id: str = ""
 
 
 def describe_topic(
-    settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool] = lambda: True
+    settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool] = lambda: True, *, name: str
 ) -> TopicFacts | None:
     """Ask for the facts of a topic, without creating the topic. Blocks for up to ``TOPIC_DEADLINE`` seconds.
 
     Args:
-        settings: Configuration of the client. Its secrets are not shown.
+        settings: Configuration of the client, whose secrets no error or log line shows.
         topic: Name of the topic.
         wanted: Returns False to end the call early.
+        name: Name of the owner of the client, for errors.
 
     Returns:
         The facts; None when the topic does not exist.
@@ -179,7 +204,7 @@ def describe_topic(
         error: KafkaError = failure.args[0]
         if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
-        raise unanswered(settings, topic, error, reported, TOPIC_DEADLINE) from None
+        raise unanswered(settings, topic, error, reported, TOPIC_DEADLINE, name) from None
     finally:
         admin.clear()
 
@@ -208,32 +233,46 @@ def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) ->
         writable=not allowed or AclOperation.WRITE in allowed,
         compacted="compact" in config.get("cleanup.policy", ""),
         max_message_bytes=int(limit) if limit.isdigit() else None,
+        id=id_text(found.topic_id),
     )
 
 
+def id_text(topic_id: Any) -> str:
+    """Return the id of a topic as text; "" if the broker reports no ids."""
+    text = "" if topic_id is None else str(topic_id)
+    # A broker without topic ids sends the id zero.
+    return "" if not text.strip("A=-0") else text
+
+
 def unanswered(
-    settings: Mapping[str, Any], topic: str, error: KafkaError, reported: Collection[KafkaError], timeout: float
+    settings: Mapping[str, Any],
+    topic: str,
+    error: KafkaError,
+    reported: Collection[KafkaError],
+    timeout: float,
+    name: str,
 ) -> SourceError:
     """The error of a failed question about a topic.
 
     Args:
-        settings: Configuration of the client. Its secrets are not shown.
+        settings: Configuration of the client, whose secrets no error or log line shows.
         topic: Name of the topic.
         error: The error of the question.
         reported: The errors that the client reported meanwhile.
         timeout: Seconds in which the question was asked.
+        name: Name of the owner of the client.
 
     Returns:
         The error; retryable if no broker answered.
     """
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return SourceError(f"topic {topic!r}: this user may not describe it; allow the user Describe on it")
+        return SourceError(f"{name}: topic {topic!r}: this user may not describe it; allow the user Describe on it")
     why = likely_cause(error, reported)
     text = redacted(why.str(), settings)
     if is_login_refused(why):
-        return SourceError(f"login refused at {addresses(settings)} ({text}); correct the credentials")
+        return SourceError(f"{name}: login refused at {addresses(settings)} ({text}); {login_remedy(why)}")
     return SourceError(
-        f"no Kafka broker answers at {addresses(settings)} within {timeout:g} s ({text}); start one, or correct "
-        "bootstrap.servers and security.protocol",
+        f"{name}: no Kafka broker answers at {addresses(settings)} within {timeout:g} s ({text}); start one, or "
+        "correct bootstrap.servers and security.protocol",
         retryable=True,
     )

@@ -27,12 +27,15 @@ class ClientLog:
     Args:
         name: Name of the owner, which begins each line.
         clock: Monotonic clock, in seconds.
-        settings: Configuration of the clients. Its secrets are not shown.
+        settings: Configuration of the clients, whose secrets no error or log line shows.
     """
 
     def __init__(self, name: str, clock: Clock, settings: Mapping[str, Any]) -> None:
         self._settings = settings
+        self._clock = clock
         self._folded = FoldedLog(log, name, clock)
+        # The last warning, and its time.
+        self._last: tuple[str, tuple[object, ...], float] | None = None
 
     def __repr__(self) -> str:
         return f"<ClientLog {self._folded!r}>"
@@ -45,15 +48,25 @@ class ClientLog:
         """Write a line. The client calls this method of its ``logger``.
 
         Args:
-            level: Level of the line. An error is a warning here, because the client tries again by itself.
+            level: Level of the line. An error is a warning here, because the client tries again.
             template: Format of the line.
             *values: Facility, name of the client, and text.
         """
         level = min(level, logging.WARNING)
+        if level == logging.WARNING:
+            self._last = template, values, self._clock()
         if log.isEnabledFor(level):
             # Two clients of one owner repeat each other, so their names do not count.
             kind = _VARYING.sub("", " ".join(map(str, values[:1] + values[2:])))
             self._folded.write(level, kind, printable(redacted(template % values, self._settings)))
+
+    def last(self) -> tuple[str, float] | None:
+        """The text of the last warning and its age in seconds; None before a warning. Callable from any thread."""
+        last = self._last
+        if last is None:
+            return None
+        template, values, at = last
+        return printable(redacted(template % values, self._settings)), self._clock() - at
 
     def due(self) -> None:
         """Log the numbers of repeated lines, for each kind of line whose count is due."""

@@ -6,17 +6,18 @@ aliases, settings that only consumers have, and settings with secret values.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from lanes.config import check_aware
+from lanes.arguments import check_aware, did_you_mean, shown_value
 from lanes.errors import ConfigError
 
 Start = Literal["beginning", "next"] | datetime
-"""Position at which a group without a committed position starts, decided on its first run. A ``datetime`` is aware."""
+"""Position at which a group starts in a topic for which it has committed no position. A ``datetime`` is aware."""
 
 OutOfRange = Literal["earliest", "latest", "fail"]
 """Position at which to continue when the log does not contain the committed position."""
@@ -26,6 +27,9 @@ Protocol = Literal["eager", "cooperative", "848"]
 DEFAULT_MAX_POLL_INTERVAL_MS: Final = 300_000
 DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
 """Like ``DEFAULT_MAX_POLL_INTERVAL_MS``, a default of librdkafka."""
+
+DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 3_000
+"""A default of librdkafka."""
 
 
 class Chosen(NamedTuple):
@@ -91,7 +95,7 @@ _WHOLE: Final = re.compile(r"\s*([0-9]{1,10})\s*", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClientConfig:
-    """The checked configuration of a ``KafkaSource``. Its ``repr`` shows no secret.
+    """The checked configuration of a ``KafkaSource``. The ``repr`` of the object shows no secret.
 
     Attributes:
         client: The settings of the ``Consumer``, with the user's callbacks except ``on_commit``. Holds secrets.
@@ -102,11 +106,11 @@ class ClientConfig:
         group: The id of the group.
         protocol: The rebalance protocol.
         instance: The id of a static member; None for a dynamic member.
-        start: Position at which a group without a committed position starts.
-
+        start: Position at which the group starts in a topic for which it has committed no position.
         out_of_range: Position at which to continue when the log does not contain the committed position.
         max_poll_interval: ``max.poll.interval.ms`` in seconds.
         session_timeout: ``session.timeout.ms`` in seconds; None under KIP-848, where it is a setting of the broker.
+        heartbeat_interval: ``heartbeat.interval.ms`` in seconds; None under KIP-848.
     """
 
     client: dict[str, Any]
@@ -120,6 +124,7 @@ class ClientConfig:
     out_of_range: OutOfRange
     max_poll_interval: float
     session_timeout: float | None
+    heartbeat_interval: float | None
 
     def __repr__(self) -> str:
         return f"<ClientConfig group {self.group!r} protocol {self.protocol}>"
@@ -137,8 +142,8 @@ def client_config(
 
     Args:
         config: The user's dictionary.
-        start: Position at which a group without a committed position starts. Default: as ``auto.offset.reset``, or
-            ``"beginning"``.
+        start: Position at which the group starts in a topic for which it has committed no position. Default: as
+            ``auto.offset.reset``, or ``"beginning"``.
         out_of_range: Position at which to continue when the log does not contain the committed
             position. Default: as ``auto.offset.reset``, or ``"fail"``.
 
@@ -156,9 +161,9 @@ def client_config(
         raise ConfigError("log_cb is not a setting of confluent_kafka; pass logger, a logging.Logger")
     check_addresses(given)
     _refuse_automatic(given)
-    group = _group(given.get("group.id"))
+    group = _group(given)
     protocol = _protocol(given)
-    max_poll_interval, session_timeout = _intervals(given, protocol)
+    max_poll_interval, session_timeout, heartbeat_interval = _intervals(given, protocol)
     begin, beyond = _beginning(given, start, out_of_range)
     on_commit = given.client.pop("on_commit", None)
     if on_commit is not None and not callable(on_commit):
@@ -177,19 +182,23 @@ def client_config(
         out_of_range=beyond,
         max_poll_interval=max_poll_interval,
         session_timeout=session_timeout,
+        heartbeat_interval=heartbeat_interval,
     )
 
 
 def _refuse_automatic(given: UserSettings) -> None:
     for name in _REFUSED_ON:
         if name in given and str(given.get(name)).lower() not in _FALSE:
-            raise ConfigError(f"{name}={given.get(name)!r}: {_COMMITS_ARE_OURS}; set it to False, or leave it out")
+            raise ConfigError(
+                f"{name}={shown_value(given.get(name))}: {_COMMITS_ARE_OURS}; set it to False, or leave it out"
+            )
     method = given.get("offset.store.method")
     if method is not None and str(method).strip().lower() != "broker":
-        raise ConfigError(f"offset.store.method={method!r}: the broker stores positions; leave it out")
+        raise ConfigError(f"offset.store.method={shown_value(method)}: the broker stores positions; leave it out")
 
 
-def _group(group: object) -> str:
+def _group(given: UserSettings) -> str:
+    group = given.get("group.id")
     if isinstance(group, int) and not isinstance(group, bool):
         group = str(group)
     if group is not None and not isinstance(group, str):
@@ -199,6 +208,7 @@ def _group(group: object) -> str:
     if not name:
         raise ConfigError(
             "group.id is missing or empty; set group.id, because partitions and positions belong to a group"
+            f"{_misspelt('group.id', given)}"
         )
     return name
 
@@ -209,23 +219,24 @@ def _protocol(given: UserSettings) -> Protocol:
         raise ConfigError("group.protocol='share': a share group has no order; set 'classic' or 'consumer'")
     if "share.acknowledgement.mode" in given:
         raise ConfigError(
-            f"share.acknowledgement.mode={given.get('share.acknowledgement.mode')!r}: share groups have no order; "
-            "leave it out, and use a group of the protocol 'classic' or 'consumer'"
+            f"share.acknowledgement.mode={shown_value(given.get('share.acknowledgement.mode'))}: share groups have no "
+            "order; leave it out, and use a group of the protocol 'classic' or 'consumer'"
         )
     if name not in ("classic", "consumer"):
-        raise ConfigError(f"group.protocol={given.get('group.protocol')!r}: must be 'classic' or 'consumer'")
+        raise ConfigError(f"group.protocol={shown_value(given.get('group.protocol'))}: must be 'classic' or 'consumer'")
     if name == "consumer":
         for setting, instead in _ON_THE_BROKER.items():
             if setting in given:
                 raise ConfigError(
-                    f"{setting}={given.get(setting)!r} with group.protocol='consumer': the broker has this setting "
-                    f"(KIP-848); leave it out here, and set {instead}"
+                    f"{setting}={shown_value(given.get(setting))} with group.protocol='consumer': the broker has this "
+                    f"setting (KIP-848); leave it out here, and set {instead}"
                 )
         return "848"
     if "group.remote.assignor" in given:
         raise ConfigError(
-            f"group.remote.assignor={given.get('group.remote.assignor')!r} without group.protocol='consumer': the "
-            "classic protocol ignores it; set partition.assignment.strategy, or group.protocol='consumer'"
+            f"group.remote.assignor={shown_value(given.get('group.remote.assignor'))} without "
+            "group.protocol='consumer': the classic protocol ignores it; set partition.assignment.strategy, or "
+            "group.protocol='consumer'"
         )
     return _strategy(given.get("partition.assignment.strategy"))
 
@@ -237,28 +248,37 @@ def _strategy(strategy: object) -> Protocol:
     names = [name for name in names if name]
     known = (*_EAGER, _COOPERATIVE)
     if not names or any(name not in known for name in names):
-        raise ConfigError(f"partition.assignment.strategy={strategy!r}: must be one of {', '.join(known)}")
+        raise ConfigError(f"partition.assignment.strategy={shown_value(strategy)}: must be one of {', '.join(known)}")
     if set(names) == {_COOPERATIVE}:
         return "cooperative"
     if _COOPERATIVE in names:
         raise ConfigError(
-            f"partition.assignment.strategy={strategy!r}: librdkafka cannot change between eager and "
+            f"partition.assignment.strategy={shown_value(strategy)}: librdkafka cannot change between eager and "
             "cooperative assignors while a group runs; name one kind, stop every member, then start them again"
         )
     return "eager"
 
 
-def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | None]:
-    """The poll interval and the session timeout in seconds; under KIP-848 the session timeout is None."""
+def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | None, float | None]:
+    """The poll interval, the session timeout and the heartbeat interval in seconds.
+
+    Under KIP-848 the last two are None.
+    """
     interval = _milliseconds(given, "max.poll.interval.ms", DEFAULT_MAX_POLL_INTERVAL_MS)
     if protocol == "848":
-        return interval / 1000, None
+        return interval / 1000, None, None
     session = _milliseconds(given, "session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS)
     if interval < session:
         raise ConfigError(
             f"max.poll.interval.ms={interval} is below session.timeout.ms={session}; set the poll interval higher"
         )
-    return interval / 1000, session / 1000
+    heartbeat = _milliseconds(given, "heartbeat.interval.ms", DEFAULT_HEARTBEAT_INTERVAL_MS)
+    if heartbeat >= session and "heartbeat.interval.ms" in given:
+        raise ConfigError(
+            f"heartbeat.interval.ms={heartbeat} is not below session.timeout.ms={session}, so the group would remove "
+            "this member between two heartbeats; set it to a third of the session timeout"
+        )
+    return interval / 1000, session / 1000, heartbeat / 1000
 
 
 def _milliseconds(given: UserSettings, name: str, default: int) -> int:
@@ -268,7 +288,7 @@ def _milliseconds(given: UserSettings, name: str, default: int) -> int:
     # librdkafka reads only the leading digits of a text: it reads "6e3" and "6_000" as 6.
     found = _WHOLE.fullmatch(str(int(value) if isinstance(value, float) and value.is_integer() else value))
     if found is None or not int(found[1]):
-        raise ConfigError(f"{name}={value!r}: must be a whole number of milliseconds, 1 or more")
+        raise ConfigError(f"{name}={shown_value(value)}: must be a whole number of milliseconds, 1 or more")
     return int(found[1])
 
 
@@ -276,25 +296,27 @@ def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRang
     if isinstance(start, datetime):
         check_aware("start", start)
     elif start not in (None, "beginning", "next"):
-        raise ConfigError(f'start={start!r}: must be "beginning", "next" or an aware datetime')
+        named = {"earliest": "beginning", "latest": "next"}.get(start if isinstance(start, str) else "")
+        meant = f' (did you mean "{named}"?)' if named else ""
+        raise ConfigError(f'start={shown_value(start)}: must be "beginning", "next" or an aware datetime{meant}')
     if out_of_range is not None and out_of_range not in get_args(OutOfRange):
-        raise ConfigError(f'out_of_range={out_of_range!r}: must be "earliest", "latest" or "fail"')
+        raise ConfigError(f'out_of_range={shown_value(out_of_range)}: must be "earliest", "latest" or "fail"')
     reset = given.get("auto.offset.reset")
     if "auto.offset.reset" in given:
         name = str(reset).lstrip().lower()
         if name.startswith("by_duration"):
             raise ConfigError(
-                f"auto.offset.reset={reset!r}: librdkafka does not support durations; leave it out, and pass an "
-                "aware datetime as start="
+                f"auto.offset.reset={shown_value(reset)}: librdkafka does not support durations; leave it out, and "
+                "pass an aware datetime as start="
             )
         if name not in _RESETS:
-            raise ConfigError(f"auto.offset.reset={reset!r}: must be 'earliest', 'latest' or 'error'")
+            raise ConfigError(f"auto.offset.reset={shown_value(reset)}: must be 'earliest', 'latest' or 'error'")
         begin, beyond = _RESETS[name]
         for name, here, there in (("start", start, begin), ("out_of_range", out_of_range, beyond)):
             if here is not None and there is not None and here != there:
                 raise ConfigError(
-                    f"{name}={here!r} contradicts auto.offset.reset={reset!r}, which means {there!r}; leave one of "
-                    "them out"
+                    f"{name}={here!r} contradicts auto.offset.reset={shown_value(reset)}, which means {there!r}; "
+                    "leave one of them out"
                 )
         start, out_of_range = start or begin, out_of_range or beyond
     return start or "beginning", out_of_range or "fail"
@@ -368,6 +390,33 @@ _CONSUMER_ONLY: Final = frozenset(
     )
 )
 
+_OTHERS: Final = """
+acks allow.auto.create.topics api.version.request batch.size bootstrap.servers broker.address.family
+broker.address.ttl broker.version.fallback builtin.features client.dns.lookup client.id client.rack
+compression.codec compression.level compression.type connections.max.idle.ms debug
+delivery.report.only.error delivery.timeout.ms enable.idempotence enable.metrics.push
+enable.ssl.certificate.verification error_cb https.ca.location linger.ms log.connection.close log.queue
+log.thread.name log_level logger max.in.flight max.in.flight.requests.per.connection message.copy.max.bytes
+message.max.bytes message.send.max.retries message.timeout.ms metadata.broker.list metadata.max.age.ms
+metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy oauth_cb on_commit partitioner
+plugin.library.paths queue.buffering.max.kbytes queue.buffering.max.messages queue.buffering.max.ms
+receive.message.max.bytes reconnect.backoff.max.ms reconnect.backoff.ms request.required.acks request.timeout.ms
+retries retry.backoff.max.ms retry.backoff.ms sasl.kerberos.keytab sasl.kerberos.kinit.cmd
+sasl.kerberos.min.time.before.relogin sasl.kerberos.principal sasl.kerberos.service.name sasl.mechanism
+sasl.mechanisms sasl.oauthbearer.client.id sasl.oauthbearer.client.secret sasl.oauthbearer.config
+sasl.oauthbearer.extensions sasl.oauthbearer.method sasl.oauthbearer.scope sasl.oauthbearer.token.endpoint.url
+sasl.password sasl.username security.protocol socket.connection.setup.timeout.ms socket.keepalive.enable
+socket.max.fails socket.nagle.disable socket.receive.buffer.bytes socket.send.buffer.bytes socket.timeout.ms
+ssl.ca.certificate.stores ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.certificate.pem
+ssl.cipher.suites ssl.crl.location ssl.curves.list ssl.endpoint.identification.algorithm ssl.engine.id
+ssl.engine.location ssl.key.location ssl.key.password ssl.key.pem ssl.keystore.location ssl.keystore.password
+ssl.providers ssl.sigalgs.list statistics.interval.ms stats_cb sticky.partitioning.linger.ms throttle_cb
+topic.metadata.propagation.max.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+transaction.timeout.ms transactional.id
+"""
+_OF_EVERY_CLIENT: Final = frozenset(_OTHERS.split())
+"""The other settings of a consumer or a producer. A name that is missing here gets no suggestion, and works."""
+
 _CALLED_BY_THE_CONSUMER: Final = frozenset(
     ("error_cb", "on_commit", "statistics.interval.ms", "stats_cb", "throttle_cb")
 )
@@ -378,13 +427,28 @@ _LONG: Final = 6
 _NO_SECRET: Final = frozenset(("sasl.mechanism", "sasl.mechanisms", "sasl.oauthbearer.method"))
 
 
+def similar_setting(name: str) -> str:
+    """A question about the settings that resemble an unknown name, for the end of an error; "" = no setting does."""
+    return did_you_mean(name, _CONSUMER_ONLY | _OF_EVERY_CLIENT)
+
+
 def is_secret(name: str) -> bool:
     """Whether the value of the setting ``name`` is a secret."""
     return name not in _NO_SECRET and _SECRET.match(name) is not None
 
 
+_SIZE: Final = re.compile(
+    r"Invalid response size (\d{1,9}|[1-3]\d{9}) \(0\.\.\d+\): increase receive\.message\.max\.bytes"
+)
+"""The client's text for an answer whose first four bytes, read as a size, are above its limit."""
+
+
 def redacted(text: str, config: Mapping[str, Any]) -> str:
-    """``text`` with each secret of ``config``, and each word of a secret, replaced by ``…``."""
+    """A text of the client, with each secret of ``config``, and each word of a secret, replaced by ``…``.
+
+    The client takes an answer of another protocol for the size of an answer, and recommends a larger limit. The text
+    then names the real cause.
+    """
     words = {
         word
         for name, value in config.items()
@@ -397,7 +461,17 @@ def redacted(text: str, config: Mapping[str, Any]) -> str:
         # A short secret may be part of a longer word by chance, so a short secret is replaced only as a whole word.
         alone = "" if len(word) >= _LONG else r"(?<!\w)", "" if len(word) >= _LONG else r"(?!\w)"
         text = re.sub(alone[0] + re.escape(word) + alone[1], "…", text)
-    return text
+    return _SIZE.sub(_other_protocol, text)
+
+
+def _other_protocol(found: re.Match[str]) -> str:
+    first = int(found[1]).to_bytes(4, "big")
+    if not all(0x20 <= byte < 0x7F for byte in first):
+        return found[0]
+    return (
+        f"the answer begins with the text {first.decode()!r}, so "
+        f"{'a NATS server' if first == b'INFO' else 'another server'} and no Kafka broker listens there"
+    )
 
 
 def connects(name: str) -> bool:
@@ -449,7 +523,10 @@ def check_addresses(given: UserSettings) -> None:
     The client skips an address with an unknown scheme, and adds the port 9092 to an address without a port.
     """
     if not any(given.get(name) for name in _ADDRESSES):
-        raise ConfigError("bootstrap.servers is missing; name at least one broker as host:port")
+        raise ConfigError(
+            "bootstrap.servers is missing; name at least one broker as host:port"
+            f"{_misspelt('bootstrap.servers', given)}"
+        )
     servers = given.get("bootstrap.servers")
     if not servers:
         return
@@ -469,6 +546,13 @@ def check_addresses(given: UserSettings) -> None:
         raise ConfigError(f"bootstrap.servers={servers!r} names no broker; name at least one broker as host:port")
     for address in named:
         _check_address(address)
+
+
+def _misspelt(name: str, given: UserSettings) -> str:
+    """The name that the user wrote in place of ``name``, for the end of an error; "" = the user wrote no such name."""
+    known = _CONSUMER_ONLY | _OF_EVERY_CLIENT
+    near = difflib.get_close_matches(name, [other for other in given.client if other not in known], n=1, cutoff=0.75)
+    return f"; write {name!r} in place of {near[0]!r}" if near else ""
 
 
 def _check_address(address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from confluent_kafka import KafkaError
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError, LanesError, SourceError
-from lanes_kafka.config import redacted
+from lanes_kafka.config import redacted, similar_setting
 
 log = logging.getLogger("lanes.kafka")
 
@@ -46,6 +47,9 @@ _PERMANENT: Final = (
 )
 
 
+_HANDSHAKE: Final = "handshake failed"
+"""Words of the client's error if the broker refused the login before it saw the credentials."""
+
 _OTHER_GROUP: Final = (
     "the group has members of another protocol, or it is a share group, which has no order; use another group.id, or "
     "the protocol and strategy of its members"
@@ -61,6 +65,9 @@ _NO_848: Final = (
 )
 
 
+_UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]+)"')
+
+
 def is_permanent(error: KafkaError) -> bool:
     """Whether every repetition of the failed call fails until an operator changes something."""
     return error.fatal() or error.code() in _PERMANENT
@@ -69,6 +76,14 @@ def is_permanent(error: KafkaError) -> bool:
 def is_login_refused(error: KafkaError) -> bool:
     """Whether the broker refused the login."""
     return error.code() in _LOGIN_REFUSED
+
+
+def login_remedy(error: KafkaError) -> str:
+    """The remedy for a refused login."""
+    if _HANDSHAKE in error.str():
+        # The broker refused the mechanism, or its listener has no logins, before it saw a user and a password.
+        return "correct security.protocol and sasl.mechanism to those of the listener"
+    return "correct the credentials"
 
 
 def client_text(error: KafkaError, settings: Mapping[str, Any]) -> str:
@@ -101,7 +116,7 @@ def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -
     Args:
         what: Beginning of the error's text, which names the failed step.
         raised: The cause.
-        settings: Configuration of the client. Its secrets are not shown.
+        settings: Configuration of the client, whose secrets no error or log line shows.
 
     Returns:
         The error, chained to its cause unless the traceback of the cause shows a secret.
@@ -114,7 +129,7 @@ def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -
 
 
 def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
-    """The error of a source whose client cannot be created, or whose first requests the broker refuses.
+    """The error of a source whose client cannot be created, or whose first requests fail.
 
     Raise the error ``from None``, because ``failure`` may show a secret.
     """
@@ -123,14 +138,23 @@ def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) ->
         return ConfigError(f"{name}: {redacted(str(failure), settings)}; correct the configuration of the client")
     text = f"{name}: {client_message(error, settings)}"
     if error.code() in (KafkaError._INVALID_ARG, KafkaError._CONFLICT):
-        return ConfigError(f"{text}; correct the configuration of the client")
+        return ConfigError(f"{text}; correct the configuration of the client{setting_meant(error.str())}")
     return SourceError(text, retryable=not is_permanent(error))
 
 
 def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
     """The error of a client that refuses its settings. The text shows no secret."""
     text = error.str() if isinstance(error, KafkaError) else str(error)
-    return ConfigError(f"the Kafka client refuses its settings: {redacted(text, settings)}; correct the named setting")
+    meant = setting_meant(text)
+    return ConfigError(
+        f"the Kafka client refuses its settings: {redacted(text, settings)}; correct the named setting{meant}"
+    )
+
+
+def setting_meant(text: str) -> str:
+    """A question about settings with a similar name, if a text of the client names an unknown setting; else ""."""
+    found = _UNKNOWN.search(text)
+    return "" if found is None else similar_setting(found[1])
 
 
 @dataclass(eq=False, repr=False)
@@ -152,11 +176,12 @@ class ErrorLog:
     user: Callable[[Any], object] | None
     settings: Mapping[str, Any]
     down: bool = field(default=False, init=False)
+    _last: tuple[KafkaError, float] | None = field(default=None, init=False)
     _logged_at: dict[int, float] = field(default_factory=dict, init=False)
     _skipped: dict[int, int] = field(default_factory=dict, init=False)
 
     def on_error(self, error: KafkaError) -> None:
-        """Log an error, and call the user's callback. This is the client's ``error_cb``."""
+        """Log an error, and call the user's callback. The client calls this method as its ``error_cb``."""
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down = True
         self.on_message(error)
@@ -166,6 +191,7 @@ class ErrorLog:
     def on_message(self, error: KafkaError) -> None:
         """Log an error, unless the same code was logged within ``LOG_EVERY`` seconds."""
         code, now = error.code(), self.clock()
+        self._last = error, now
         last = self._logged_at.get(code)
         if last is not None and now - last < LOG_EVERY:
             self._skipped[code] = self._skipped.get(code, 0) + 1
@@ -178,3 +204,8 @@ class ErrorLog:
     def answered(self) -> None:
         """Record that a broker has answered."""
         self.down = False
+
+    def last(self) -> tuple[str, float] | None:
+        """The text of the last error and its age in seconds; None before an error. Callable from any thread."""
+        last = self._last
+        return None if last is None else (client_message(last[0], self.settings), self.clock() - last[1])

@@ -63,7 +63,7 @@ def murmur2_partition(key: bytes, partitions: int) -> int:
 
 
 def crc32_partition(key: bytes, partitions: int) -> int:
-    """Return the partition that librdkafka's default partitioner, ``consistent``, chooses for a key.
+    """Return the partition that librdkafka's default partitioner, ``consistent_random``, chooses for a key.
 
     The result is 0 … ``partitions`` - 1. Raises ``ValueError`` if ``partitions`` is below 1.
     """
@@ -99,8 +99,8 @@ class Census:
         partitions: Number of partitions of the topic.
         murmur2: Number of keys in the partition that murmur2 chooses and CRC-32 does not.
         crc32: Number of keys in the partition that CRC-32 chooses and murmur2 does not.
-        both: Number of keys in the partition that both choose.
-        neither: Number of keys in a partition that neither chooses.
+        both: Number of keys in the partition that murmur2 and CRC-32 both choose.
+        neither: Number of keys in a partition that neither murmur2 nor CRC-32 chooses.
     """
 
     __slots__ = ("_examples", "_keys", "_next", "_seen", "both", "crc32", "murmur2", "neither", "partitions")

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import anyio
 from confluent_kafka import Consumer
 
+from lanes.arguments import check_flag, check_whole, names_unknown_options, shown_value
 from lanes.clock import monotonic
-from lanes.config import check_flag
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError, ContractError, SourceError
-from lanes.source import Assigned, Destination, Lost, SourceEvent, SourceTraits
+from lanes.handlers import check_plain_function
+from lanes.loops import Doorbell
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import Stranded, stranded_text
+from lanes.source import Assigned, Backlog, Destination, Lost, Outage, Retention, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.commits import Commit, can_carry
 from lanes_kafka.client.group import OF_POLL_INTERVAL
-from lanes_kafka.client.mailbox import Close, Demand, Expire, Release
+from lanes_kafka.client.growth import OnGrowth
+from lanes_kafka.client.mailbox import Close, Confirm, Demand, Expire, Release
 from lanes_kafka.client.prefetch import Prefetched
 from lanes_kafka.client.records import KeyFunction, record_key
 from lanes_kafka.client.thread import ClientThread
@@ -28,10 +35,14 @@ log = logging.getLogger("lanes.kafka")
 
 _SYSTEM: Final = "kafka"
 
+_NAMED: Final = 2
+"""Maximum number of topics and queues that the name of a source has. The others are counted."""
+
 _WATCH_EVERY: Final = 1.0
 """Seconds between two checks that the client is polled."""
 
 
+@names_unknown_options("KafkaSource")
 class KafkaSource:
     """Reads topics as a member of a Kafka consumer group.
 
@@ -42,10 +53,11 @@ class KafkaSource:
         config: The dictionary of a ``confluent_kafka.Consumer``, which also names the group. ``lanes`` switches
             automatic commits off, sets ``auto.offset.reset`` to ``error``, and gives unset fetch settings other
             defaults. All other settings keep their values.
-        topics: Names of the topics; patterns are not supported.
+        topics: Names of the topics, or partitioned queues, each of whose partitions is a topic. Patterns are not
+            supported.
         key: A function from the client's message to its partition key. Default: the key of the record.
-        start: Position at which a group without committed positions starts: ``"beginning"``, ``"next"`` or an aware
-            ``datetime``. Only the first run of a group uses it. Default: as ``auto.offset.reset``, or ``"beginning"``.
+        start: Position at which a group starts in a topic for which the group has committed no position:
+            ``"beginning"``, ``"next"`` or an aware ``datetime``. Default: as ``auto.offset.reset``, or ``"beginning"``.
         out_of_range: Position at which to continue when the log does not contain the committed position:
             ``"earliest"``, ``"latest"``, or ``"fail"`` to end the source. Default: as ``auto.offset.reset``, or
             ``"fail"``.
@@ -54,6 +66,12 @@ class KafkaSource:
         rebuilds: Number of times that the source rebuilds a client after a permanent failure, 0 or more. A rebuild
             helps, for example, after another member took the same ``group.instance.id``. The pauses before rebuilds
             grow from 1 s to 30 s. After 5 minutes without a failure, the source may use all ``rebuilds`` again.
+        consumer_target: Number of partitions that this process prefers to own at most, 1 or more; None = no target.
+            The broker assigns the partitions and knows no targets, so ``Status.target_honoured`` is False.
+            ``Status.under_provisioned`` tells an autoscaler whether this process owns more partitions.
+        on_growth: Reaction to a topic that gets more partitions while it is read, because keys then move to other
+            partitions and may lose their order. ``"alarm"`` logs a warning. ``"stop"`` ends the source with an error,
+            and the consumer drains.
         client: A function that makes the consumer from the final dictionary, for example a subclass of ``Consumer``.
 
     Raises:
@@ -64,18 +82,21 @@ class KafkaSource:
         self,
         config: Mapping[str, Any],
         *,
-        topics: str | Sequence[str],
+        topics: str | PartitionedQueue | Sequence[str | PartitionedQueue],
         key: KeyFunction = record_key,
         start: Start | None = None,
         out_of_range: OutOfRange | None = None,
         commit_metadata: bool = True,
         rebuilds: int = 0,
+        consumer_target: int | None = None,
+        on_growth: OnGrowth = "alarm",
         client: Callable[[dict[str, Any]], Consumer] = Consumer,
     ) -> None:
         self._config = client_config(config, start=start, out_of_range=out_of_range)
-        self._topics = _names(topics)
+        self._topics, self._queues, shown = _names(topics)
         if not callable(key):
-            raise ConfigError(f"key={key!r}: pass a function of the client's message, or leave it out")
+            raise ConfigError(f"key={shown_value(key)}: pass a function of the client's message, or leave it out")
+        check_plain_function("key", key, "the client's message")
         if not callable(client):
             raise ConfigError(
                 f"client={type(client).__name__}: pass a function that makes the consumer from a dictionary, because a "
@@ -86,25 +107,33 @@ class KafkaSource:
                 f"client={client.__name__}: must be confluent_kafka.Consumer, a subclass of it, or a function that "
                 "makes one; a share consumer has neither positions nor an order"
             )
-        if not isinstance(rebuilds, int) or isinstance(rebuilds, bool) or rebuilds < 0:
-            raise ConfigError(f"rebuilds={rebuilds!r}: must be a whole number, 0 or more")
+        check_whole("rebuilds", rebuilds, 0)
         check_flag("commit_metadata", commit_metadata)
+        if consumer_target is not None:
+            check_whole("consumer_target", consumer_target, 1)
+        if on_growth not in get_args(OnGrowth):
+            raise ConfigError(f'on_growth={shown_value(on_growth)}: must be "stop" or "alarm"')
+        self._on_growth: OnGrowth = on_growth
         self._key = key
         self._make = client
         self._hands_over = commit_metadata
         self._rebuilds = rebuilds
+        self._consumer_target = consumer_target
         self._clock = monotonic
-        self._name = f"kafka {self._config.group}/{','.join(self._topics)}"
+        # A label of each metric, so the name is short and does not depend on the assigned partitions.
+        self._name = f"kafka {self._config.group}/{shown}"
         self._prefetched = Prefetched()
         # The committed position of each partition, and whether no message above it is completed.
         self._owned: dict[Partition, tuple[int | None, bool]] = {}
         self._number = 0
         self._asked: Room | None = None
+        # What was received when the last demand was made.
+        self._received = self._bytes_received = 0
         self._failure: SourceError | None = None
         self._warned = False
-        self._answers: set[Answer[None]] = set()
+        self._answers: set[Answer[Any]] = set()
         self._client_thread: ClientThread | None = None
-        self._arrived = anyio.Event()
+        self._arrived = Doorbell()
         self._ended = anyio.Event()
 
     def __repr__(self) -> str:
@@ -122,6 +151,7 @@ class KafkaSource:
             ConfigError: A topic does not exist, or the client refuses its settings.
             SourceError: No broker answers (retryable), or the login or a permission is refused.
         """
+        self._warn_about_range()
         self._bridge = Bridge()
         self._client_thread = ClientThread(
             self._config,
@@ -136,6 +166,8 @@ class KafkaSource:
             self._name,
             hands_over=self._hands_over,
             rebuilds=self._rebuilds,
+            queues=self._queues,
+            on_growth=self._on_growth,
         )
         opened: Answer[None] = Answer(self._bridge)
         self._client_thread.start(opened)
@@ -145,6 +177,22 @@ class KafkaSource:
             hands_over=self._hands_over and can_carry(self._client_thread.limit),
             partitions=self._client_thread.partitions,
         )
+
+    def _warn_about_range(self) -> None:
+        """Log a warning if the group would give partition 0 of every topic of a queue to one member."""
+        assignor = str(self._config.client.get("partition.assignment.strategy", "range")).partition(",")[0].strip()
+        if self._config.protocol != "eager" or assignor != "range":
+            return
+        for queue in self._queues:
+            if queue.partitions > 1:
+                log.warning(
+                    "%s: partition.assignment.strategy=range gives partition 0 of all %d topics of queue %r to one "
+                    "member, so other processes may read nothing; set "
+                    "partition.assignment.strategy=cooperative-sticky",
+                    self._name,
+                    queue.partitions,
+                    queue.name,
+                )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for events; see ``lanes.source.Source.receive``. Cancel-safe.
@@ -163,21 +211,20 @@ class KafkaSource:
             # No await follows before the return, so a cancelled receive has removed no events.
             events = self._prefetched.take(room)
             if events:
-                self._asked = None
                 for event in events:
                     self._note_ownership(event)
                 return events
             if self._failure is not None:
                 raise self._failure
-            if self._asked != room or self._prefetched.due() <= self._clock():
+            if self._needs_demand(room):
                 self._ask(room)
-            self._arrived = anyio.Event()
-            with anyio.move_on_after(self._wait_time()):
-                await self._arrived.wait()
+            await self._arrived.wait(self._wait_time())
             self._check_polling()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Commit positions; see ``lanes.source.Source.settle``. A commit without an answer within 10 s has failed.
+        """Commit positions; see ``lanes.source.Source.settle``.
+
+        A commit without an answer within 10 s, or 5 s during a revoke, has failed.
 
         Args:
             settlements: At most one for each partition.
@@ -210,11 +257,36 @@ class KafkaSource:
             partition: The assignment to hand back.
 
         Raises:
-            SourceError: The client is closed, or the last commit failed. This commit moves the position past a gap.
+            SourceError: The client is closed, or the last commit, which moves the position past a gap, failed.
         """
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
         await self._command(Release(partition, self._answer(), committed if complete else None))
+
+    def freeze_limit(self) -> float:
+        """Session less heartbeat interval less one second; see ``lanes.source.Confirming.freeze_limit``.
+
+        Returns:
+            The seconds. Infinity before ``open``.
+        """
+        return math.inf if self._client_thread is None else self._client_thread.session.freeze_limit
+
+    async def confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
+        """Ask the broker for the members of the group; see ``lanes.source.Confirming.confirm``.
+
+        Args:
+            partitions: Assignments.
+
+        Returns:
+            The owned ones of ``partitions``, if the group still lists this member.
+
+        Raises:
+            SourceError: The client is closed.
+        """
+        self._check_open()
+        answer: Answer[Sequence[Partition]] = Answer(self._bridge)
+        await self._command(Confirm(partitions, answer))
+        return await answer.wait()
 
     def declared(self) -> SourceTraits:
         """Return the traits that the configuration decides; see ``lanes.source.Declaring.declared``.
@@ -228,6 +300,9 @@ class KafkaSource:
             settles="cumulative",
             hands_over=self._hands_over,
             revoke_limit=OF_POLL_INTERVAL * self._config.max_poll_interval,
+            revoke_limit_from=f"max.poll.interval.ms, of which {OF_POLL_INTERVAL:g} may pass",
+            consumer_target=self._consumer_target,
+            queues=self._queues,
         )
 
     def lag(self, partition: Partition) -> int | None:
@@ -242,6 +317,76 @@ class KafkaSource:
         end = None if self._client_thread is None else self._client_thread.end_offsets.of(partition)
         committed, _ = self._owned.get(partition, (None, False))
         return None if end is None or committed is None else max(0, end - committed)
+
+    def backlog(self, partition: Partition) -> Backlog:
+        """Distance in offsets from the next message to the end of the log; see ``lanes.source.Backlogged.backlog``.
+
+        Args:
+            partition: An assignment.
+
+        Returns:
+            The distance, and the last error of the client.
+        """
+        thread = self._client_thread
+        if thread is None:
+            return Backlog(None)
+        return Backlog(thread.end_offsets.unread(partition), *(thread.last_error() or ("",)))
+
+    def outage(self) -> Outage | None:
+        """The time since a broker answered; see ``lanes.source.Connected.outage``.
+
+        The client asks for the ids of the topics every second. A broker that closes an idle connection causes no
+        outage.
+
+        Returns:
+            The outage, with the last error of the client; None while a broker answers.
+        """
+        return None if self._client_thread is None else self._client_thread.outage()
+
+    def rejoining(self) -> bool:
+        """Whether the source waits for its group; see ``lanes.source.Rejoining.rejoining``.
+
+        Returns:
+            Whether the group has not answered since this member joined, or since an outage took its partitions away.
+        """
+        return self._client_thread is not None and self._client_thread.rejoining()
+
+    def retention(self, message: Message) -> Retention | None:
+        """The time until the broker may delete a message; see ``lanes.source.Retaining.retention``.
+
+        Args:
+            message: An unfinished message.
+
+        Returns:
+            The earliest time by ``retention.ms`` and ``retention.bytes``. If this user may not read these settings of
+            the topic, the time follows from the deletions of the log.
+        """
+        return None if self._client_thread is None else self._client_thread.retention.of(message)
+
+    def stranded(self) -> Sequence[Stranded]:
+        """Messages in topics of a queue that no member of the group reads; see ``lanes.source.Stranding.stranded``.
+
+        The client looks every 5 s for topics with the computed names up to twice the number of partitions. It also
+        looks for topics of a former number in which the group has committed positions.
+
+        Returns:
+            The topics.
+        """
+        thread = self._client_thread
+        return () if thread is None else thread.queue_watch.found
+
+    def findings(self) -> Sequence[str]:
+        """Stranded messages, and topics that have grown; see ``lanes.source.Reporting.findings``.
+
+        Returns:
+            A text for each queue with stranded messages, and for each grown topic.
+        """
+        if self._client_thread is None:
+            return ()
+        found = self.stranded()
+        by_queue = [[each for each in found if each.queue == queue.name] for queue in self._queues]
+        texts = [stranded_text(each, self._config.group) for each in by_queue if each]
+        return [*texts, *self._client_thread.growth.grown.values()]
 
     def reads(self, destination: Destination) -> bool:
         """Whether ``topics`` has the topic; see ``lanes.source.Reading.reads``.
@@ -269,19 +414,17 @@ class KafkaSource:
 
     def _deliver(self, events: Sequence[SourceEvent], number: int) -> None:
         self._prefetched.add(events, number)
-        # Events that were read for an older demand may not fit into the newest one: let receive send its demand again.
-        self._asked = None
-        self._arrived.set()
+        self._arrived.ring()
 
     def _on_failure(self, failure: SourceError) -> None:
         self._failure = self._failure or failure
-        self._arrived.set()
+        self._arrived.ring()
 
     def _on_end(self) -> None:
         self._ended.set()
         for answer in list(self._answers):
             answer.fail(self._failure or SourceError(f"{self._name}: the client is closed; make a new source"))
-        self._arrived.set()
+        self._arrived.ring()
 
     # --- inside
 
@@ -291,9 +434,22 @@ class KafkaSource:
         elif isinstance(event, Lost):
             self._owned.pop(event.partition, None)
 
+    def _needs_demand(self, room: Room) -> bool:
+        """Whether the thread needs a new demand. While half of the room of the last demand is left, it reads on."""
+        prefetched, asked = self._prefetched, self._asked
+        if asked is None or asked.paused or room.paused:
+            return self._received != prefetched.received or asked != room or prefetched.due() <= self._clock()
+        count = asked.messages - (prefetched.received - self._received)
+        size = asked.bytes - (prefetched.bytes_received - self._bytes_received)
+        if room.messages <= 0 or room.bytes <= 0:
+            # Without room the thread reads ahead.
+            return asked != room or count < asked.messages
+        return count <= room.messages // 2 or size <= room.bytes // 2
+
     def _ask(self, room: Room) -> None:
         assert self._client_thread is not None, "open() comes first"
         self._asked = room
+        self._received, self._bytes_received = self._prefetched.received, self._prefetched.bytes_received
         self._number += 1
         prefetched = self._prefetched
         rewind = prefetched.rewind(room, self._owned.keys(), self._number, self._clock())
@@ -312,12 +468,15 @@ class KafkaSource:
             )
         )
 
-    def _answer(self) -> Answer[None]:
+    def _check_open(self) -> None:
         if self._ended.is_set() or self._client_thread is None:
             raise self._failure or SourceError(f"{self._name}: the client is closed; make a new source")
+
+    def _answer(self) -> Answer[None]:
+        self._check_open()
         return Answer(self._bridge)
 
-    async def _command(self, command: Commit | Release) -> None:
+    async def _command(self, command: Commit | Release | Confirm) -> None:
         assert self._client_thread is not None
         self._answers.add(command.answer)
         try:
@@ -363,20 +522,50 @@ class KafkaSource:
             self._client_thread.send(Expire())
 
 
-def _names(topics: str | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(topics, Mapping) or not isinstance(topics, Iterable):
-        raise ConfigError(f"topics={topics!r}: must be a name, or a list of names")
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
+def _names(
+    topics: str | PartitionedQueue | Sequence[str | PartitionedQueue],
+) -> tuple[tuple[str, ...], tuple[PartitionedQueue, ...], str]:
+    """Return the names of the topics, the queues among them, and a short text for both."""
+    given: object = (topics,) if isinstance(topics, str | PartitionedQueue) else topics
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise ConfigError(f"topics={shown_value(topics)}: must be a name, or a list of names")
+    names: list[str] = []
+    queues: list[PartitionedQueue] = []
+    shown: list[str] = []
+    for each in given:
+        if isinstance(each, PartitionedQueue):
+            queues.append(each)
+            names.extend(each.names)
+            shown.append(each.names[0] if each.partitions == 1 else f"{each.name} ({each.partitions} partitions)")
+        else:
+            names.append(each)
+            shown.append(each)
     if not names:
         raise ConfigError("topics=[]: name at least one topic")
     for name in names:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"topics={topics!r}: must be a name, or a list of names")
+            raise ConfigError(f"topics={shown_value(topics)}: must be a name, or a list of names")
         if name.startswith("^"):
             raise ConfigError(
-                f"topics={name!r}: patterns are not supported, because topics that appear later could not be checked "
-                "at the start; name the topics"
+                f"topics={shown_value(name)}: patterns are not supported, because topics that appear later could not "
+                "be checked at the start; name the topics"
             )
-    if len(set(names)) != len(names):
-        raise ConfigError(f"topics={topics!r}: a topic is named twice; name each topic once")
-    return names
+        if "://" in name:
+            raise ConfigError(f"topics={shown_value(name)}: a URL is no name of a topic; pass the names of topics")
+        if "," in name:
+            raise ConfigError(
+                f"topics={shown_value(name)}: a name has no comma; write several topics as a list of names"
+            )
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise ConfigError(
+            f"topics={shown_value(topics)}: topic(s) {shown_value(twice)} are named twice; name each topic, and each "
+            "partition of a queue, once"
+        )
+    logical = Counter(queue.name for queue in queues)
+    if twice := [name for name, times in logical.items() if times > 1]:
+        raise ConfigError(
+            f"topics={shown_value(topics)}: several queues have the name(s) {shown_value(twice)}; give each logical "
+            "queue a name of its own"
+        )
+    more = len(shown) - _NAMED
+    return tuple(names), tuple(queues), ",".join(shown[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -30,7 +30,7 @@ def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def topic(request: pytest.FixtureRequest) -> Iterator[MakeTopic]:
+def topic(request: pytest.FixtureRequest, kafka_prepared: None) -> Iterator[MakeTopic]:
     """Creates topics for this test alone: `topic(partitions=4, on=server, config={"retention.ms": "1000"})`.
 
     `on` is a running private broker. Without it the topic is on the shared broker, and is deleted after the test.

@@ -206,6 +206,8 @@ class Client(Consumer):
         if threading.get_ident() != self.thread:
             self.strangers.add(threading.get_ident())
         before, self.inside = self.inside, name
+        # After a nested call of these, confluent-kafka ends the process at the next callback of the outer call.
+        assert before is None or name not in ("consume", "close"), f"{name} was called within {before}"
         try:
             return getattr(super(), name)(*arguments, **named)
         finally:

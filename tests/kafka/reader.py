@@ -21,7 +21,7 @@ from tests.kafka.workload import QUIET, Topic
 
 ROOM: Final = Room(1_000, 1 << 20)
 NOTHING: Final = Room(0, 0)
-WITHIN: Final = 20.0
+WITHIN: Final = 60.0
 
 
 class Called(NamedTuple):

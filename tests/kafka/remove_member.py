@@ -10,7 +10,7 @@ import socket
 import struct
 from typing import Final
 
-_SECONDS: Final = 10.0
+_SECONDS: Final = 30.0
 _LEAVE_GROUP: Final = 13, 1
 _HEARTBEAT: Final = 68, 1
 _LEAVING: Final = -1

@@ -78,10 +78,35 @@ async def test_wrong_credentials_are_named_and_not_shown(guarded: KafkaServer, i
     assert "correct the credentials" in str(failure)
 
 
+async def test_a_login_at_a_listener_without_logins_is_named(guarded: KafkaServer, impatient: None) -> None:
+    login = guarded.config("bob") | {"bootstrap.servers": guarded.admin_url, "group.id": "g"}
+    failure = await refused(login, "T")
+    assert isinstance(failure, lanes.SourceError) and not failure.retryable
+    assert f"login refused at {guarded.admin_url}" in str(failure)
+    assert str(failure).endswith("; correct security.protocol and sasl.mechanism to those of the listener")
+
+
 async def test_an_unknown_topic_is_named(guarded: KafkaServer) -> None:
     failure = await refused({"bootstrap.servers": guarded.admin_url, "group.id": "g"}, "no-such-topic")
     assert isinstance(failure, lanes.ConfigError)
-    assert "no topic 'no-such-topic'" in str(failure) and "create it, or correct topics=" in str(failure)
+    assert "no topic 'no-such-topic'" in str(failure) and str(failure).endswith("create it, or correct topics=…")
+
+
+async def test_a_topic_with_a_similar_name_is_suggested(guarded: KafkaServer, topic: MakeTopic) -> None:
+    there = topic(on=guarded)
+    config = {"bootstrap.servers": guarded.admin_url, "group.id": "g"}
+    for misspelt in (there.name + "s", there.name.swapcase()):
+        failure = await refused(config, misspelt)
+        assert isinstance(failure, lanes.ConfigError)
+        assert str(failure).endswith(f"create it, or correct topics=… (did you mean {there.name!r}?)")
+
+
+async def test_a_setting_with_a_similar_name_is_suggested(guarded: KafkaServer) -> None:
+    config = {"bootstrap.servers": guarded.admin_url, "group.id": "g", "auto.offset.rest": "earliest"}
+    failure = await refused(config, "T")
+    assert isinstance(failure, lanes.ConfigError)
+    assert 'No such configuration property: "auto.offset.rest"' in str(failure)
+    assert str(failure).endswith("correct the configuration of the client (did you mean 'auto.offset.reset'?)")
 
 
 async def test_a_topic_that_may_not_be_seen_is_named(guarded: KafkaServer, topic: MakeTopic) -> None:

@@ -7,10 +7,12 @@ import threading
 from collections import Counter
 from typing import Any
 
+import anyio
 import pytest
 from anyio.to_thread import run_sync
 
 import lanes
+from lanes_kafka import KafkaSource
 from lanes_kafka.client.commits import Commit, TopicIdCheck
 from tests.conftest import KafkaFactory
 from tests.kafka.conftest import MakeTopic
@@ -89,6 +91,42 @@ async def test_broker_outage_never_blocks_the_loop(
     assert work.violations == []
     assert members.committed() == events.ends()
     assert Counter(work.ended.values()) == {1: 200}
+
+
+async def never_called(message: lanes.Message) -> None:
+    raise AssertionError("no message was produced")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+async def test_an_idle_consumer_notices_a_lost_broker(
+    how: str, fresh_kafka: KafkaFactory, topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lanes.kafka")
+    server = fresh_kafka(warm=True)
+    events = topic(2, on=server)
+    config = {"bootstrap.servers": events.url, "group.id": "idle", "reconnect.backoff.max.ms": 500}
+    settings = lanes.Settings(unhealthy_after=3.0)
+    consumer = lanes.Consumer(KafkaSource(config, topics=events.name), never_called, settings=settings)
+    async with consumer:
+        with anyio.fail_after(60):
+            await until(lambda: consumer.active)
+            assert (consumer.health().reasons, consumer.status().outage) == ((), 0.0)
+            await run_sync(server.kill if how == "killed" else server.pause)
+            await until(lambda: not consumer.healthy)
+        health = consumer.health()
+        assert health.reasons[0].startswith("no broker answers for ")
+        assert health.no_broker and consumer.ready
+        assert (consumer.status().outage or 0.0) > 3.0
+        with anyio.fail_after(60):
+            await until(lambda: ": no broker answers for " in caplog.text)
+        await run_sync(server.start if how == "killed" else server.resume)
+        with anyio.fail_after(60):
+            await until(lambda: consumer.healthy)
+        assert (consumer.health().no_broker, consumer.status().outage) == (False, 0.0)
+        with anyio.fail_after(60):
+            await until(lambda: ": a broker answers again after " in caplog.text)
 
 
 @pytest.mark.slow

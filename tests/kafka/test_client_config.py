@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.errors import ConfigError
-from lanes_kafka.config import ClientConfig, client_config, is_secret, redacted
+from lanes_kafka.config import _CONSUMER_ONLY, _OF_EVERY_CLIENT, ClientConfig, client_config, is_secret, redacted
 
 HERE: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "log_level": 0}
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
@@ -54,6 +54,11 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"topic.enable.auto.commit": "1"}, ["topic.enable.auto.commit='1'"]),
     ({"offset.store.method": "file"}, ["offset.store.method='file'", "leave it out"]),
     ({"group.id": ""}, ["group.id is missing or empty"]),
+    ({"group.id": "", "group_id": "g"}, ["group.id is missing or empty", "write 'group.id' in place of 'group_id'"]),
+    (
+        {"bootstrap.servers": "", "bootstrap_servers": "a:1"},
+        ["bootstrap.servers is missing", "write 'bootstrap.servers' in place of 'bootstrap_servers'"],
+    ),
     ({"group.id": None}, ["group.id is missing or empty"]),
     ({"group.id": " \t"}, ["group.id is missing or empty"]),
     ({"group.id": b"g"}, ["group.id is of type bytes", "str"]),
@@ -94,6 +99,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"partition.assignment.strategy": "range "}, ["'range '"]),
     ({"max.poll.interval.ms": 6_000}, ["max.poll.interval.ms=6000", "session.timeout.ms=45000"]),
     ({"max.poll.interval.ms": "90000", "session.timeout.ms": "100000"}, ["90000", "100000"]),
+    ({"heartbeat.interval.ms": 45_000}, ["heartbeat.interval.ms=45000", "session.timeout.ms=45000", "a third"]),
+    ({"heartbeat.interval.ms": "9", "session.timeout.ms": "8"}, ["heartbeat.interval.ms=9", "session.timeout.ms=8"]),
+    ({"heartbeat.interval.ms": "3s"}, ["heartbeat.interval.ms='3s'", "milliseconds"]),
     ({"max.poll.interval.ms": "6e5"}, ["max.poll.interval.ms='6e5'", "milliseconds"]),
     ({"max.poll.interval.ms": "600_000"}, ["'600_000'"]),
     ({"max.poll.interval.ms": 0}, ["max.poll.interval.ms=0"]),
@@ -243,7 +251,9 @@ def test_start_and_out_of_range_may_equal_the_offset_reset() -> None:
         ("latest", {"start": NOON}, "contradicts auto.offset.reset='latest'"),
         ("latest", {"out_of_range": "fail"}, "out_of_range='fail' contradicts auto.offset.reset='latest'"),
         ("error", {"out_of_range": "earliest"}, "out_of_range='earliest' contradicts auto.offset.reset='error'"),
-        (None, {"start": "earliest"}, "start='earliest': must be"),
+        (None, {"start": "earliest"}, r"start='earliest': must be .* \(did you mean \"beginning\"\?\)$"),
+        (None, {"start": "latest"}, r"start='latest': must be .* \(did you mean \"next\"\?\)$"),
+        (None, {"start": "first"}, "start='first': must be .* datetime$"),
         (None, {"start": datetime(2026, 7, 1)}, "start=2026-07-01T00:00:00 has no time zone"),  # noqa: DTZ001
         (None, {"out_of_range": "error"}, "out_of_range='error': must be"),
     ],
@@ -271,6 +281,14 @@ def test_protocol_and_intervals_equal_those_of_the_client(
     config = client_config(HERE | settings)
     assert (config.protocol, config.max_poll_interval, config.session_timeout) == (protocol, interval, session)
     Consumer(config.client).close()
+
+
+@pytest.mark.parametrize("name", sorted(_CONSUMER_ONLY | _OF_EVERY_CLIENT))
+def test_only_settings_of_the_client_are_suggested(name: str) -> None:
+    # The client reads the settings in order, so it refuses an unknown name before the last name.
+    with pytest.raises((KafkaException, TypeError, ValueError)) as refused:
+        Consumer({"group.id": "g", name: "?", "no.such.setting": "?"})
+    assert f'No such configuration property: "{name}"' not in str(refused.value)
 
 
 def test_group_and_instance_are_read_as_the_client_reads_them() -> None:

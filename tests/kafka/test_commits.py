@@ -47,6 +47,7 @@ async def test_nak_5_then_ack_6_to_9_commits_5_and_restart_begins_at_5(
         await until(lambda: len(work.ended) == 9 and bool(work.refused))
         await first.consumer.drain()
         assert members.committed() == [5]
+        assert any(metadata(events, members.id)) == commit_metadata
         assert max(each.position for each in story.of("commit")) == 5
         work.bad.clear()
         members.start("second", settings=NOW, commit_metadata=commit_metadata)

@@ -73,6 +73,10 @@ def letters(draw: st.DrawFn) -> DeadLetter:
         tombstone=tombstone,
         null_headers=tuple(index for index, (_, value) in enumerate(headers) if value is None),
         timestamp=draw(st.none() | st.integers(0, 2**40).map(lambda ms: ms / 1000)),
+        queue=draw(st.none() | st.text(min_size=1, max_size=20)),
+        queue_partition=draw(st.none() | NUMBERS),
+        system=draw(st.text(max_size=20)),
+        incarnation=draw(st.text(max_size=20)),
     )
 
 

@@ -181,7 +181,7 @@ async def test_a_missing_topic_is_refused_and_not_created(topic: MakeTopic) -> N
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, "é", None, ["dead"]])
 def test_an_invalid_topic_name_is_refused(name: Any) -> None:
-    with pytest.raises(lanes.ConfigError, match="dead-letter topic"):
+    with pytest.raises(lanes.ConfigError, match=r"dead-letter topic .*: must be 1 to 249 .* and not '\.' or '\.\.'"):
         KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9"}, name)
 
 
@@ -198,8 +198,10 @@ async def test_a_source_that_reads_the_dead_letters_is_refused(topic: MakeTopic)
 async def test_no_broker_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 1.0)
     target = KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9", "sasl.password": SECRET}, "dead")
-    with pytest.raises(lanes.SourceError, match=r"no Kafka broker answers at 127\.0\.0\.1:9 .*[Cc]onnect") as refused:
+    with pytest.raises(lanes.SourceError, match=r"broker answers at 127\.0\.0\.1:9 .*[Cc]onnect") as refused:
         await target.open()
+    # The source of the same program may have another address.
+    assert str(refused.value).startswith("dead letters to dead: no Kafka broker answers at ")
     assert refused.value.retryable
     assert SECRET not in repr(target) + str(refused.value) + repr(refused.value)
 
@@ -298,7 +300,9 @@ async def test_a_user_without_any_write_permission_is_refused(
     """
     dead = topic(on=guarded)
     await run_sync(partial(allow, dead, AclOperation.DESCRIBE, user="ben"))
-    monkeypatch.setattr("lanes_kafka.dead_letters.writer.describe_topic", lambda *_: TopicFacts(1, True, False, None))
+    monkeypatch.setattr(
+        "lanes_kafka.dead_letters.writer.describe_topic", lambda *_, **__: TopicFacts(1, True, False, None)
+    )
     async with opened(guarded.config("ben"), dead.name) as target:
         with pytest.raises(lanes.SourceError, match="CLUSTER_AUTHORIZATION_FAILED") as refused:
             await target.put(dead_letter())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,15 @@ def test_a_share_group_is_not_taken_for_an_empty_one(kafka: KafkaServer, topic: 
         sharing.close()
 
 
+def test_a_missing_topic_is_named_with_a_similar_one(kafka: KafkaServer, topic: MakeTopic, group: str) -> None:
+    there = topic()
+    config = kafka.config() | {"group.id": group}
+    for missing, similar in ((f"{there.name}s", f" (did you mean {there.name!r}?)"), ("zq", "")):
+        assert look(config, missing)[f"topic {missing}"] == Check(
+            f"topic {missing}", False, "it does not exist", f"create topic {missing}, or correct the name{similar}"
+        )
+
+
 def test_a_partition_whose_leader_moves_is_asked_again(
     kafka: KafkaServer, topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +184,9 @@ def test_wrong_credentials_are_named_and_not_shown(guarded: KafkaServer) -> None
 )
 def test_a_setting_that_the_client_refuses_is_a_finding(settings: dict[str, Any], words: str) -> None:
     (found,) = examine(client_config({"bootstrap.servers": NOWHERE, "group.id": "g"} | settings), ["T"])
-    assert (found.name, found.ok, found.remedy) == ("client", False, "correct the setting that the error names")
+    meant = " (did you mean 'sasl.password'?)" if "sasl.pasword" in settings else ""
+    assert (found.name, found.ok) == ("client", False)
+    assert found.remedy == f"correct the setting that the error names{meant}"
     assert words in found.detail
     assert PASSWORD not in found.detail
 
@@ -248,6 +260,13 @@ def test_a_broker_without_commit_metadata_is_named(guarded: KafkaServer) -> None
     found = look({"bootstrap.servers": guarded.admin_url, "group.id": "g"})["commit metadata"]
     assert (found.ok, found.detail.partition(":")[0]) == (None, "offset.metadata.max.bytes=0")
     assert "commit_metadata=False" in found.remedy
+
+
+@pytest.mark.parametrize(("limit", "ok"), [(0, None), (1, None), (11, None), (12, True), (4096, True)])
+def test_a_limit_below_the_shortest_commit_metadata_is_named(limit: int, ok: bool | None) -> None:
+    found = doctor._carries("commit metadata", str(limit))
+    assert (found.ok, found.detail.partition(":")[0]) == (ok, f"offset.metadata.max.bytes={limit}")
+    assert ("raise it to 4096" in found.remedy) is not ok
 
 
 def test_the_metadata_limit_is_a_number_or_unknown_or_out_of_reach(kafka: KafkaServer, guarded: KafkaServer) -> None:
@@ -334,6 +353,28 @@ def test_an_answer_after_the_deadline_is_not_awaited(kafka: KafkaServer) -> None
     with pytest.raises(KafkaException) as failed:
         broker.answer(admin, Future(), time.monotonic())
     assert failed.value.args[0].code() == KafkaError._TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("code", "retryable", "remedy"),
+    [
+        (KafkaError._TIMED_OUT, True, "check that the broker runs"),
+        (KafkaError.REQUEST_TIMED_OUT, True, "check that the broker runs"),
+        (KafkaError._AUTHENTICATION, False, "correct the credentials"),
+        (KafkaError.UNSUPPORTED_VERSION, False, "correct the named cause"),
+    ],
+)
+def test_a_lasting_failure_of_the_broker_settings_is_not_retryable(
+    code: int, retryable: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KafkaException(KafkaError(code))
+
+    monkeypatch.setattr(broker, "answer", fail)
+    admin: Any = SimpleNamespace(describe_cluster=lambda request_timeout: Future[object]())
+    with pytest.raises(SourceError, match=f"cannot read the settings of a broker .*; {remedy}") as failed:
+        broker.broker_settings(admin)
+    assert failed.value.retryable is retryable
 
 
 @pytest.mark.parametrize(

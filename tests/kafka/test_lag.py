@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 from anyio.to_thread import run_sync
-from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicPartition
 
 import lanes
 from lanes.core.types import Partition, PartitionId
 from lanes_kafka import KafkaSource
 from lanes_kafka.client import lag
 from lanes_kafka.client.group import Assignment
-from lanes_kafka.client.lag import ASK_AFTER, EndOffsets
+from lanes_kafka.client.lag import ASK_AFTER, EndOffsets, isolation_of
 from lanes_kafka.client.records import READER
 from tests.fakes.telemetry import PARENT, TRACE, TRACEPARENT, Sdk, use
 from tests.kafka.conftest import MakeTopic
@@ -122,13 +123,10 @@ async def test_a_lag_grows_while_nothing_is_fetched(topic: MakeTopic, monkeypatc
 
 
 class FakeClient:
-    """A client with the ends of its last fetches, and a broker. ``asked``: the partitions of each question."""
+    """A client with the ends of its last fetches."""
 
     def __init__(self) -> None:
         self.heard: dict[int, Any] = {}
-        self.answers: dict[int, int | KafkaError] = {}
-        self.down = False
-        self.asked: list[list[int]] = []
 
     def get_watermark_offsets(self, partition: TopicPartition, *, cached: bool) -> Any:
         assert cached
@@ -137,27 +135,46 @@ class FakeClient:
             raise KafkaException(found)
         return None if found is None else (0, found)
 
-    def offsets_for_times(self, partitions: list[TopicPartition], *, timeout: float) -> list[Any]:
-        assert timeout <= 0.5 and {each.offset for each in partitions} == {OFFSET_END}
-        self.asked.append([each.partition for each in partitions])
-        if self.down:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return [self._answer(each) for each in partitions]
 
-    def _answer(self, asked: TopicPartition) -> Any:
-        found = self.answers[asked.partition]
-        if isinstance(found, KafkaError):
-            return type("Answer", (), {"topic": asked.topic, "partition": asked.partition, "error": found})()
-        return TopicPartition(asked.topic, asked.partition, found)
+class FakeEnds:
+    """A broker that is asked for ends. ``asked``: the partitions of each question; ``slow``: it does not answer yet."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, int | KafkaError] = {}
+        self.asked: list[list[int]] = []
+        self.levels: set[IsolationLevel] = set()
+        self.slow = False
+        self.open: list[tuple[TopicPartition, Future[Any]]] = []
+
+    def list_offsets(self, wanted: dict[TopicPartition, Any], *, isolation_level: Any, request_timeout: float) -> Any:
+        assert request_timeout == lag.ASK_TIMEOUT
+        self.levels.add(isolation_level)
+        self.asked.append([each.partition for each in wanted])
+        futures: dict[TopicPartition, Future[Any]] = {each: Future() for each in wanted}
+        self.open += futures.items()
+        if not self.slow:
+            self.answer()
+        return futures
+
+    def answer(self) -> None:
+        for asked, future in self.open:
+            found = self.answers[asked.partition]
+            if isinstance(found, KafkaError):
+                future.set_exception(KafkaException(found))
+            else:
+                future.set_result(type("Found", (), {"offset": found})())
+        self.open = []
 
 
 class Stand:
     """The end offsets of several partitions, with a manual clock."""
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, level: object = None) -> None:
         self.client = FakeClient()
+        self.broker = FakeEnds()
         self.now = 100.0
-        self.end_offsets = EndOffsets(lambda: self.now)
+        admin: Any = self.broker
+        self.end_offsets = EndOffsets(lambda: self.now, lambda: admin, isolation_of(level))
         self.owned = [Assignment(Partition(PartitionId("t", number), READER), 0, 0) for number in range(partitions)]
 
     def look(self, *, after: float = 0.0, ask: bool = True) -> list[int | None]:
@@ -165,6 +182,9 @@ class Stand:
         client: Any = self.client
         self.end_offsets.refresh(client, self.owned, ask=ask)
         return [self.end_offsets.of(each.partition) for each in self.owned]
+
+    def unread(self) -> list[int | None]:
+        return [self.end_offsets.unread(each.partition) for each in self.owned]
 
 
 def test_an_end_offset_comes_from_the_last_fetch() -> None:
@@ -175,49 +195,136 @@ def test_an_end_offset_comes_from_the_last_fetch() -> None:
     assert stand.look() == [7, None, None, 0]
     stand.client.heard = {0: 9, 1: 3, 2: 5, 3: unknown}
     assert stand.look() == [9, 3, 5, 0]
-    assert stand.client.asked == []
+    assert stand.broker.asked == []
 
 
 def test_the_broker_is_asked_for_ends_without_news() -> None:
     stand = Stand(3)
     stand.client.heard = {0: 7, 1: 7, 2: 7}
-    stand.client.answers = {0: 8, 1: 20, 2: KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)}
+    stand.broker.answers = {0: 8, 1: 20, 2: KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)}
     stand.look()
-    stand.client.heard[0] = 8
+    stand.client.heard[0] = stand.owned[0].position = 8
     assert stand.look(after=ASK_AFTER - 0.1) == [8, 7, 7]
-    assert stand.client.asked == []
-    assert stand.look(after=0.2) == [8, 20, 7]
-    # A partition without a leader is not asked for at every refresh, because each question blocks.
-    for _ in range(9):
+    assert stand.broker.asked == []
+    stand.look(after=0.2)
+    # The answer is taken by the next look, so that no look waits.
+    assert stand.look() == [8, 20, 7]
+    # A partition without a leader is not asked for at every refresh.
+    for _ in range(10):
         assert stand.look(after=0.5) == [8, 20, 7]
-    assert stand.client.asked == [[1, 2]]
-    stand.client.answers[2] = 9
-    assert stand.look(after=0.5) == [8, 20, 7]
-    assert stand.client.asked == [[1, 2], [0, 1]]
-    assert stand.look(after=25.0) == [8, 20, 9]
+    assert stand.broker.asked == [[1, 2], [0, 1]]
+    stand.broker.answers[2] = 9
+    stand.look(after=25.0)
+    assert stand.look() == [8, 20, 9]
     # The last fetch is older than the answer.
     assert stand.look(ask=False) == [8, 20, 9]
     stand.client.heard[1] = 21
     assert stand.look(ask=False) == [8, 21, 9]
 
 
-@pytest.mark.parametrize("reachable", [True, False])
-def test_an_unanswered_question_is_not_repeated_for_a_while(reachable: bool) -> None:
+def test_one_question_is_open_at_a_time_and_is_not_asked_of_a_broker_that_is_down() -> None:
     stand = Stand(1)
-    stand.client.heard, stand.client.answers = {0: 7}, {0: 9}
-    stand.client.down = True
+    stand.client.heard, stand.broker.answers = {0: 7}, {0: 9}
     stand.look()
-    assert stand.look(after=ASK_AFTER, ask=reachable) == [7]
-    assert stand.look(after=29.0, ask=reachable) == [7]
-    assert len(stand.client.asked) == reachable
-    stand.client.down = False
-    assert stand.look(after=2.0) == [9]
+    assert stand.look(after=ASK_AFTER, ask=False) == [7]
+    assert stand.broker.asked == []
+    stand.broker.slow = True
+    for _ in range(9):
+        assert stand.look(after=ASK_AFTER) == [7]
+    assert stand.broker.asked == [[0]]
+    stand.broker.answer()
+    assert stand.look() == [9]
+
+
+def test_a_failed_question_is_not_repeated_for_a_while() -> None:
+    stand = Stand(1)
+    stand.client.heard, stand.broker.answers = {0: 7}, {0: KafkaError(KafkaError._TIMED_OUT)}
+    stand.look()
+    stand.look(after=ASK_AFTER)
+    assert stand.look() == [7]
+    assert stand.look(after=29.0) == [7]
+    assert len(stand.broker.asked) == 1
+    stand.broker.answers[0] = 9
+    stand.look(after=2.0)
+    assert stand.look() == [9]
+
+
+def test_the_ends_of_many_partitions_are_asked_for_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lag, "PORTION", 3)
+    stand = Stand(8)
+    stand.broker.answers = dict.fromkeys(range(8), 9)
+    stand.look()
+    stand.look(after=ASK_AFTER)
+    # Each question follows the answer to the one before. A second answer comes only after five seconds.
+    for _ in range(7):
+        stand.look(after=1.0)
+    assert stand.broker.asked == [[0, 1, 2], [3, 4, 5], [6, 7], [0, 1, 2], [3, 4, 5]]
+    assert stand.look() == [9] * 8
+    # More partitions than the broker answers for in five seconds have their turns too.
+    stand.broker.asked.clear()
+    for _ in range(6):
+        stand.look(after=ASK_AFTER)
+    assert [number for asked in stand.broker.asked for number in asked][:16].count(7) == 2
 
 
 def test_ends_of_former_partitions_are_dropped() -> None:
     stand = Stand(2)
     stand.client.heard = {0: 7, 1: 8}
+    stand.broker.answers, stand.broker.slow = {0: 9, 1: 9}, True
     stand.look()
+    stand.look(after=ASK_AFTER)
     (gone, kept), stand.owned = stand.owned, stand.owned[1:]
     assert stand.look() == [8]
-    assert (stand.end_offsets.of(gone.partition), stand.end_offsets.of(kept.partition)) == (None, 8)
+    stand.broker.answer()
+    assert stand.look() == [9]
+    assert (stand.end_offsets.of(gone.partition), stand.end_offsets.of(kept.partition)) == (None, 9)
+
+
+def test_the_unread_messages_are_those_between_the_position_to_deliver_and_the_end() -> None:
+    stand = Stand(2, "read_uncommitted")
+    assert stand.unread() == [None, None]
+    stand.client.heard = {0: 7}
+    stand.owned[0].position = 5
+    stand.look()
+    assert stand.unread() == [2, None]
+    # A fetch may report an end that is older than the position.
+    stand.owned[0].position = 9
+    stand.look()
+    assert stand.unread() == [0, None]
+
+
+def test_the_messages_of_an_open_transaction_are_in_the_lag_and_not_unread() -> None:
+    stand = Stand(1)
+    stand.client.heard, stand.broker.answers = {0: 5}, {0: 5}
+    stand.owned[0].position = 5
+    stand.look()
+    stand.look(after=ASK_AFTER)
+    assert (stand.look(), stand.unread()) == ([5], [0])
+    # A transaction from offset 5 on is open, and its end rises with each fetch.
+    for end in range(6, 46):
+        stand.client.heard = {0: end}
+        assert (stand.look(after=1.0), stand.unread()) == ([end], [0])
+    assert len(stand.broker.asked) == 7
+    # The transaction ends, and its messages do not arrive.
+    stand.broker.answers = {0: 46}
+    stand.look(after=ASK_AFTER)
+    assert (stand.look(), stand.unread()) == ([46], [41])
+
+
+def test_an_end_that_no_answer_has_confirmed_makes_no_message_unread() -> None:
+    stand = Stand(1)
+    stand.client.heard = {0: 7}
+    assert (stand.look(), stand.unread()) == ([7], [None])
+
+
+def test_ends_are_asked_for_at_the_isolation_level_of_the_fetches() -> None:
+    for level, wanted in (
+        (None, IsolationLevel.READ_COMMITTED),
+        ("read_committed", IsolationLevel.READ_COMMITTED),
+        ("READ_UNCOMMITTED", IsolationLevel.READ_UNCOMMITTED),
+    ):
+        stand = Stand(1, level)
+        stand.broker.answers = {0: 9}
+        stand.look()
+        stand.look(after=ASK_AFTER)
+        assert stand.broker.levels == {wanted}

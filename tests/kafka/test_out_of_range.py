@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Raw
 
 import lanes
+from lanes.core.offset_map import LIMIT, encode
 from lanes.core.types import Message, PartitionId
 from lanes.source import Assigned, Delivered, Lost, SourceEvent
 from lanes_kafka.client import group
-from lanes_kafka.client.offsets import log_bounds
+from lanes_kafka.client.offsets import StartPosition, log_bounds, start_positions
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.reader import ROOM, reading, topic_of
 from tests.kafka.workload import produce
@@ -133,3 +135,38 @@ async def test_the_log_bounds_are_asked_for_until_the_broker_answers(
         assert [(message.partition, message.position) for message in found] == [
             (again.partition, position) for position in range(5)
         ]
+
+
+class Deleted:
+    """A client whose group has committed position 2, and 4, 5 and 8 as completed, in a log of other bounds."""
+
+    def __init__(self, low: int, high: int) -> None:
+        self._bounds = {OFFSET_BEGINNING: low, OFFSET_END: high}
+
+    def committed(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [
+            TopicPartition(each.topic, each.partition, 2, encode(2, [(4, 6), (8, 9)], LIMIT)) for each in partitions
+        ]
+
+    def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        return [TopicPartition(each.topic, each.partition, self._bounds[each.offset]) for each in partitions]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "start"),
+    [
+        pytest.param(3, 10, StartPosition(3, [(4, 6), (8, 9)], uncommitted=False), id="below all completed"),
+        pytest.param(4, 10, StartPosition(6, [(8, 9)], uncommitted=False), id="at a completed run"),
+        pytest.param(5, 10, StartPosition(6, [(8, 9)], uncommitted=False), id="within a completed run"),
+        pytest.param(8, 10, StartPosition(9, [], uncommitted=True), id="at the last completed run"),
+        pytest.param(10, 10, StartPosition(10, [], uncommitted=True), id="above all completed"),
+        pytest.param(0, 1, StartPosition(0, [], uncommitted=True), id="a truncated log has other messages"),
+    ],
+)
+def test_a_start_above_deleted_messages_keeps_what_is_completed(low: int, high: int, start: StartPosition) -> None:
+    one = PartitionId("t", 0)
+    client: Any = Deleted(low, high)
+    found = start_positions(
+        client, [one], start="beginning", sizes={}, out_of_range="earliest", hands_over=True, name="n"
+    )
+    assert found == {one: start}

@@ -118,13 +118,15 @@ def wanted(
     *,
     partitions: int = 2,
     client_paused: int = 0,
+    gone: int = 0,
     held: int = 0,
     aside: int = 0,
     received: int = 0,
     average: float = 1.0,
 ) -> int:
-    group = cast(Group, SimpleNamespace(owned=range(partitions), rebalances=1))
-    paused = frozenset(PARTITIONS[:client_paused])
+    owned = {each.id: SimpleNamespace(partition=each) for each in PARTITIONS[:partitions]}
+    group = cast(Group, SimpleNamespace(owned=owned, rebalances=1))
+    paused = frozenset([*PARTITIONS[:client_paused], *PARTITIONS[len(PARTITIONS) - gone :]])
     demand = Demand(1, room, 64 << 20 if room else 0, paused, {}, waiting=held, waiting_paused=aside, received=received)
     return ahead.to_read(demand, group, average)
 
@@ -153,3 +155,10 @@ def test_messages_of_paused_partitions_are_bounded() -> None:
     assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD // 2, received=2) == 10, "the other partitions continue"
     assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD + 5, received=2) == 5
     assert wanted(ahead, 10, client_paused=2, received=2) == 0, "no message can be delivered"
+
+
+def test_a_paused_partition_that_was_given_back_stops_no_other_partition() -> None:
+    # The loop may send no newer demand before the next message arrives.
+    assert wanted(ReadAhead(), 10, partitions=1, gone=1) == 10
+    assert wanted(ReadAhead(), 10, gone=1) == 10 + READ_AHEAD, "two partitions are left"
+    assert wanted(ReadAhead(), 10, partitions=1, client_paused=1, gone=1) == 0, "no message can be delivered"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka import Message as Raw
 
 from lanes.core.types import Partition, PartitionId
-from lanes.source import Assigned, SourceEvent
+from lanes.source import Assigned, Lost, SourceEvent
 from lanes_kafka.client.group import Group
 from lanes_kafka.client.intake import Intake
 from lanes_kafka.client.topics import Topics
@@ -146,3 +148,99 @@ def test_a_deleted_invisible_topic_does_not_block_answers_for_others() -> None:
         member.topics.wait(1.0)
     member.admin.topics = {"t": "id-B", "u": KafkaError.TOPIC_AUTHORIZATION_FAILED}
     assert member.topics.wait(1.0) and member.topics.id_of("t") == "id-B" and "u" not in member.topics.known
+
+
+def test_a_loss_has_the_reason_that_is_known() -> None:
+    member = Member(T="id-A")
+    client: Any = member
+    member.assign("T", 0)
+    member.group.on_lost(client, [TopicPartition("T", 0)])
+    member.assign("T", 0)
+    begin_outage(member)
+    member.group.on_lost(client, [TopicPartition("T", 0)])
+    outside, inside = [event.reason for event in member.told if isinstance(event, Lost)]
+    assert outside == "this member's session ended, or the group chose another owner"
+    assert re.fullmatch(r"no broker has answered for \d+ s, so this member's session may have ended", inside)
+
+
+def test_an_assignment_of_nothing_is_an_answer_of_the_group() -> None:
+    member = Member(T="id-A")
+    client: Any = member
+    assert member.group.join_watch.waits
+    member.group.on_assign(client, [])
+    assert not member.group.join_watch.waits
+
+
+def test_a_broker_that_returns_before_the_assignment_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lanes.kafka")
+    member = Member(T="id-A")
+    client: Any = member
+    member.assign("T", 0)
+    begin_outage(member)
+    member.group.on_lost(client, [TopicPartition("T", 0)])
+    member.group.report_return()
+    assert (caplog.messages, member.group.rejoining) == ([], False)
+    member.topics.contact.answered()
+    member.group.report_return()
+    member.group.report_return()
+    assert member.group.rejoining
+    (line,) = caplog.messages
+    assert line == (
+        "kafka g: waiting for the group to assign partitions again, perhaps until the broker has ended this member's "
+        "former session"
+    )
+
+
+def test_a_broker_that_returns_after_the_assignment_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lanes.kafka")
+    member = Member(T="id-A")
+    client: Any = member
+    member.assign("T", 0)
+    begin_outage(member)
+    member.group.on_lost(client, [TopicPartition("T", 0)])
+    member.topics.contact.answered()
+    member.assign("T", 0)
+    member.group.report_return()
+    assert (caplog.messages, member.group.rejoining) == ([], False)
+
+
+def test_a_loss_before_the_outage_is_certain_waits_for_the_group_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lanes.kafka")
+    member = Member(T="id-A")
+    client: Any = member
+    member.assign("T", 0)
+    member.group.on_lost(client, [TopicPartition("T", 0)])
+    member.group.report_return()
+    assert (caplog.messages, member.group.rejoining) == ([], False)
+    for _ in range(2):
+        begin_outage(member)
+        member.group.report_return()
+        assert not member.group.rejoining
+        member.topics.contact.answered()
+        member.group.report_return()
+        assert member.group.rejoining
+    waits = "kafka g: waiting for the group to assign partitions again"
+    assert [line.partition(",")[0] for line in caplog.messages] == [waits] * 2
+    # The group may leave a member without partitions.
+    member.group.on_assign(client, [])
+    assert not member.group.rejoining
+    member.group.report_return()
+    assert not member.group.rejoining
+
+
+def test_a_member_that_had_no_partition_does_not_wait_for_the_group(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lanes.kafka")
+    member = Member(T="id-A")
+    client: Any = member
+    begin_outage(member)
+    member.group.on_lost(client, [])
+    member.group.report_return()
+    member.topics.contact.answered()
+    member.group.report_return()
+    assert (caplog.messages, member.group.rejoining) == ([], False)
+
+
+def begin_outage(member: Member) -> None:
+    """Leave two requests without an answer, which are an outage."""
+    for _ in range(2):
+        member.topics.contact.unanswered(1e6, "no answer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lanes
-from lanes_kafka.client import thread
+from lanes_kafka.client import rebuilds as client_rebuilds
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
 from tests.kafka.workload import produce, until
@@ -74,7 +74,7 @@ async def test_static_twin_is_fatal_and_named(protocol: str, topic: MakeTopic) -
 async def test_a_fenced_client_is_rebuilt_a_limited_number_of_times(
     rebuilds: int, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(client_rebuilds, "FIRST_PAUSE", 0.01)
     events = topic(1)
     story = Story()
     work = Work(story)
@@ -97,7 +97,7 @@ async def test_a_fenced_client_is_rebuilt_a_limited_number_of_times(
 
 async def test_a_taken_instance_id_is_awaited_under_848(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     for pause in ("FIRST_PAUSE", "LONGEST_PAUSE"):
-        monkeypatch.setattr(thread, pause, 0.05)
+        monkeypatch.setattr(client_rebuilds, pause, 0.05)
     events = topic(1)
     story = Story()
     work = Work(story)

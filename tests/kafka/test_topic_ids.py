@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import lanes
 from lanes.core.types import Partition, PartitionId, Settlement
+from lanes.source import Outage
 from lanes_kafka.client import commits, thread, topics
 from lanes_kafka.client.commits import COMMIT_TIMEOUT, Commit, Commits, TopicIdCheck
 from lanes_kafka.client.records import READER
@@ -417,3 +418,32 @@ async def test_messages_of_a_recreated_topic_are_never_committed(
         assert max(each.position for each in story.of("commit")) == 100
         assert {each.position for each in story.of("end")} > set(range(100, 150))
         assert members.committed() == [None]
+
+
+def test_questions_that_no_broker_answers_are_an_outage() -> None:
+    bench = Bench()
+    admin, asked = bench.admin, bench.topics
+
+    def polled(seconds: float) -> Outage | None:
+        bench.now += seconds
+        asked.poll()
+        return asked.contact.outage()
+
+    asked.poll()
+    assert polled(0.0) is None
+    # An error of a broker is an answer.
+    admin.topics = {"t": KafkaError.TOPIC_AUTHORIZATION_FAILED}
+    assert polled(1.0) is None and polled(1.0) is None
+    admin.topics = {"t": KafkaError._TIMED_OUT}
+    # The first of these polls takes the last answer of the broker.
+    assert polled(1.0) is None and polled(1.0) is None
+    assert polled(1.0) == (2.0, "Local: Timed out")
+    # A question without an error is given up after 10 s.
+    admin.topics = {"t": "id-A"}
+    polled(1.0)
+    assert polled(1.0) is None
+    admin.topics = {"t": None}
+    polled(1.0)
+    assert polled(10.0) is None
+    outage = polled(10.0)
+    assert outage is not None and outage.error == "neither an answer nor an error for 10 s"

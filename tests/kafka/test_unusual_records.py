@@ -7,11 +7,13 @@ from typing import Any
 
 import anyio
 import pytest
+from confluent_kafka import Message as Raw
 from confluent_kafka import Producer
 
 import lanes
-from lanes.core.types import Message
+from lanes.core.types import Message, Partition, PartitionId
 from lanes_kafka import KafkaSource
+from lanes_kafka.client.records import READER, messages, record_key
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
 from tests.kafka.workload import QUIET, produce, until
@@ -82,3 +84,9 @@ async def test_a_value_that_cannot_be_decoded_blocks_its_key_alone(topic: MakeTo
         await until(lambda: consumer.status().blocked == 1)
         consumer.stop()
     assert events.committed(f"g-{events.name}") == [1]
+
+
+def test_the_size_of_a_record_is_in_bytes() -> None:
+    raw = Raw("orders", 0, 5, b"key", b"value", [("Größe", b"5"), ("none", None), ("a", b"12")])
+    run, total = messages(Partition(PartitionId("orders", 0), READER), [raw], record_key)
+    assert [message.size for message in run] == [total] == [3 + 5 + (7 + 1) + 4 + (1 + 2)]

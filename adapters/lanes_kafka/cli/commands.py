@@ -1,6 +1,6 @@
 """The commands ``lanes kafka …`` and ``lanes doctor kafka``.
 
-The commands raise ``ConfigError``, which the command line prints.
+The commands raise ``ConfigError`` and ``Misuse``, which the command line prints.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import Misuse, command_group
+from lanes.cli.kit import Misuse, command_group, waiting_line
 from lanes.core.types import key_bytes
 from lanes.errors import ConfigError
-from lanes_kafka.cli.config_file import read_config
+from lanes_kafka.cli.config_file import given_settings
 from lanes_kafka.cli.doctor import examine
 from lanes_kafka.config import ClientConfig, client_config
 from lanes_kafka.dead_letters.box import KafkaDeadLetterBox
@@ -46,7 +46,7 @@ def dead_letter_box(topic: str, server: str, config: Path | None, settings: list
         ConfigError: The file, a setting or the topic name is invalid.
         Misuse: No address of a broker is given.
     """
-    read = _settings(config, settings, server=server)
+    read = given_settings(config, settings, server=server)
     if "debug" in read:
         logging.basicConfig()
         logging.getLogger("lanes.kafka.client").setLevel(logging.DEBUG)
@@ -59,16 +59,16 @@ def partition(
         help="Show these keys; write `--` before a leading dash.", metavar="KEY", show_default=False
     ),
     partitions: int = typer.Option(..., help="Number of partitions of the topic.", metavar="NUMBER"),
-    as_int: bool = typer.Option(False, "--int", help="Read keys as decimal numbers that lanes wrote."),
+    as_int: bool = typer.Option(False, "--int", help="Read keys as decimal numbers; hash each as 16 bytes."),
     as_hex: bool = typer.Option(False, "--hex", help="Read keys as bytes in hex, two digits each."),
 ) -> None:
     """Show where producers put a key.
 
-    Java clients and kafka-python use murmur2. librdkafka uses CRC-32 by default. lanes writes a number as a key of 16
-    bytes. A Java Long has 8 bytes, so give such a key with --hex. For example, the Long 42 is 000000000000002a.
+    Java clients and kafka-python use murmur2. librdkafka uses CRC-32 by default. lanes encodes a number as a key of
+    16 bytes. A Java Long has 8 bytes, so give such a key with --hex. For example, the Long 42 is 000000000000002a.
     """
     if as_int and as_hex:
-        raise ConfigError("--int and --hex contradict each other; leave one out")
+        raise Misuse("takes --int or --hex, not both")
     if partitions < 1:
         raise ConfigError(f"--partitions {partitions}: must be 1 or more")
     table = Table()
@@ -108,25 +108,16 @@ def doctor(
     if config is None and not (server or group or settings or topics or as_json):
         typer.echo(context.get_help())
         return
-    given = _settings(config, settings, server=server, group=group)
+    for name in topics:
+        if "," in name:
+            raise Misuse(f"has --topic {name!a}, and a name has no comma; repeat the option: --topic NAME --topic NAME")
+    given = given_settings(config, settings, server=server, group=group)
     if not given.get("group.id"):
         raise Misuse("needs --group NAME, or group.id in --config FILE")
     read = client_config(given)
-    checks = examine(read, topics)
+    with waiting_line("the Kafka broker", server):
+        checks = examine(read, topics)
     conclude(checks, as_json=as_json, facts=_facts(read), tables=[_chosen(read)])
-
-
-def _settings(config: Path | None, settings: list[str], *, server: str, group: str = "") -> dict[str, Any]:
-    """Return the client's settings; -X overrides --server and --group, which override the file."""
-    named = {"bootstrap.servers": server, "group.id": group}
-    read = {
-        **read_config(config),
-        **{name: value for name, value in named.items() if value},
-        **read_config(None, settings),
-    }
-    if not any(read.get(name) for name in ("bootstrap.servers", "metadata.broker.list")):
-        raise Misuse("needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE")
-    return read
 
 
 def _facts(config: ClientConfig) -> dict[str, object]:

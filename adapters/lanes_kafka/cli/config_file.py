@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lanes.cli.misuse import Misuse
 from lanes.errors import ConfigError
 
 
@@ -37,6 +38,33 @@ def read_config(path: Path | None, settings: Sequence[str] = ()) -> dict[str, An
             raise ConfigError(f"-X number {number} is not name=value; write -X bootstrap.servers=host:9092")
         config[name.strip()] = value
     return config
+
+
+def given_settings(config: Path | None, settings: Sequence[str], *, server: str, group: str = "") -> dict[str, Any]:
+    """Return the client's settings of a command. Blocks.
+
+    Args:
+        config: The file of ``--config``; None = no file.
+        settings: Texts ``name=value`` of ``-X``, which override the other arguments.
+        server: Value of ``--server``, which overrides the file; "" = not given.
+        group: Value of ``--group``, which overrides the file; "" = not given.
+
+    Returns:
+        The settings by name.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line or text is not a setting.
+        Misuse: No address of a broker is given.
+    """
+    named = {"bootstrap.servers": server, "group.id": group}
+    read = {
+        **read_config(config),
+        **{name: value for name, value in named.items() if value},
+        **read_config(None, settings),
+    }
+    if not any(read.get(name) for name in ("bootstrap.servers", "metadata.broker.list")):
+        raise Misuse("needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE")
+    return read
 
 
 def _of_file(path: Path) -> dict[str, Any]:

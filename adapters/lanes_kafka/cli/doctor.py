@@ -17,18 +17,26 @@ from confluent_kafka.admin import AclOperation, AdminClient, OffsetSpec, Resourc
 
 from lanes.cli.doctor import Check
 from lanes.errors import SourceError
-from lanes_kafka.broker import METADATA_LIMIT, QUESTION_TIMEOUT, answer, broker_settings, likely_cause, settings_of
+from lanes_kafka.broker import (
+    COORDINATOR_TIMEOUT,
+    LEADER_MOVES,
+    METADATA_LIMIT,
+    QUESTION_TIMEOUT,
+    answer,
+    broker_settings,
+    likely_cause,
+    settings_of,
+    similar_topic,
+)
+from lanes_kafka.client.commits import can_carry, room_within
 from lanes_kafka.config import ClientConfig, addresses, redacted
-from lanes_kafka.errors import NOT_ALLOWED, client_text, is_login_refused
+from lanes_kafka.errors import NOT_ALLOWED, client_text, is_login_refused, setting_meant
 
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
 
-_LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
-"""Errors of a partition that was just created, or whose leader moves."""
-
 _AGAIN: Final = 0.2
-"""Seconds until the next question after an error of ``_LEADER_MOVES``."""
+"""Seconds until the next question after an error of ``LEADER_MOVES``."""
 
 _SHOWN: Final = 5
 """Maximum number of broker addresses to show."""
@@ -52,7 +60,7 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
     except (KafkaException, TypeError, ValueError) as failure:
         error, secrets = failure.args[0], config.client
         text = client_text(error, secrets) if isinstance(error, KafkaError) else redacted(str(failure), secrets)
-        return [Check("client", False, text, "correct the setting that the error names")]
+        return [Check("client", False, text, f"correct the setting that the error names{setting_meant(text)}")]
     doctor = _Doctor(config, admin, errors, timeout)
     checks = [doctor.reachable()]
     if checks[0].ok is False:
@@ -93,7 +101,11 @@ class _Doctor:
             )
             found = self._ask(asked[name])
         except (KafkaException, ValueError, TypeError) as failure:
-            return [self._failed(what, failure, f"allow Describe and Read on topic {name}", f"create topic {name}")]
+            error = failure.args[0]
+            missing = isinstance(error, KafkaError) and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            similar = similar_topic(self.admin, name, timeout=self.timeout) if missing else ""
+            create = f"create topic {name}, or correct the name{similar}"
+            return [self._failed(what, failure, f"allow Describe and Read on topic {name}", create)]
         partitions = f"partitions={len(found.partitions)}, id {found.topic_id}"
         leaderless = [each.id for each in found.partitions if each.leader is None or each.leader.id < 0]
         if not _allowed(found, AclOperation.READ):
@@ -144,7 +156,7 @@ class _Doctor:
             try:
                 return {where.partition: answer(self.admin, future, deadline).offset for where, future in asked.items()}
             except KafkaException as failure:
-                if failure.args[0].code() not in _LEADER_MOVES or time.monotonic() + _AGAIN > deadline:
+                if failure.args[0].code() not in LEADER_MOVES or time.monotonic() + _AGAIN > deadline:
                     raise
             time.sleep(_AGAIN)
 
@@ -154,7 +166,7 @@ class _Doctor:
         allow = f"allow Read on group {group}"
         try:
             asked = self.admin.describe_consumer_groups(
-                [group], include_authorized_operations=True, request_timeout=self.timeout
+                [group], include_authorized_operations=True, request_timeout=COORDINATOR_TIMEOUT
             )
             found = self._ask(asked[group])
         except (KafkaException, ValueError, TypeError) as failure:
@@ -247,7 +259,7 @@ def _carries(what: str, limit: str | None) -> Check:
             f"the broker does not tell its {METADATA_LIMIT}",
             "no action: the first commit of lanes shows the limit",
         )
-    if int(limit) > 0:
+    if can_carry(room_within(int(limit))):
         return Check(what, True, f"{METADATA_LIMIT}={limit}")
     return Check(
         what,

@@ -84,7 +84,7 @@ def metadata_room(admin: AdminClient, name: str) -> int:
         return LIMIT
     if allowed is None:
         return LIMIT
-    room = max(0, min(LIMIT, allowed - 1))
+    room = room_within(allowed)
     if can_carry(room):
         return room
     log.warning(
@@ -94,6 +94,11 @@ def metadata_room(admin: AdminClient, name: str) -> int:
         allowed,
     )
     return 0
+
+
+def room_within(allowed: int) -> int:
+    """The UTF-16 units of commit metadata that ``offset.metadata.max.bytes=allowed`` leaves before the client's NUL."""
+    return max(0, min(LIMIT, allowed - 1))
 
 
 def can_carry(room: int) -> bool:
@@ -133,7 +138,7 @@ class Commits:
         lost: Called with the reason when the broker reports that this process is no longer a member.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
-        settings: Configuration of the client. Its secrets are not shown in errors.
+        settings: Configuration of the client, whose secrets no error or log line shows.
         limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
         unanswered: For each partition, its newest sent commit that has no answer yet.
     """

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from lanes.clock import Clock
-from lanes.core.types import Partition, PartitionId
+from lanes.core.types import NEVER, Partition, PartitionId
 from lanes.errors import SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent
+from lanes_kafka.client.join_watch import JoinWatch
 from lanes_kafka.client.offsets import QUERY_TIMEOUT, StartPosition, log_bounds, position_in_range, start_positions
 from lanes_kafka.client.records import READER
 from lanes_kafka.client.topics import Topics
@@ -30,7 +31,7 @@ OF_POLL_INTERVAL: Final = 0.8
 """Share of ``max.poll.interval.ms`` allowed for a drain, its last commit and its release. The rest is a margin."""
 
 _RECLAIM_AFTER: Final = 5.0
-"""Seconds without a callback after which a partition presumed lost starts again, if the client still owns it."""
+"""Seconds after a presumed loss until the partition starts again, if the client still owns it."""
 
 _COMMIT_STARTS_EVERY: Final = 5.0
 """Seconds between two attempts to commit the positions a group starts from."""
@@ -58,6 +59,8 @@ class Assignment:
         partition: The assigned partition.
         position: The next position to deliver.
         end: The position after the last message that was read.
+        positions_read: Number of positions that were read, gaps included.
+        bytes_read: Size of the messages that were read, in bytes.
         paused: Whether the client is paused for the partition.
         drained: Whether new messages of the partition are dropped.
         returning: Whether a release of the partition is under way, in a call that may run callbacks.
@@ -65,11 +68,23 @@ class Assignment:
         rebalance: Number of the callback that assigned the partition.
     """
 
-    __slots__ = ("drained", "end", "partition", "paused", "position", "rebalance", "released", "returning")
+    __slots__ = (
+        "bytes_read",
+        "drained",
+        "end",
+        "partition",
+        "paused",
+        "position",
+        "positions_read",
+        "rebalance",
+        "released",
+        "returning",
+    )
 
     def __init__(self, partition: Partition, position: int, rebalance: int) -> None:
         self.partition = partition
         self.position = self.end = position
+        self.positions_read = self.bytes_read = 0
         self.rebalance = rebalance
         self.paused = False
         self.drained = self.returning = self.released = False
@@ -80,6 +95,10 @@ class Assignment:
 
     def __repr__(self) -> str:
         return f"<Assignment {self.partition.id} at {self.position}>"
+
+
+class _UnknownPartition(Exception):
+    """The coordinator has assigned a partition that the client does not know yet."""
 
 
 @dataclass(eq=False, repr=False)
@@ -100,6 +119,8 @@ class Group:
         owned: Assignments that were neither revoked nor lost, by partition.
         closing: Whether the client is about to be closed; no partition is assigned any more.
         rebalances: Number of callbacks so far that assigned, revoked or lost partitions.
+        join_watch: The wait for the first answer of the group.
+        rejoining: Whether a broker answers again, and the group has assigned nothing since a loss in an outage.
     """
 
     config: ClientConfig
@@ -111,14 +132,23 @@ class Group:
     name: str
     is_full: Callable[[], bool]
     hands_over: bool
+    join_watch: JoinWatch = field(init=False)
     owned: dict[PartitionId, Assignment] = field(default_factory=dict, init=False)
     closing: bool = field(default=False, init=False)
     rebalances: int = field(default=0, init=False)
+    rejoining: bool = field(default=False, init=False)
     _presumed_lost: dict[PartitionId, float] = field(default_factory=dict, init=False)
+    _postponed: set[PartitionId] = field(default_factory=set, init=False)
+    _stale_metadata: bool = field(default=False, init=False)
     _uncommitted_starts: dict[PartitionId, int] = field(default_factory=dict, init=False)
     _commit_starts_at: float = field(default=0.0, init=False)
     _out_of_range: dict[Assignment, int] = field(default_factory=dict, init=False)
     _ask_bounds_at: float = field(default=0.0, init=False)
+    _lost: bool = field(default=False, init=False)
+    _lost_in_outage: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.join_watch = JoinWatch(self.name, self.clock, tells_nothing=self.config.protocol == "848")
 
     def assignment(self, partition: Partition) -> Assignment | None:
         """The assignment that made this ``partition``; None after its revocation or loss."""
@@ -138,9 +168,11 @@ class Group:
         The client learns the start position of each partition, and whether it is paused, before it reads a message.
         """
         self.rebalances += 1
+        self.join_watch.answered()
         if self.closing:
             return
         try:
+            self._lost = self._lost_in_outage = self.rejoining = False
             ids = [PartitionId(each.topic, each.partition) for each in partitions]
             if ids:
                 # The topic may have been recreated since the last question for its id.
@@ -180,9 +212,28 @@ class Group:
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Give the lost partitions up without a commit, because another member may own them already."""
         self.rebalances += 1
-        self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")
+        self._lost |= bool(partitions)
+        reason = "this member's session ended, or the group chose another owner"
+        outage = self.topics.contact.outage()
+        if outage is not None:
+            reason = f"no broker has answered for {outage.seconds:.0f} s, so this member's session may have ended"
+        self._lose(self._leaving(partitions), reason)
 
     # --- between callbacks
+
+    def report_return(self) -> None:
+        """Note and log that a broker answers again after an outage, if the group has assigned nothing since a loss."""
+        outage = self.topics.contact.outage()
+        # A short session ends before the outage is certain.
+        self._lost_in_outage = self._lost and (self._lost_in_outage or outage is not None)
+        returned = self._lost_in_outage and outage is None
+        if returned and not self.rejoining:
+            log.info(
+                "%s: waiting for the group to assign partitions again, perhaps until the broker has ended this "
+                "member's former session",
+                self.name,
+            )
+        self.rejoining = returned
 
     def drained(self, partition: Partition) -> None:
         """Deliver no more messages of a partition. Idempotent."""
@@ -204,30 +255,56 @@ class Group:
             presumed: Whether the client may still own the partitions; ``reclaim`` then starts them again.
         """
         if presumed:
-            now = self.clock()
-            self._presumed_lost |= dict.fromkeys(self.owned, now)
+            self._presumed_lost |= dict.fromkeys(self.owned, self.clock() + _RECLAIM_AFTER)
         self._lose(list(self.owned.values()), reason)
+
+    @property
+    def doubted(self) -> bool:
+        """Whether a partition that was presumed lost waits for ``trust``."""
+        return NEVER in self._presumed_lost.values()
+
+    def doubt(self) -> None:
+        """Restart no partition that was presumed lost before ``trust``, or before its next assignment. Idempotent.
+
+        The client's own belief is not enough, because the client may learn of a removal late.
+        """
+        self._presumed_lost = dict.fromkeys(self._presumed_lost, NEVER)
+
+    def trust(self) -> None:
+        """Let ``reclaim`` restart the doubted partitions, because the broker has listed this member. Idempotent."""
+        now = self.clock()
+        self._presumed_lost = {one: min(at, now) for one, at in self._presumed_lost.items()}
 
     def reclaim(self, client: Consumer, *, at_once: bool = False) -> None:
         """Restart partitions that were presumed lost, if the client still owns them 5 seconds later.
 
-        The call also repeats failed commits of start positions, and failed moves of positions out of range. It may
-        block until the broker answers.
+        A doubted partition waits for ``trust`` instead.
+
+        The call also repeats failed commits of start positions, and failed moves of positions out of range. It starts
+        the partitions that the client did not know when they were assigned. The call may block until the broker
+        answers.
 
         Args:
             client: The client.
-            at_once: Whether to restart partitions without the wait of 5 seconds.
+            at_once: Whether a callback restarts the partitions without the wait of 5 seconds, except doubted ones.
 
         Raises:
             KafkaException: The broker does not answer, or answers with an error.
             SourceError: A start position is out of range, and ``out_of_range`` is ``"fail"``.
         """
-        self._commit_starts(client, again=True)
+        self._commit_starts(client)
         self._move_into_range(client, again=True)
         now = self.clock()
-        due = [one for one, since in self._presumed_lost.items() if at_once or now - since >= _RECLAIM_AFTER]
+        due = [one for one, at in self._presumed_lost.items() if at <= now or (at_once and at != NEVER)]
         if not due or self.closing:
             return
+        if self._stale_metadata:
+            if at_once:
+                # A callback must not refresh the metadata.
+                return
+            self._stale_metadata = False
+            with contextlib.suppress(KafkaException):
+                client.list_topics(timeout=QUERY_TIMEOUT)
         mine = {PartitionId(each.topic, each.partition) for each in client.assignment()}
         for partition_id in due:
             del self._presumed_lost[partition_id]
@@ -271,12 +348,20 @@ class Group:
             return
         # Read the ids before the positions: a topic that is recreated in between then has an outdated id here.
         topic_ids = {one.source: self.topics.id_of(one.source) for one in ids}
-        found = self._start_positions(client, ids)
+        try:
+            found = self._start_positions(client, ids)
+        except _UnknownPartition:
+            self._postpone(client, ids, known=known)
+            return
         started = [self._add(one, found[one], topic_ids[one.source]) for one in ids]
         offsets = [each.at(each.position) for each in started]
         if known:
-            for offset in offsets:
-                client.seek(offset)
+            for each in started:
+                if each.partition.id in self._postponed:
+                    self._postponed.remove(each.partition.id)
+                    self._assign_again(client, each, each.position)
+                else:
+                    client.seek(each.at(each.position))
         elif self.config.protocol == "eager":
             client.assign(offsets)
         else:
@@ -284,8 +369,24 @@ class Group:
         # A pause belongs to the client, not to an assignment.
         self.set_paused(client, started, self.is_full())
         self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}
-        self._commit_starts(client)
+        self._commit_starts(client, decided=ids)
         self.deliver([Assigned(each.partition) for each in started])
+
+    def _postpone(self, client: Consumer, ids: list[PartitionId], *, known: bool) -> None:
+        """Let ``reclaim`` start partitions that the client does not know, after it has refreshed the metadata.
+
+        The coordinator may know new partitions before this client does. A callback cannot refresh the metadata: at the
+        end of ``list_topics`` confluent-kafka 2.16 drops the state of the call that serves the callback, and the next
+        callback of that call ends the process.
+        """
+        if not known:
+            # The client owns the partitions from now on, and must not read them yet.
+            places = [TopicPartition(*one, 0) for one in ids]
+            (client.assign if self.config.protocol == "eager" else client.incremental_assign)(places)
+            client.pause([TopicPartition(*one) for one in ids])
+            self._postponed |= set(ids)
+        self._stale_metadata = True
+        self._presumed_lost |= dict.fromkeys(ids, self.clock())
 
     def _start_positions(self, client: Consumer, ids: list[PartitionId]) -> dict[PartitionId, StartPosition]:
         config = self.config
@@ -311,9 +412,7 @@ class Group:
                     warned = True
                     log.warning("%s: cannot read the start positions, retrying (%s)", self.name, self._text(failure))
                 if error.code() == KafkaError._UNKNOWN_PARTITION:
-                    # The coordinator may know new partitions before this client does.
-                    with contextlib.suppress(KafkaException):
-                        client.list_topics(timeout=QUERY_TIMEOUT)
+                    raise _UnknownPartition from None
                 self.serve(until)
 
     def _add(self, partition_id: PartitionId, start: StartPosition, incarnation: str) -> Assignment:
@@ -322,15 +421,20 @@ class Group:
         assignment = self.owned[partition_id] = Assignment(partition, start.floor, self.rebalances)
         return assignment
 
-    def _commit_starts(self, client: Consumer, *, again: bool = False) -> None:
-        """Commit newly decided start positions, so that a later run does not decide them again.
+    def _commit_starts(self, client: Consumer, *, decided: Collection[PartitionId] = ()) -> None:
+        """Commit new start positions, so that a later run does not decide them again.
 
-        A repetition after a failure (``again``) leaves out partitions with a committed position, which may be higher.
+        A start that failed to be committed is repeated, unless the partition has a committed position meanwhile, which
+        may be higher.
+
+        Args:
+            client: The client.
+            decided: The partitions of this member whose positions were read just now; empty = only a repetition.
         """
-        if not self._uncommitted_starts or (again and self.clock() < self._commit_starts_at):
+        if not self._uncommitted_starts or (not decided and self.clock() < self._commit_starts_at):
             return
-        # Other members may have started their partitions meanwhile, and committed positions above the start.
-        asked = [TopicPartition(*one) for one in self._uncommitted_starts if again or one not in self.owned]
+        # Other members may have started their partitions meanwhile, and so may this member since a failed commit.
+        asked = [TopicPartition(*one) for one in self._uncommitted_starts if one not in decided]
         try:
             known = client.committed(asked, QUERY_TIMEOUT) if asked else []
             committed = {PartitionId(each.topic, each.partition) for each in known if each.offset >= 0}
@@ -426,6 +530,7 @@ class Group:
         ids = [PartitionId(each.topic, each.partition) for each in partitions]
         for one in ids:
             self._presumed_lost.pop(one, None)
+            self._postponed.discard(one)
         return [self.owned[one] for one in ids if one in self.owned]
 
     def _lose(self, assignments: list[Assignment], reason: str) -> None:

@@ -76,6 +76,7 @@ class Intake:
         for each, found in zip(owned, self.client.position([one.at() for one in owned]), strict=True):
             # After a seek the client has no position until it reads again.
             if found.offset > each.position:
+                each.positions_read += found.offset - each.position
                 each.position = found.offset
                 events.append(Progressed(each.partition, found.offset))
         return events
@@ -155,19 +156,20 @@ class Intake:
     def _events(self, raws: list[Raw]) -> list[Delivered]:
         events: list[Delivered] = []
         runs: dict[PartitionId, list[Raw]] = {}
-        last: tuple[str | None, int | None] = (None, None)
+        last_topic: str | None = None
+        last_number: int | None = None
         run: list[Raw] = []
         for raw in raws:
             error = raw.error()
             if error is not None:
                 # The error may move a position, so process the messages before the error first.
                 events += self._runs(runs)
-                runs, last = {}, (None, None)
+                runs, last_topic, last_number = {}, None, None
                 self.on_error(error, raw)
                 continue
-            where = (raw.topic(), raw.partition())
-            if where != last:
-                last = where
+            topic, number = raw.topic(), raw.partition()
+            if number != last_number or topic != last_topic:
+                last_topic, last_number = topic, number
                 run = runs.setdefault(partition_id_of(raw), [])
             run.append(raw)
         return events + self._runs(runs)
@@ -185,7 +187,10 @@ class Intake:
             if not run:
                 return None
         found, size = messages(assignment.partition, run, self.key)
-        assignment.position = assignment.end = found[-1].position + 1
+        end = found[-1].position + 1
+        assignment.positions_read += end - assignment.position
+        assignment.bytes_read += size
+        assignment.position = assignment.end = end
         self.average += (size / len(found) - self.average) * min(1.0, len(found) / 100)
         return Delivered(assignment.partition, found, size)
 

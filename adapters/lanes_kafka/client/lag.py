@@ -1,97 +1,171 @@
-"""The end offsets of the owned partitions. The lag is the distance from the committed position to the end."""
+"""The end offsets of the owned partitions.
+
+The lag is the distance from the committed position to the end. The backlog is the distance from the position to read to
+the end of the readable messages, which is the beginning of an open transaction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from heapq import nsmallest
+from typing import Any, Final, NamedTuple
 
-from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, KafkaException
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaException
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from lanes.clock import Clock
-from lanes.core.types import Partition, PartitionId
+from lanes.core.types import Partition
 from lanes_kafka.client.group import Assignment
 
 ASK_AFTER: Final = 5.0
-"""Seconds without news of an end offset after which the broker is asked. A client that is paused, or whose queue is
-full, fetches nothing and learns nothing."""
+"""Seconds without a higher end offset after which the broker is asked. A client that is paused, whose queue is full, or
+whose fetches get no answer learns nothing."""
 
-_ASK_TIMEOUT: Final = 0.5
-"""Seconds allowed for one question about end offsets; the question blocks the thread."""
+ASK_TIMEOUT: Final = 5.0
+"""Seconds allowed for one question about end offsets."""
+
+PORTION: Final = 250
+"""Maximum number of partitions in one question for offsets. The thread that owns the client needs a few milliseconds
+for such a question and its answers.
+"""
 
 _NOT_AGAIN_FOR: Final = 30.0
 """Seconds after which a failed question about end offsets is repeated."""
+
+_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 class _End(NamedTuple):
     """The end offset of one partition.
 
     Attributes:
-        offset: The offset after the last readable message; ``OFFSET_INVALID`` while unknown.
-        ask_at: Time at which to ask the broker, unless a fetch reports the end earlier.
+        offset: The offset after the last message, also of an open transaction; ``OFFSET_INVALID`` while unknown.
+        stable: The offset after the last readable message, at the last answer of the broker; ``OFFSET_INVALID`` before
+            the first answer. Fetches do not report this offset.
+        ask_at: Time at which to ask the broker, unless a fetch reports a higher end before.
+        position: The next position to deliver.
     """
 
     offset: int
+    stable: int
     ask_at: float
+    position: int
 
 
 class EndOffsets:
-    """The readable end of each partition: the offset after its last message, or the start of an open transaction.
+    """The end of each partition, and the end of its readable messages.
 
-    Used in the thread that owns the client, except for ``of``.
+    A client that reads only committed messages reads none from the beginning of an open transaction on. Its fetches
+    report the end of the log all the same, so only an answer of the broker tells how many messages wait.
+
+    Used in the thread that owns the client, except for ``of`` and ``unread``.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+        admin: Returns the client that asks for ends; None = do not ask. This client has connections of its own, because
+            a broker answers the requests of one connection in order. A fetch without an answer therefore delays no
+            question.
+        isolation: Isolation level of the client's fetches.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        admin: Callable[[], AdminClient | None],
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> None:
         self._clock = clock
-        self._not_before = 0.0
+        self._admin = admin
+        self._isolation = isolation
+        self._asked: dict[Partition, Future[Any]] = {}
         # The dict is replaced and never changed, because another thread may be reading it.
         self._known: dict[Partition, _End] = {}
 
     def of(self, partition: Partition) -> int | None:
-        """The end offset, or None while it is unknown. Callable from any thread. Does not block."""
+        """The highest known end offset, or None while it is unknown. Callable from any thread. Does not block."""
         end = self._known.get(partition)
         return None if end is None or end.offset == OFFSET_INVALID else end.offset
 
+    def unread(self, partition: Partition) -> int | None:
+        """The distance from the position to deliver next to the end of the readable messages, or None while unknown.
+
+        Callable from any thread. Does not block.
+        """
+        end = self._known.get(partition)
+        if end is None:
+            return None
+        readable = end.stable if self._isolation == IsolationLevel.READ_COMMITTED else end.offset
+        return None if readable == OFFSET_INVALID else max(0, readable - end.position)
+
     def refresh(self, client: Consumer, owned: Iterable[Assignment], *, ask: bool) -> None:
-        """Update the end offsets from the last fetches, and ask the broker for ends that are too old.
+        """Update the end offsets from the last fetches and answers, and ask for ends that are too old. Does not block.
 
         Args:
             client: The client.
             owned: Assignments whose ends are updated.
-            ask: Whether to ask the broker for ends that no fetch has reported for ``ASK_AFTER`` seconds. The question
-                blocks for up to half a second.
+            ask: Whether to ask the broker for ends that have not risen for ``ASK_AFTER`` seconds, and for those of
+                partitions whose position has not.
         """
         now = self._clock()
+        answers = self._answers(now)
         known: dict[Partition, _End] = {}
         unknown = []
         for each in owned:
-            before = self._known.get(each.partition, _End(OFFSET_INVALID, now + ASK_AFTER))
+            position = each.position
+            before = self._known.get(each.partition, _End(OFFSET_INVALID, OFFSET_INVALID, now + ASK_AFTER, position))
+            before = answers.get(each.partition, before)
             offset = cached_end(client, each)
-            known[each.partition] = before if offset <= before.offset else _End(offset, now + ASK_AFTER)
-            if known[each.partition].ask_at <= now:
+            end = before
+            if offset > before.offset:
+                # The messages before a higher end may be those of an open transaction: ask if none of them arrives.
+                ask_at = before.ask_at if position == before.position else now + ASK_AFTER
+                end = before._replace(offset=offset, ask_at=ask_at)
+            known[each.partition] = end._replace(position=position)
+            if end.ask_at <= now:
                 unknown.append(each)
-        if unknown and ask and now >= self._not_before:
-            known |= self._asked(client, unknown, known, now)
         self._known = known
+        if unknown and ask and not self._asked:
+            # The longest unanswered first, so that each of many partitions has its turn.
+            self._ask(nsmallest(PORTION, unknown, key=lambda each: known[each.partition].ask_at))
 
-    def _asked(
-        self, client: Consumer, assignments: list[Assignment], known: dict[Partition, _End], now: float
-    ) -> dict[Partition, _End]:
-        partitions = {each.partition.id: each.partition for each in assignments}
-        try:
-            answers = client.offsets_for_times([each.at(OFFSET_END) for each in assignments], timeout=_ASK_TIMEOUT)
-        except KafkaException:
-            # An unknown lag needs no error, because other calls of the client report the outage.
-            self._not_before = now + _NOT_AGAIN_FOR
+    def _ask(self, assignments: list[Assignment]) -> None:
+        admin = self._admin()
+        if admin is None:
+            return
+        futures = admin.list_offsets(
+            {each.at(): _LATEST for each in assignments},
+            isolation_level=self._isolation,
+            request_timeout=ASK_TIMEOUT,
+        )
+        by_id = {(one.topic, one.partition): future for one, future in futures.items()}
+        self._asked = {each.partition: by_id[each.partition.id] for each in assignments}
+
+    def _answers(self, now: float) -> dict[Partition, _End]:
+        """Take the answers to the open question, once all of them have arrived."""
+        if not all(future.done() for future in self._asked.values()):
             return {}
-        asked = {}
-        for answer in answers:
-            partition = partitions[PartitionId(answer.topic, answer.partition)]
-            if answer.error is None:
-                asked[partition] = _End(answer.offset, now + ASK_AFTER)
-            else:
-                # A partition may have no leader for a moment: keep the known end.
-                asked[partition] = _End(known[partition].offset, now + _NOT_AGAIN_FOR)
-        return asked
+        asked, self._asked = self._asked, {}
+        answers = {}
+        for partition, future in asked.items():
+            before = self._known.get(partition)
+            if before is None:
+                continue
+            try:
+                end = int(future.result(0).offset)
+                answers[partition] = before._replace(offset=end, stable=end, ask_at=now + ASK_AFTER)
+            except KafkaException:
+                # A partition may have no leader for a moment: keep the known end. An unknown lag needs no error,
+                # because other calls of the client report an outage.
+                answers[partition] = before._replace(ask_at=now + _NOT_AGAIN_FOR)
+        return answers
+
+
+def isolation_of(level: object) -> IsolationLevel:
+    """The isolation level that a client's setting ``isolation.level`` names; None = the client's default."""
+    return (
+        IsolationLevel.READ_UNCOMMITTED if str(level).lower() == "read_uncommitted" else IsolationLevel.READ_COMMITTED
+    )
 
 
 def cached_end(client: Consumer, assignment: Assignment) -> int:

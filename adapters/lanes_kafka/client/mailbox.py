@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -58,11 +59,24 @@ class Expire:
     """The command to presume every partition lost, because the thread did not poll the client in time."""
 
 
+@dataclass(slots=True, eq=False)
+class Confirm:
+    """The command to ask the broker whether this client still owns partitions.
+
+    Attributes:
+        partitions: The assignments.
+        answer: Receives the assignments that are owned.
+    """
+
+    partitions: Sequence[Partition]
+    answer: Answer[Sequence[Partition]]
+
+
 class Close:
     """The command to leave the group and to end the thread."""
 
 
-Command = Commit | Release | Expire | Close | None
+Command = Commit | Release | Expire | Confirm | Close | None
 """None only wakes the thread, for a new ``Demand`` or for an answer about topics."""
 
 
@@ -98,14 +112,16 @@ class Mailbox:
         """Queue a command. Callable from any thread. Does not block."""
         self._commands.put(command)
 
-    def serve(self) -> None:
-        """Perform all queued commands."""
+    def serve(self) -> bool:
+        """Perform all queued commands, and return whether there was one. ``None`` does not count."""
+        served = False
         while True:
             try:
                 command = self._commands.get_nowait()
             except Empty:
-                return
+                return served
             self._perform(command, until=None)
+            served = served or command is not None
 
     def wait(self, seconds: float, *, until: float | None = None) -> bool:
         """Wait for one command and perform it; return False if no command arrived within ``seconds``.

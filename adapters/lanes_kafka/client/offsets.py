@@ -92,16 +92,29 @@ def start_positions(
             found[partition_id] = StartPosition(starts[partition_id], [], uncommitted=True)
             continue
         floor, low, high = committed[partition_id].offset, lows[partition_id], highs[partition_id]
+        # Metadata of another client is normal, and is ignored. The readable end may lie below completed messages while
+        # a transaction is open, so the end does not bound the completed runs.
+        text = committed[partition_id].metadata if hands_over else None
+        completed = decode(text or "", floor, _ANY_DISTANCE) or []
         if low <= floor <= high:
-            # Metadata that another client wrote is normal, and is ignored. The readable end may lie below completed
-            # messages while a transaction is open, so the end does not bound the completed runs.
-            text = committed[partition_id].metadata if hands_over else None
-            completed = decode(text or "", floor, _ANY_DISTANCE) or []
             found[partition_id] = StartPosition(floor, completed, uncommitted=False)
         else:
             target = position_in_range(partition_id, floor, low, high, out_of_range, name)
-            found[partition_id] = StartPosition(target, [], uncommitted=True)
+            # A log that was truncated has other messages at the completed positions.
+            found[partition_id] = _beyond(target, completed if floor < low else [])
     return found
+
+
+def _beyond(target: int, completed: Runs) -> StartPosition:
+    """The start at ``target``, above a committed position that the log does not contain any more.
+
+    The completed positions from ``target`` on stay completed. A commit of this start would have no metadata, and would
+    forget them.
+    """
+    left = [(max(begin, target), end) for begin, end in completed if end > target]
+    if left and left[0][0] == target:
+        target = left.pop(0)[1]
+    return StartPosition(target, left, uncommitted=not left)
 
 
 def position_in_range(

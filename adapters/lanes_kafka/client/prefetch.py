@@ -58,8 +58,11 @@ class ReadAhead:
         Returns:
             The number of messages, 0 or more.
         """
-        others = len(group.owned) - len(demand.paused)
-        if not others and demand.paused:
+        others, paused = len(group.owned), demand.paused
+        if paused:
+            # The demand may still name a partition that was given back since.
+            others -= sum(each.partition in paused for each in group.owned.values())
+        if not others and paused:
             return 0
         several = others > 1
         # While handlers keep up, no reading ahead is needed, except at the first read after a rebalance.
@@ -98,12 +101,13 @@ class Prefetched:
     Attributes:
         messages: Number of prefetched messages.
         received: Number of messages added since the start, dropped messages included.
+        bytes_received: Bytes of the messages added since the start, dropped messages included.
         client_paused: Partitions for which the client is paused.
     """
 
     def __init__(self) -> None:
         self.messages = 0
-        self.received = 0
+        self.received = self.bytes_received = 0
         self.client_paused: frozenset[Partition] = frozenset()
         self._events: deque[SourceEvent] = deque()
         self._rewound: dict[Partition, tuple[int, int]] = {}
@@ -115,6 +119,7 @@ class Prefetched:
         for event in events:
             if isinstance(event, Delivered):
                 self.received += len(event.run)
+                self.bytes_received += event.size
             if isinstance(event, Delivered | Progressed) and self._rewound.get(event.partition, _NEVER)[0] > number:
                 continue
             if isinstance(event, Delivered):

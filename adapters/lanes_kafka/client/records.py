@@ -38,19 +38,25 @@ def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tup
     If the key function fails for a record, the message of this record has no key and is ``broken``. Takes O(records).
     """
     run: list[Message] = []
+    append, own_key = run.append, key is record_key
     total = 0
     for raw in raws:
         # A consumer without deserializers returns keys as bytes.
         own = raw.key()
-        size = len(raw) + (len(own) if own is not None else 0)
+        size = len(raw)
+        if own is not None:
+            size += len(own)
+        # The one call of ``headers`` for a record without headers. The client keeps the list that the call makes.
         headers = raw.headers()
         if headers:
-            size += sum([len(name) + len(value) for name, value in _pairs(headers)])
+            size += _size_of(headers)
         total += size
-        if key is record_key:
-            run.append(Message(partition, offset_of(raw), own, size, raw, None))
+        if own_key:
+            offset = raw.offset()
+            assert offset is not None, "a fetched message has an offset"
+            append(Message(partition, offset, own, size, raw, None))
         else:
-            run.append(_keyed(partition, raw, size, key))
+            append(_keyed(partition, raw, size, key))
     return run, total
 
 
@@ -59,6 +65,15 @@ def offset_of(raw: Raw) -> int:
     offset = raw.offset()
     assert offset is not None, "a fetched message has an offset"
     return offset
+
+
+def _size_of(headers: Any) -> int:
+    size = 0
+    for name, value in headers:
+        size += len(name) if name.isascii() else len(name.encode())
+        if value:
+            size += len(value)
+    return size
 
 
 def _pairs(headers: Any) -> list[tuple[str, bytes]]:

@@ -2,7 +2,8 @@
 
 The event loop sends demands and commands, and receives events and answers. Only in a revoke does the thread wait for
 the loop inside a call of the client, until the drain has ended. The thread serves demands and commands between two
-calls of ``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds.
+calls of ``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds. If no message and no command has
+arrived for a while, each call waits for at most ``IDLE_POLL`` seconds.
 """
 
 from __future__ import annotations
@@ -22,16 +23,23 @@ from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT
 from lanes.core.types import Settlement
 from lanes.errors import SourceError
-from lanes.source import SourceEvent
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.source import Outage, SourceEvent
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.commits import Commit, Commits, TopicIdCheck, metadata_room
 from lanes_kafka.client.group import Group
+from lanes_kafka.client.growth import GrowthWatch, OnGrowth
 from lanes_kafka.client.intake import Intake, partition_id_of
 from lanes_kafka.client.key_watch import KeyWatch
-from lanes_kafka.client.lag import EndOffsets
-from lanes_kafka.client.mailbox import Close, Command, Demand, Expire, Mailbox, Release
+from lanes_kafka.client.lag import EndOffsets, isolation_of
+from lanes_kafka.client.mailbox import Close, Command, Confirm, Demand, Expire, Mailbox, Release
+from lanes_kafka.client.membership import Membership, Session, SessionWatch, session_of
+from lanes_kafka.client.outage_watch import OutageWatch
 from lanes_kafka.client.prefetch import ReadAhead
+from lanes_kafka.client.queue_watch import QueueWatch
+from lanes_kafka.client.rebuilds import Rebuilds
 from lanes_kafka.client.records import KeyFunction, offset_of
+from lanes_kafka.client.retention import LogRetention
 from lanes_kafka.client.topics import Topics
 from lanes_kafka.client_log import ClientLog
 from lanes_kafka.config import ClientConfig
@@ -41,6 +49,12 @@ log = logging.getLogger("lanes.kafka")
 
 POLL: Final = 0.02
 """Maximum time in seconds that one call of the client waits for messages; a command may wait as long."""
+
+IDLE_POLL: Final = 0.2
+"""The same for an idle client, which needs less CPU by it."""
+
+IDLE_AFTER: Final = 2.0
+"""Seconds without a message or a command after which the client is idle."""
 
 BATCH: Final = 1_000
 """Maximum number of messages read by one call."""
@@ -63,18 +77,6 @@ _READ_PAST_FOR: Final = 0.5
 
 _HOUSEKEEPING_EVERY: Final = 0.5
 """Seconds between two checks of positions, log ends, and whether the loop still runs."""
-
-FIRST_PAUSE: Final = 1.0
-"""Seconds before the first rebuild; each further pause is twice as long, up to ``LONGEST_PAUSE``."""
-
-LONGEST_PAUSE: Final = 30.0
-"""Maximum pause in seconds before a rebuild."""
-
-HEALTHY_AFTER: Final = 300.0
-"""Seconds without a failure after which all rebuilds are available again.
-
-This time is much longer than the longest pause: of two clients that fence each other in turn, each works while the
-other one pauses."""
 
 _ERRORS_KEPT: Final = 100
 """Maximum number of errors of the first questions that are searched for a cause."""
@@ -104,10 +106,15 @@ class ClientThread:
         name: Name of the source, for errors and log lines.
         hands_over: Whether commits carry metadata for the next owner of a partition.
         rebuilds: Number of rebuilds, 0 or more, without a period of health between them.
+        queues: Partitioned queues among the topics.
+        on_growth: The reaction to a topic that gets more partitions.
         polled: Time of the last poll of the client, in seconds of the clock.
         partitions: Number of partitions of all topics together, at the start.
         limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
         end_offsets: End offsets of the owned partitions.
+        retention: Retention of the owned partitions.
+        queue_watch: The watch over ``queues``.
+        growth: The watch over the number of partitions of the topics.
         errors: Log of the client's errors.
         client_log: Log of the lines that the client writes.
     """
@@ -124,6 +131,8 @@ class ClientThread:
     name: str
     hands_over: bool
     rebuilds: int
+    queues: Sequence[PartitionedQueue] = ()
+    on_growth: OnGrowth = "alarm"
 
     def __post_init__(self) -> None:
         clock, settings = self.clock, self.config.client
@@ -131,17 +140,21 @@ class ClientThread:
         self._rebuild_in: float | None = None
         self.polled = clock()
         self.limit = LIMIT
-        self.end_offsets = EndOffsets(clock)
+        self.end_offsets = EndOffsets(clock, self._admin, isolation_of(settings.get("isolation.level")))
+        self.retention = LogRetention(self._admin, self.end_offsets, clock)
+        self.growth = GrowthWatch(self.name, self.on_growth, self._fail)
+        group, make = self.config.group, self._make_admin
+        self.queue_watch = QueueWatch(self.queues, group, self._admin, make, self.send, clock, self.name)
         self._keys = KeyWatch(self.name)
+        self._outage_watch = OutageWatch(self.name, clock)
         self.errors = ErrorLog(self.name, clock, settings.get("error_cb"), settings)
         self.client_log = ClientLog(self.name, clock, settings)
         self._demand = Demand(0, 0, 0, frozenset(), {})
         self._applied = self._demand
-        self._answered = self._demand
         self._mailbox = Mailbox(self._perform)
         self._read_ahead = ReadAhead()
         self._failure: SourceError | None = None
-        self._idle_since = clock()
+        self._idle_since = self._quiet_since = clock()
         self._positions_at = 0.0
         self._patience = _READ_PAST_FOR
         self.thread = threading.Thread(target=self._run, name="lanes-kafka", daemon=True)
@@ -149,11 +162,7 @@ class ClientThread:
     # --- from the event loop
 
     def start(self, answer: Answer[None]) -> None:
-        """Start the thread, which creates the client and joins the group. Does not block.
-
-        Args:
-            answer: Receives the outcome.
-        """
+        """Start the thread, which creates the client and joins the group, and answers then. Does not block."""
         self._opened = answer
         self.thread.start()
 
@@ -161,6 +170,27 @@ class ClientThread:
         """Replace the demand. Does not block."""
         self._demand = demand
         self._mailbox.put(None)
+
+    @property
+    def session(self) -> Session:
+        """The newest known session of the member in its group. Callable from any thread, after the start."""
+        return self._session.session
+
+    def last_error(self) -> tuple[str, float] | None:
+        """The last error or warning of the client and its age in seconds; None before one. Callable from any thread."""
+        # A request without an answer is only a warning in the log of the client.
+        said = [each for each in (self.errors.last(), self.client_log.last()) if each is not None]
+        return min(said, key=lambda each: each[1], default=None)
+
+    def outage(self) -> Outage | None:
+        """The present outage; None = a broker answers. Callable from any thread."""
+        if not hasattr(self, "_topics"):
+            return None
+        return self._topics.contact.outage(*(self.last_error() or ("", None)))
+
+    def rejoining(self) -> bool:
+        """Whether the group has assigned nothing since the start or an outage. Callable from any thread."""
+        return hasattr(self, "_group") and (self._group.rejoining or self._group.join_watch.waits)
 
     def send(self, command: Command) -> None:
         """Send a command to the thread. Does not block."""
@@ -206,13 +236,19 @@ class ClientThread:
             self._topics = Topics(self.names, AdminClient(connecting), self.clock, lambda: self.send(None))
             self._topics.check(OPEN_TIMEOUT, config.admin, self.name, reported)
             self.partitions = sum(topic.partitions for topic in self._topics.known.values())
-            if self.hands_over:
-                assert self._topics.admin is not None
-                self.limit = metadata_room(self._topics.admin, self.name)
+            assert self._topics.admin is not None
+            self.limit = metadata_room(self._topics.admin, self.name) if self.hands_over else 0
+            self._session = SessionWatch(config, self._admin, self.clock, session_of(config, self._topics.admin))
             self._make_group()
             self._join()
         except KafkaException as failure:
             raise startup_error(self.name, failure, config.client) from None
+
+    def _admin(self) -> AdminClient | None:
+        return self._topics.admin
+
+    def _make_admin(self) -> AdminClient:
+        return AdminClient(self.client_log.added_to(self.config.admin))
 
     def _make_group(self) -> None:
         self._group = Group(
@@ -230,6 +266,15 @@ class ClientThread:
         self._commits = Commits(self._group.owns, self._presume_lost, self.clock, self.name, settings, self.limit)
         self._topic_id_check = TopicIdCheck(
             self._topics, self._group, self._commits, self.errors, self.clock, self.name
+        )
+        self._membership = Membership(
+            self.config,
+            self._make_admin,
+            self._group,
+            lambda: self.session,
+            self._presume_lost,
+            self.clock,
+            self.name,
         )
 
     def _join(self) -> None:
@@ -254,7 +299,8 @@ class ClientThread:
     # --- a turn
 
     def _turn(self) -> None:
-        self._mailbox.serve()
+        if self._mailbox.serve():
+            self._quiet_since = self.clock()
         if self._group.closing:
             # Perhaps no further command arrives to end the wait below.
             return
@@ -264,12 +310,17 @@ class ClientThread:
             # The caller of ``open`` may still refuse the source: join and commit nothing before the first receive.
             self._mailbox.wait(POLL)
             return
+        self._group.join_watch.joins()
         if demand is not self._applied:
             # Deliver under the old demand's number, so that rewound messages are not delivered twice.
             self._deliver([])
             self._apply(demand)
-        count, patience = 0, _ANSWER_POLL if self._topic_id_check else POLL
-        if demand is not self._answered and self._failure is None:
+            self._quiet_since = now
+        waits = self._topic_id_check or self._membership or self.queue_watch
+        count, patience = 0, _ANSWER_POLL if waits else POLL
+        if now - self._quiet_since >= IDLE_AFTER and not waits and not self._commits.unanswered:
+            patience = IDLE_POLL
+        if self._failure is None:
             count = self._read_ahead.to_read(demand, self._group, self._intake.average)
         if count and (demand.messages > 0 or now - self._idle_since < PAUSE_AFTER):
             if demand.messages > 0:
@@ -282,7 +333,7 @@ class ClientThread:
         elif now - self._idle_since >= PAUSE_AFTER:
             everything = frozenset(each.partition for each in self._group.owned.values())
             self._group.apply_pauses(self._client, everything, everything)
-        elif self._commits.unanswered or self._topic_id_check:
+        elif self._commits.unanswered or waits:
             # The answers to commits do not wake the thread.
             if not self._mailbox.wait(_ANSWER_POLL) and self._commits.unanswered:
                 self._read(1, 0.0, demand)
@@ -305,11 +356,11 @@ class ClientThread:
         events, more = self._intake.read(min(count, BATCH), timeout)
         self.polled = self.clock()
         if events:
+            self._quiet_since = self.polled
             self.errors.answered()
             self._keys.observe(events, self._topics.known)
             self._read_ahead.gather(events)
         if self._read_ahead and not (more and count > BATCH):
-            self._answered = demand
             self._deliver([])
 
     # --- commands
@@ -327,6 +378,8 @@ class ClientThread:
             self._release(command, until=until)
         elif isinstance(command, Expire):
             self._presume_lost("the client was not polled for max.poll.interval.ms")
+        elif isinstance(command, Confirm):
+            self._membership.ask(command)
         elif isinstance(command, Close):
             self._group.closing = True
 
@@ -394,10 +447,13 @@ class ClientThread:
 
     def _fatal(self, error: KafkaError) -> None:
         """Handle a permanent failure of the client. The client calls no rebalance callback for such a failure."""
-        what = f"the client has failed for good: {client_message(error, self.config.client)}"
+        why = what = "the client has failed for good"
         if self.config.instance is not None:
-            what += f"; only one member may have group.instance.id={self.config.instance!r}; give each one its own"
-        self._group.lose_all(what)
+            why = f"only one member may have group.instance.id={self.config.instance!r}; give each one its own"
+            what = f"{why}; the client has failed for good"
+        what += f": {client_message(error, self.config.client)}"
+        # The error of the run follows, and has the text of the client too.
+        self._group.lose_all(why)
         if self._rebuild_in is not None:
             # The client reports the same error repeatedly.
             return
@@ -427,6 +483,9 @@ class ClientThread:
     def _do_housekeeping(self) -> None:
         now = self.clock()
         self._topic_id_check.advance(self._client)
+        self._membership.advance(self._client, lambda: self._read(1, 0.0, self._demand))
+        ask = not self.errors.down and self._failure is None
+        self.queue_watch.advance(ask=ask)
         if now >= self._positions_at:
             self._positions_at = now + _HOUSEKEEPING_EVERY
             self.client_log.due()
@@ -435,8 +494,15 @@ class ClientThread:
             if progress:
                 self._deliver(progress)
             owned = [each for each in self._group.owned.values() if not each.released]
-            self.end_offsets.refresh(self._client, owned, ask=not self.errors.down and self._failure is None)
+            self.end_offsets.refresh(self._client, owned, ask=ask)
+            self.retention.refresh(owned, ask=ask)
+            self._session.refresh()
+            outage = self.outage()
+            self._outage_watch.look(outage)
+            self._group.report_return()
+            self._group.join_watch.look(self.session.timeout, outage=outage is not None)
             self._keys.report(self._topics.known)
+            self.growth.look(self._topics.known)
             try:
                 self._group.reclaim(self._client)
             except KafkaException as failure:
@@ -464,6 +530,8 @@ class ClientThread:
             finally:
                 self._client.close()
             self._topic_id_check.abandon("the client was closed")
+            self._membership.end()
+            self.queue_watch.end()
 
 
 def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static: bool) -> None:
@@ -499,37 +567,3 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
     except KafkaException:
         # The client has failed permanently, so its callbacks send no request to the group any more.
         return
-
-
-class Rebuilds:
-    """Decides whether and when a client is rebuilt after a permanent failure.
-
-    The pauses grow exponentially and have no jitter. If two clients take one ``group.instance.id`` from each other, one
-    client must give up.
-
-    Args:
-        attempts: Number of rebuilds, 0 or more, without a period of health between them.
-        clock: Monotonic clock, in seconds.
-    """
-
-    def __init__(self, attempts: int, clock: Clock) -> None:
-        self._attempts = self._left = attempts
-        self._clock = clock
-        self._pause = FIRST_PAUSE
-        self._healthy_since = clock()
-
-    def built(self) -> None:
-        """Record that a client was built."""
-        self._healthy_since = self._clock()
-
-    def next_pause(self) -> float | None:
-        """Use up one rebuild. Returns the pause before the rebuild in seconds, or None if no rebuild is left."""
-        now = self._clock()
-        if now - self._healthy_since >= HEALTHY_AFTER:
-            self._left, self._pause = self._attempts, FIRST_PAUSE
-        self._healthy_since = now
-        if not self._left:
-            return None
-        self._left -= 1
-        pause, self._pause = self._pause, min(LONGEST_PAUSE, self._pause * 2)
-        return pause

@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError
-from lanes_kafka.broker import unanswered, wait_for
+from lanes.source import BrokerContact
+from lanes_kafka.broker import id_text, similar_topic, unanswered, wait_for
 from lanes_kafka.errors import is_login_refused
 
 ASK_EVERY: Final = 1.0
@@ -40,6 +41,8 @@ _NO_ANSWER: Final = frozenset(
     }
 )
 """Errors of a question that no broker answered."""
+
+_NEITHER: Final = f"neither an answer nor an error for {_GIVEN_UP_AFTER:g} s"
 
 _APPEARS_WITHIN: Final = 1.0
 """Seconds that a topic may stay unknown at the start."""
@@ -71,6 +74,7 @@ class Topics:
             without effect.
         known: The existing topics of the newest answer, by name.
         answered: Number of the question that ``known`` answers.
+        contact: Whether a broker answers these questions, which are asked every second.
     """
 
     names: Sequence[str]
@@ -85,7 +89,8 @@ class Topics:
 
     def __post_init__(self) -> None:
         self._begun = self._wanted = 0
-        self._next = self._given_up_at = 0.0
+        self._next = self._given_up_at = self._asked_at = 0.0
+        self.contact = BrokerContact(self.clock)
 
     def poll(self) -> bool:
         """Process an answer that has arrived, and ask the next question when it is due. Does not block.
@@ -147,7 +152,7 @@ class Topics:
 
         Args:
             timeout: Maximum time for the first answer, and for each later answer, in seconds.
-            settings: Configuration of the source's clients. Its secrets are not shown.
+            settings: Configuration of the source's clients, whose secrets no error or log line shows.
             name: Name of the source, for errors.
             reported: The errors that ``admin`` reports, which may grow during the call.
 
@@ -164,13 +169,13 @@ class Topics:
             timed_out = {self.names[0]: KafkaError(KafkaError._TIMED_OUT, "no answer in time")}
             topic, error = next(iter((self._failed or timed_out).items()))
             if is_refused() or error.code() not in _NO_ANSWER or time.monotonic() + _AGAIN > deadline:
-                raise unanswered(settings, topic, error, reported, timeout)
+                raise unanswered(settings, topic, error, reported, timeout, name)
             time.sleep(_AGAIN)
         for topic in self.names:
             if not self.appears(topic, timeout):
                 raise ConfigError(
                     f"{name}: there is no topic {topic!r}, or this client may not see it; create it, or correct "
-                    "topics=…"
+                    f"topics=…{self._similar(topic)}"
                 )
 
     def change(self, topic: str, incarnation: str) -> str | None:
@@ -190,6 +195,10 @@ class Topics:
         """Release the client and stop asking. Idempotent."""
         self._asked, self.admin = {}, None
 
+    def _similar(self, topic: str) -> str:
+        """A question about the topics that resemble a missing topic, for the end of an error. Blocks."""
+        return "" if self.admin is None else similar_topic(self.admin, topic, timeout=_TIMEOUT)
+
     def _lacks(self, topic: str) -> bool:
         return topic not in self.known or (not self.id_of(topic) and any(each.id for each in self.known.values()))
 
@@ -200,6 +209,7 @@ class Topics:
         """
         if self.clock() >= self._given_up_at and not self._is_done():
             self._asked = {}
+            self.contact.unanswered(self._asked_at, _NEITHER)
         return bool(self._asked)
 
     def _is_done(self) -> bool:
@@ -210,7 +220,7 @@ class Topics:
             return
         # Log lines for the user's logger wait in the client until the next poll.
         self.admin.poll(0)
-        now = self.clock()
+        now = self._asked_at = self.clock()
         self._next, self._given_up_at = now + ASK_EVERY, now + _GIVEN_UP_AFTER
         self._begun += 1
         self._asked = self.admin.describe_topics(TopicCollection(list(self.names)), request_timeout=_TIMEOUT)
@@ -219,7 +229,7 @@ class Topics:
 
     def _take(self) -> bool:
         futures, self._asked = self._asked, {}
-        known, whole = {}, True
+        known, whole, silent = {}, True, None
         self._failed = {}
         for name, future in futures.items():
             try:
@@ -227,6 +237,8 @@ class Topics:
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 code = error.code()
+                if code in _NO_ANSWER:
+                    silent = error
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     if self._may_come_back(name):
                         whole = False
@@ -240,18 +252,16 @@ class Topics:
                     known[name] = self.known[name]
             else:
                 self._missing.pop(name, None)
-                known[name] = Topic(_id_text(found.topic_id), len(found.partitions))
+                known[name] = Topic(id_text(found.topic_id), len(found.partitions))
+        if silent is None:
+            self.contact.answered()
+        else:
+            self.contact.unanswered(self._asked_at, silent.str())
         if whole:
             self.known, self.answered = known, self._begun
         return whole
 
     def _may_come_back(self, name: str) -> bool:
-        """Whether a missing topic was known until a moment ago. Such a topic does not count as deleted yet."""
+        """Whether a missing topic was known until a moment ago, and therefore does not count as deleted yet."""
         now = self.clock()
         return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER
-
-
-def _id_text(topic_id: Any) -> str:
-    text = "" if topic_id is None else str(topic_id)
-    # A broker without topic ids sends the id zero.
-    return "" if not text.strip("A=-0") else text

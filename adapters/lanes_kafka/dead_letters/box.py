@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka import Message as Raw
 
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter
+from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter, check_origin
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_kafka.broker import describe_topic
 from lanes_kafka.client.records import READER
@@ -40,6 +40,9 @@ _Position = tuple[int, int]
 _NEAR: Final = 1_000
 """Distance in offsets below which two dead letters are read together, with the records between them."""
 
+_SYSTEMS: Final = ("kafka", "spark")
+"""Kinds of sources whose messages come from topics. A source on Spark records no id of its topic."""
+
 _Wanted = Callable[[], bool]
 
 
@@ -56,14 +59,15 @@ class KafkaDeadLetterBox:
 
     Attributes:
         remembers: Whether ``find`` distinguishes a disposed dead letter from an unknown id.
-        other_messages: Number of messages in the topic that are neither dead letters nor dispositions.
+        other_messages: Number of messages read so far that are neither dead letters nor dispositions.
     """
 
     remembers = True
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
         self._topic = topic_name(topic)
-        self._producer = ConfirmedProducer(producer_settings(config), f"dead letters of {topic}")
+        self._name = f"dead letters of {topic}"
+        self._producer = ConfirmedProducer(producer_settings(config), self._name)
         self._settings = self._producer.settings
         self.other_messages = 0
         self._reader: LogReader | None = None
@@ -125,15 +129,19 @@ class KafkaDeadLetterBox:
     async def publish(self, stored: StoredDeadLetter) -> str:
         """Publish to the partition of the original message; see ``lanes.dead_letters.box.DeadLetterBox.publish``."""
         one = stored.dead_letter
+        check_origin(one, _SYSTEMS)
         # Any producer may have written the topic name, and the client cuts a name at a NUL.
         facts = None
         if is_topic(one.source):
-            facts = await self._producer.call(lambda wanted: describe_topic(self._settings, one.source, wanted))
+            facts = await self._producer.call(
+                lambda wanted: describe_topic(self._settings, one.source, wanted, name=self._name)
+            )
         if facts is None or one.partition >= facts.partitions:
             raise SourceError(
                 f"dead letter {one.id}: its origin {one.source}/{one.partition} does not exist; publish the letter by "
                 "another client, then drop the letter"
             )
+        check_origin(one, _SYSTEMS, "topic id", facts.id)
         key = one.key if one.record_key is None else one.record_key
         record = Record(key, None if one.tombstone else one.value, [*WIRE.republished(one)])
         number, offset = await self._send(one.source, record, one.partition)
@@ -162,7 +170,7 @@ class KafkaDeadLetterBox:
     # --- in the thread of the producer
 
     def _open(self, wanted: _Wanted) -> None:
-        if describe_topic(self._settings, self._topic, wanted) is None:
+        if describe_topic(self._settings, self._topic, wanted, name=self._name) is None:
             raise ConfigError(
                 f"dead-letter topic {self._topic!r} does not exist; correct the name, or bootstrap.servers"
             )
@@ -215,7 +223,7 @@ class KafkaDeadLetterBox:
 
 
 def message_at(topic: str, raw: Raw) -> Message:
-    """The message of ``lanes`` for a record of the topic. Its key is the key of the record."""
+    """The message of ``lanes`` for a record of the topic. The key of the message is the key of the record."""
     number, offset = position_of(raw)
     return Message(Partition(PartitionId(topic, number), READER), offset, raw.key(), 0, raw, None)
 

@@ -54,7 +54,7 @@ class LogReader:
     """Reads offset ranges of one topic. All calls must be made in one thread.
 
     Args:
-        settings: Configuration of the client. Its secrets are not shown.
+        settings: Configuration of the client, whose secrets no error or log line shows.
         topic: Name of the topic.
 
     Raises:

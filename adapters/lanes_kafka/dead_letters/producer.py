@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import anyio
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from lanes.arguments import shown_value
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_kafka.bridge import Answer, Bridge
@@ -70,12 +71,14 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in whole.client.items() if connects(name)}
     if str(given.get("enable.idempotence", True)).lower() not in ("true", "t", "1"):
         raise ConfigError(
-            f"enable.idempotence={given['enable.idempotence']!r}: retries could write dead letters twice or out of "
-            "order; leave the setting out"
+            f"enable.idempotence={shown_value(given['enable.idempotence'])}: retries could write dead letters twice "
+            "or out of order; leave the setting out"
         )
     for name in _SPELLINGS["acks"]:
         if str(given.get(name, "all")).lower() not in ("all", "-1"):
-            raise ConfigError(f"{name}={given[name]!r}: dead letters must outlive a broker; set 'all', or leave it out")
+            raise ConfigError(
+                f"{name}={shown_value(given[name])}: dead letters must outlive a broker; set 'all', or leave it out"
+            )
     missing = [name for name in _SAFE_SETTINGS if not any(other in given for other in _spellings(name))]
     return given | {name: _SAFE_SETTINGS[name] for name in missing}
 
@@ -92,7 +95,7 @@ class ConfirmedProducer:
     trio.
 
     Args:
-        settings: Configuration of the client. Its secrets are not shown.
+        settings: Configuration of the client, whose secrets no error or log line shows.
         name: Name of the producer, for errors and log lines.
 
     Attributes:
@@ -131,7 +134,7 @@ class ConfirmedProducer:
         """Call a blocking function in the thread. A cancelled call drops the result.
 
         Args:
-            function: The blocking function. It gets a function that returns False after a cancellation of the call.
+            function: Blocking function, called with a function that returns False after a cancellation of the call.
 
         Returns:
             The result of the function.
@@ -163,8 +166,8 @@ class ConfirmedProducer:
     async def send(self, topic: str, record: Record, partition: int = _ANY_PARTITION) -> tuple[int, int]:
         """Write a record and wait for its confirmation.
 
-        Without a client, for example after a fatal error, the call creates one first. A cancelled call may still write
-        the record.
+        Without a client, for example after a fatal error, the call first creates a client. A cancelled call may still
+        write the record.
 
         Args:
             topic: Name of the topic.

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Destination
@@ -29,6 +30,7 @@ _USUAL_LIMIT: Final = 1_048_588
 """Maximum size in bytes of a batch in a topic without a ``max.message.bytes`` of its own."""
 
 
+@names_unknown_options("KafkaDeadLetters")
 class KafkaDeadLetters:
     """Writes dead letters to a topic, which must exist.
 
@@ -40,6 +42,8 @@ class KafkaDeadLetters:
       ``Lanes-Error``, ``Lanes-Epoch``, and ``Lanes-Error-Text`` (percent-encoded).
     - ``Lanes-Time`` and ``Lanes-Timestamp``: the times at which the dead letter was made and the message was published,
       in seconds since the epoch.
+    - ``Lanes-System`` and ``Lanes-Incarnation`` (percent-encoded): the kind of the broker, and the id of the topic.
+    - ``Lanes-Queue`` (percent-encoded) and ``Lanes-Queue-Partition``, for a message of a partitioned queue.
     - ``Lanes-Tombstone`` and ``Lanes-Null-Headers``, for a message without a value, or with headers without a value.
     - ``Lanes-Key`` and ``Lanes-Record-Key`` (percent-encoded), unless the key of the record shows both.
     - ``Lanes-Origin-<name>`` (percent-encoded) for an original header that starts with ``Lanes-``, or whose name the
@@ -60,7 +64,8 @@ class KafkaDeadLetters:
 
     def __init__(self, config: Mapping[str, Any], topic: str) -> None:
         self._topic = topic_name(topic)
-        self._producer = ConfirmedProducer(producer_settings(config), f"dead letters to {topic}")
+        self._name = f"dead letters to {topic}"
+        self._producer = ConfirmedProducer(producer_settings(config), self._name)
         self._settings = self._producer.settings
         self._by_id = False
         self._limit = _USUAL_LIMIT
@@ -78,7 +83,9 @@ class KafkaDeadLetters:
         """
         self._producer.open()
         try:
-            found = await self._producer.call(lambda wanted: describe_topic(self._settings, self._topic, wanted))
+            found = await self._producer.call(
+                lambda wanted: describe_topic(self._settings, self._topic, wanted, name=self._name)
+            )
             if found is None:
                 raise ConfigError(
                     f"dead-letter topic {self._topic!r} does not exist; create it, with cleanup.policy=delete and a "
@@ -96,7 +103,7 @@ class KafkaDeadLetters:
         self._limit = found.max_message_bytes or _USUAL_LIMIT
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter, cut if the topic refuses its size, and wait up to 10 seconds a try for its confirmation.
+        """Write a dead letter, cut if the topic refuses its size, and wait for its confirmation, by default 10 s a try.
 
         A repeated call writes another record with the same id. A cancelled call may still write the dead letter.
 
@@ -169,6 +176,13 @@ def is_topic(name: str) -> bool:
 
 def topic_name(topic: object) -> str:
     """Return the name of a dead-letter topic, or raise ``ConfigError`` for an invalid name."""
+    if isinstance(topic, Mapping):
+        raise ConfigError(
+            f"dead-letter topic is {kind_of(topic)}, no str; pass the configuration first and the topic second"
+        )
     if not isinstance(topic, str) or not is_topic(topic):
-        raise ConfigError(f"dead-letter topic {topic!r}: must be 1 to 249 letters, digits, '.', '_' and '-'")
+        raise ConfigError(
+            f"dead-letter topic {shown_value(topic)}: must be 1 to 249 letters, digits, '.', '_' and '-', and not '.' "
+            "or '..'"
+        )
     return topic

@@ -1,0 +1,245 @@
+"""The facts of a partitioned queue at a broker, and the creation and removal of its topics. All calls block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from time import monotonic, sleep
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, OffsetSpec, ResourceType
+
+from lanes.errors import SourceError
+from lanes.queues.stranded import QueueFacts
+from lanes_kafka.broker import COORDINATOR_TIMEOUT, LEADER_MOVES, QUESTION_TIMEOUT, unanswered, wait_for
+from lanes_kafka.client.queue_watch import queue_facts
+from lanes_kafka.errors import client_text, is_login_refused, settings_error
+
+_LIMIT: Final = 20.0
+"""Seconds allowed for one survey, or one change of topics."""
+
+_AT_ONCE: Final = 100
+"""Maximum number of groups that are asked for their positions at once."""
+
+_ABSENT: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
+"""Errors of a topic that does not exist, or whose name no topic can have."""
+
+_AGAIN: Final = 0.1
+"""Seconds between two looks for a created or removed topic."""
+
+_EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+class Survey(NamedTuple):
+    """The facts of some topics.
+
+    Attributes:
+        facts: Facts by the name of the topic; a missing topic has the size 0.
+        groups: Groups with a position or a member in one of the topics, in alphabetical order.
+        ends: Sum of the ends of the logs of each topic.
+    """
+
+    facts: Mapping[str, QueueFacts]
+    groups: tuple[str, ...]
+    ends: Mapping[str, int]
+
+
+class Cluster:
+    """A client of a broker for questions and changes, with a deadline for each.
+
+    Args:
+        settings: Configuration of the client, whose secrets no error shows.
+        name: Name of the queue, for errors.
+
+    Raises:
+        ConfigError: The client refuses its settings.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], name: str) -> None:
+        self._settings = settings
+        self._name = f"queue {name!r}"
+        self._reported: list[KafkaError] = []
+        connecting: dict[str, Any] = {
+            "log_level": 0,
+            **settings,
+            "enable.idempotence": False,
+            "error_cb": self._reported.append,
+        }
+        try:
+            self._admin = AdminClient(connecting)
+        except (KafkaException, TypeError, ValueError) as failure:
+            raise settings_error(failure.args[0], settings) from None
+
+    def survey(self, names: Sequence[str], named: Collection[str] = ()) -> Survey:
+        """Ask for the facts of topics.
+
+        Args:
+            names: Names of the topics, at least one.
+            named: Groups that count in each topic, also without a position. A group without a position has finished
+                nothing.
+
+        Returns:
+            The facts.
+
+        Raises:
+            SourceError: The broker does not answer, or refuses a question.
+        """
+        deadline = monotonic() + _LIMIT
+        topics = self._described(names, deadline)
+        places = [TopicPartition(name, number) for name, numbers in topics.items() for number in numbers]
+        starts, ends = (self._bounds(places, spec, deadline) for spec in (_EARLIEST, _LATEST))
+        bounds = {place: (starts[place], ends[place]) for place in places}
+        listed = self._ask([self._admin.list_consumer_groups(request_timeout=QUESTION_TIMEOUT)], deadline)[0]
+        groups = sorted({*named, *(each.group_id for each in listed.valid)})
+        positions = self._positions(groups, places, deadline) if places else {}
+        members = self._members(groups, deadline)
+        merged = {name: QueueFacts(size=len(topics.get(name, ()))) for name in names}
+        present = set()
+        for group in groups:
+            positioned = {each.topic for each in positions.get(group, ()) if each.offset >= 0}
+            found = queue_facts(group, bounds, members.get(group, ()), positions.get(group, ()))
+            for name, fact in found.items():
+                counts = name in positioned or bool(fact.readers[group]) or group in named
+                if counts:
+                    present.add(group)
+                    merged[name] = QueueFacts(
+                        fact.size,
+                        fact.messages,
+                        {**merged[name].unfinished, **fact.unfinished},
+                        {**merged[name].readers, **fact.readers},
+                    )
+        for name, fact in queue_facts("", bounds, (), ()).items():
+            merged[name] = merged[name]._replace(messages=fact.messages)
+        sums = dict.fromkeys(topics, 0)
+        for place, end in ends.items():
+            sums[place.topic] += end
+        return Survey(merged, tuple(sorted(present)), sums)
+
+    def create(self, names: Mapping[str, int], like: str) -> None:
+        """Create topics with the replicas and the settings of an existing topic, and wait until they exist.
+
+        Args:
+            names: Number of partitions of each topic.
+            like: The existing topic.
+
+        Raises:
+            SourceError: The broker does not answer, or refuses a topic.
+        """
+        deadline = monotonic() + _LIMIT
+        described = self._ask(
+            list(self._admin.describe_topics(TopicCollection([like]), request_timeout=QUESTION_TIMEOUT).values()),
+            deadline,
+        )[0]
+        resource = ConfigResource(ResourceType.TOPIC, like)
+        settings = self._ask(
+            list(self._admin.describe_configs([resource], request_timeout=QUESTION_TIMEOUT).values()), deadline
+        )[0]
+        own = {
+            name: entry.value
+            for name, entry in settings.items()
+            if entry.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value and entry.value is not None
+        }
+        replicas = len(described.partitions[0].replicas)
+        new = [NewTopic(name, size, replicas, config=own) for name, size in names.items()]
+        self._ask(list(self._admin.create_topics(new, request_timeout=QUESTION_TIMEOUT).values()), deadline)
+        self._until(lambda: set(names) <= self._described(list(names), deadline).keys(), deadline)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove topics, and wait until they are gone.
+
+        Args:
+            names: Names of existing topics.
+
+        Raises:
+            SourceError: The broker does not answer, or refuses a removal.
+        """
+        deadline = monotonic() + _LIMIT
+        self._ask(list(self._admin.delete_topics(list(names), request_timeout=QUESTION_TIMEOUT).values()), deadline)
+        self._until(lambda: not self._described(names, deadline), deadline)
+
+    def _described(self, names: Sequence[str], deadline: float) -> dict[str, list[int]]:
+        """Return the numbers of the partitions of the topics that exist."""
+        asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=QUESTION_TIMEOUT)
+        self._wait(asked.values(), deadline)
+        found = {}
+        for name, future in asked.items():
+            try:
+                found[name] = [each.id for each in future.result(0).partitions]
+            except KafkaException as failure:
+                if failure.args[0].code() not in _ABSENT:
+                    raise self._error(failure, f"topic {name!r}") from None
+        return found
+
+    def _bounds(self, places: Sequence[TopicPartition], spec: OffsetSpec, deadline: float) -> dict[TopicPartition, int]:
+        if not places:
+            return {}
+        while True:
+            asked = self._admin.list_offsets(dict.fromkeys(places, spec), request_timeout=QUESTION_TIMEOUT)
+            self._wait(asked.values(), deadline)
+            try:
+                return {place: int(future.result(0).offset) for place, future in asked.items()}
+            except KafkaException as failure:
+                if failure.args[0].code() not in LEADER_MOVES or monotonic() + _AGAIN > deadline:
+                    raise self._error(failure, self._name) from None
+            sleep(_AGAIN)
+
+    def _positions(
+        self, groups: Sequence[str], places: list[TopicPartition], deadline: float
+    ) -> dict[str, Sequence[TopicPartition]]:
+        found: dict[str, Sequence[TopicPartition]] = {}
+        for first in range(0, len(groups), _AT_ONCE):
+            futures = {
+                group: self._admin.list_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(group, places)], request_timeout=COORDINATOR_TIMEOUT
+                )[group]
+                for group in groups[first : first + _AT_ONCE]
+            }
+            self._wait(futures.values(), deadline)
+            for group, future in futures.items():
+                try:
+                    found[group] = future.result(0).topic_partitions
+                except KafkaException as failure:
+                    if failure.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                        raise self._error(failure, f"group {group!r}") from None
+        return found
+
+    def _members(self, groups: Sequence[str], deadline: float) -> dict[str, Sequence[Any]]:
+        if not groups:
+            return {}
+        asked = self._admin.describe_consumer_groups(list(groups), request_timeout=COORDINATOR_TIMEOUT)
+        self._wait(asked.values(), deadline)
+        found: dict[str, Sequence[Any]] = {}
+        for group, future in asked.items():
+            try:
+                found[group] = future.result(0).members
+            except KafkaException as failure:
+                if failure.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                    raise self._error(failure, f"group {group!r}") from None
+        return found
+
+    def _ask(self, futures: Sequence[Future[Any]], deadline: float) -> list[Any]:
+        self._wait(futures, deadline)
+        try:
+            return [future.result(0) for future in futures]
+        except KafkaException as failure:
+            raise self._error(failure, self._name) from None
+
+    def _wait(self, futures: Iterable[Future[Any]], deadline: float) -> None:
+        if not wait_for(self._admin, list(futures), deadline, lambda: any(map(is_login_refused, self._reported))):
+            raise self._error(KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer in time")), self._name)
+
+    def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        while not condition():
+            if monotonic() > deadline:
+                raise SourceError("the broker has not applied the change of the topics in time; run the command again")
+            sleep(_AGAIN)
+
+    def _error(self, failure: KafkaException, what: str) -> SourceError:
+        error: KafkaError = failure.args[0]
+        # The errors of the client itself are negative.
+        if error.code() < 0:
+            return unanswered(self._settings, what, error, self._reported, QUESTION_TIMEOUT, self._name)
+        text = client_text(error, self._settings)
+        return SourceError(f"{what}: the broker refuses the question or the change ({text}); correct the named cause")

@@ -1,0 +1,91 @@
+"""The wait of a new member for the first answer of its group, which may take as long as the session of a dead member.
+
+Under the classic protocols a group that assigns nothing to a member tells the member so. Under KIP-848 the client tells
+nothing, so the wait ends after the session too, when the group has removed every dead member.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from lanes.clock import Clock
+from lanes.core.types import NEVER
+
+log = logging.getLogger("lanes.kafka")
+
+WARN_AFTER: Final = 5.0
+"""Seconds without an answer before the first line. A new group forms within 3 s by default."""
+
+WARN_EVERY: Final = 60.0
+"""Seconds between two further lines."""
+
+_MARGIN: Final = 5.0
+"""Seconds after the session in which the group assigns the partitions of a dead member."""
+
+
+class JoinWatch:
+    """The wait of one member for the first answer of its group.
+
+    Args:
+        name: Name of the source, for log lines.
+        clock: Monotonic clock, in seconds.
+        tells_nothing: Whether the client reports no assignment without a partition, as under KIP-848.
+
+    Attributes:
+        waits: Whether the group has not answered. Any thread may read it.
+    """
+
+    def __init__(self, name: str, clock: Clock, *, tells_nothing: bool) -> None:
+        self.waits = True
+        self._name = name
+        self._clock = clock
+        self._tells_nothing = tells_nothing
+        self._since = self._due = NEVER
+
+    def joins(self) -> None:
+        """Record that the member joins its group. Idempotent."""
+        if self._since == NEVER:
+            self._since = self._clock()
+            self._due = self._since + WARN_AFTER
+
+    def answered(self) -> None:
+        """Record that the group has assigned partitions, or none. Idempotent."""
+        self.waits = False
+
+    def look(self, session: float, *, outage: bool) -> None:
+        """Report the wait when it is time.
+
+        Args:
+            session: Session of the members of the group, in seconds.
+            outage: Whether no broker answers, which other lines report.
+        """
+        now = self._clock()
+        if not self.waits or self._since == NEVER:
+            return
+        if self._tells_nothing and now - self._since > session + _MARGIN:
+            self.waits = False
+            return
+        if now < self._due or outage:
+            return
+        self._due = now + WARN_EVERY
+        waited = now - self._since
+        if self._tells_nothing:
+            # A member more than the group has partitions is no fault.
+            log.info(
+                "%s: the group has assigned no partition for %.0f s. Perhaps it waits for a member that ended without "
+                "leaving, at most %g s from the start (its session), or it has more members than partitions",
+                self._name,
+                waited,
+                session,
+            )
+            return
+        log.warning(
+            "%s: the group has assigned no partition for %.0f s, so no message is handled. Perhaps it waits for a "
+            "member that ended without leaving, for example by kill -9: at most %g s from the end of that member "
+            "(session.timeout.ms). A member that drains delays it too, at most for its max.poll.interval.ms. Wait; a "
+            "restart does not shorten it",
+            self._name,
+            waited,
+            session,
+        )

@@ -1,0 +1,45 @@
+"""The log lines about an outage: a broker that hangs gives the client no error, so these lines may be the only ones."""
+
+from __future__ import annotations
+
+import logging
+
+from lanes.clock import Clock
+from lanes.dead_letter import printable
+from lanes.source import Outage
+
+log = logging.getLogger("lanes.kafka")
+
+
+class OutageWatch:
+    """Writes a line when an outage begins, and a line when a broker answers again.
+
+    Args:
+        name: Name of the source, for log lines.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self._name = name
+        self._clock = clock
+        self._since: float | None = None
+
+    def look(self, outage: Outage | None) -> None:
+        """Report a change.
+
+        Args:
+            outage: The present outage; None = a broker answers.
+        """
+        now = self._clock()
+        if outage is not None and self._since is None:
+            self._since = now - outage.seconds
+            log.warning(
+                "%s: no broker answers for %.0f s: %s; no message arrives and no commit is confirmed until a broker "
+                "answers. Start the broker, or correct network and credentials",
+                self._name,
+                outage.seconds,
+                printable(outage.error) or "the client reports no error",
+            )
+        elif outage is None and self._since is not None:
+            since, self._since = self._since, None
+            log.info("%s: a broker answers again after %.0f s", self._name, now - since)

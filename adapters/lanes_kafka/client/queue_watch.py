@@ -1,0 +1,278 @@
+"""The watch over partitioned queues: messages in topics of a queue that no member of the group reads.
+
+Producers with another number of partitions than the workers write such messages. A look asks for topics that exist, for
+the bounds of their logs, and for the group. Most looks end after the first question, because no such topic exists.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, TypeAlias
+
+from confluent_kafka import (
+    ConsumerGroupState,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from lanes.clock import Clock
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import (
+    LOOK_EVERY,
+    QueueFacts,
+    Stranded,
+    StrandedLog,
+    names_beyond,
+    stranded_in,
+    stranded_text,
+)
+from lanes_kafka.broker import COORDINATOR_TIMEOUT, QUESTION_TIMEOUT
+from lanes_kafka.client.lag import PORTION
+from lanes_kafka.errors import NOT_ALLOWED
+
+log = logging.getLogger("lanes.kafka")
+
+_CONFIRMED_AFTER: Final = 1.0
+"""Seconds until the second look at newly found messages, and until a group that rebalances is asked again."""
+
+_POSITIONS_EVERY: Final = 60.0
+"""Seconds between two questions for all positions of the group, which show the topics of a former, larger width."""
+
+_GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
+"""Seconds after which a look without an answer is given up."""
+
+_MOVING: Final = (ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING)
+"""States of a group in which its members own no partitions for a moment."""
+
+_EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+_Look: TypeAlias = Generator[Collection["Future[Any]"], None, None]
+"""A look, which yields the questions whose answers it needs to go on."""
+
+
+class QueueWatch:
+    """The watch over the queues of one source. True during a look.
+
+    Used in the thread that owns the client, except for ``found``.
+
+    Args:
+        queues: The queues that the source reads; without one, there is no look.
+        group: Name of the group.
+        admin: Returns the client that asks for topics and logs; None = do not ask.
+        make: Makes a client for questions to the coordinator of the group.
+        wake: Called with None by a thread of the client when ``advance`` may go on.
+        clock: Monotonic clock, in seconds.
+        name: Name of the source, for log lines.
+
+    Attributes:
+        found: Topics with stranded messages at the last look. The tuple is replaced, so any thread may read it.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[PartitionedQueue],
+        group: str,
+        admin: Callable[[], AdminClient | None],
+        make: Callable[[], AdminClient],
+        wake: Callable[[None], None],
+        clock: Clock,
+        name: str,
+    ) -> None:
+        self.found: tuple[Stranded, ...] = ()
+        self._queues = queues
+        self._group = group
+        self._admin = admin
+        self._make = make
+        self._wake = wake
+        self._clock = clock
+        self._name = name
+        self._log = StrandedLog()
+        self._look: _Look | None = None
+        self._waiting: Collection[Future[Any]] = ()
+        # Kept during a look only: a client that is asked for the coordinator must not outlive a lost question.
+        self._own: AdminClient | None = None
+        self._next = clock() + LOOK_EVERY
+        self._given_up_at = 0.0
+        # Topics in which the group has committed positions.
+        self._known: frozenset[str] = frozenset()
+        self._known_at = 0.0
+        # Names whose turn in the present round has not come.
+        self._turns: list[str] = []
+        self._doubted: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<QueueWatch {len(self.found)} topics with stranded messages>"
+
+    def __bool__(self) -> bool:
+        """Whether a look waits for an answer."""
+        return self._look is not None
+
+    def advance(self, *, ask: bool) -> None:
+        """Start a look that is due, or continue a look whose questions are answered. Does not block.
+
+        Args:
+            ask: Whether to start looks.
+        """
+        now = self._clock()
+        if self._look is None:
+            if now < self._next or not ask or not self._queues:
+                return
+            self._next, self._given_up_at = now + LOOK_EVERY, now + _GIVEN_UP_AFTER
+            self._look = self._one_look()
+        elif not all(future.done() for future in self._waiting):
+            if self._own is not None:
+                # Polling calls the callbacks of the settings, and logs.
+                self._own.poll(0)
+            if now >= self._given_up_at:
+                self.end()
+            return
+        try:
+            self._waiting = next(self._look)
+        except StopIteration:
+            self.end()
+        except KafkaException as failure:
+            log.debug("%s: cannot look for stranded messages: %s", self._name, failure)
+            self.end()
+        else:
+            for future in self._waiting:
+                future.add_done_callback(lambda _: self._wake(None))
+
+    def end(self) -> None:
+        """End the present look without a result. Idempotent."""
+        self._look, self._waiting, self._own = None, (), None
+
+    def _one_look(self) -> _Look:
+        admin = self._admin()
+        if admin is None:
+            return
+        if self._clock() >= self._known_at:
+            self._known_at = self._clock() + _POSITIONS_EVERY
+            positions = self._positions(None)
+            yield [positions]
+            self._own = None
+            if positions.exception() is None:
+                self._known = frozenset(place.topic for place in positions.result(0).topic_partitions)
+        asked = self._next_names()
+        if not asked:
+            return
+        topics = admin.describe_topics(TopicCollection(asked), request_timeout=QUESTION_TIMEOUT)
+        yield topics.values()
+        places = self._existing(topics)
+        if not places:
+            self._conclude(asked, {})
+            return
+        starts = admin.list_offsets(dict.fromkeys(places, _EARLIEST), request_timeout=QUESTION_TIMEOUT)
+        ends = admin.list_offsets(dict.fromkeys(places, _LATEST), request_timeout=QUESTION_TIMEOUT)
+        yield [*starts.values(), *ends.values()]
+        bounds = {place: (_offset(starts[place]), _offset(ends[place])) for place in places}
+        facts: Mapping[str, QueueFacts] = {}
+        if any(start < end for start, end in bounds.values()):
+            own = self._own = self._make()
+            members = own.describe_consumer_groups([self._group], request_timeout=COORDINATOR_TIMEOUT)[self._group]
+            positions = self._positions(places)
+            yield [members, positions]
+            described = members.result(0)
+            if described.state in _MOVING:
+                self._next = self._clock() + _CONFIRMED_AFTER
+                return
+            facts = queue_facts(self._group, bounds, described.members, positions.result(0).topic_partitions)
+        self._conclude(asked, facts)
+
+    def _positions(self, places: list[TopicPartition] | None) -> Future[Any]:
+        """Ask for positions of the group; ``places`` None = for all of them."""
+        own = self._own = self._own or self._make()
+        question = ConsumerGroupTopicPartitions(self._group, places)
+        return own.list_consumer_group_offsets([question], request_timeout=COORDINATOR_TIMEOUT)[self._group]
+
+    def _next_names(self) -> list[str]:
+        """Return the names of this look: all of them, or a portion of many."""
+        if not self._turns:
+            names = (name for queue in self._queues for name in names_beyond(queue, self._known))
+            read = {name for queue in self._queues for name in queue.names}
+            self._turns = [name for name in dict.fromkeys(names) if name not in read]
+        asked, self._turns = self._turns[:PORTION], self._turns[PORTION:]
+        return asked
+
+    def _existing(self, topics: Mapping[str, Future[Any]]) -> list[TopicPartition]:
+        """Return the partitions of the topics that exist and that this user may see."""
+        places = []
+        for name, future in topics.items():
+            try:
+                places += [TopicPartition(name, each.id) for each in future.result(0).partitions]
+            except KafkaException as failure:
+                absent = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION, *NOT_ALLOWED)
+                if failure.args[0].code() not in absent:
+                    raise
+        return places
+
+    def _conclude(self, asked: Collection[str], facts: Mapping[str, QueueFacts]) -> None:
+        now = self._clock()
+        before = {each.name: each for each in self.found}
+        stranded = {each.name: each for queue in self._queues for each in stranded_in(queue, facts, self._group)}
+        # A rebalance may take partitions away for a moment, so a topic counts from the second look on.
+        sure = {name: each for name, each in stranded.items() if name in before or name in self._doubted}
+        if stranded.keys() != sure.keys():
+            self._next = now + _CONFIRMED_AFTER
+        self._doubted = self._doubted - set(asked) | stranded.keys()
+        found = {name: each for name, each in before.items() if name not in asked} | sure
+        for name in before.keys() - found.keys():
+            log.info("%s: queue %r: no message waits in %r any more", self._name, before[name].queue, name)
+        self.found = tuple(found.values())
+        due = self._log.due(self.found, now)
+        for queue in self._queues:
+            own = [each for each in due if each.queue == queue.name]
+            if own:
+                log.warning("%s: %s", self._name, stranded_text(own, self._group))
+
+
+def queue_facts(
+    group: str,
+    bounds: Mapping[TopicPartition, tuple[int, int]],
+    members: Sequence[Any],
+    positions: Sequence[TopicPartition],
+) -> dict[str, QueueFacts]:
+    """Return the facts of topics for one group.
+
+    Args:
+        group: Name of the group.
+        bounds: First offset and end of the log of each partition of the topics.
+        members: Members of the group, as the broker describes them.
+        positions: Committed positions of the group; a negative offset = none.
+
+    Returns:
+        The facts by the name of the topic.
+    """
+    committed = {(each.topic, each.partition): each.offset for each in positions}
+    owned = [
+        {(each.topic, each.partition) for each in member.assignment.topic_partitions} if member.assignment else set()
+        for member in members
+    ]
+    sizes = Counter(place.topic for place in bounds)
+    read = Counter(topic for topic, _ in set().union(*owned))
+    readers = Counter(topic for places in owned for topic in {topic for topic, _ in places})
+    messages: Counter[str] = Counter()
+    unfinished: Counter[str] = Counter()
+    for place, (start, end) in bounds.items():
+        messages[place.topic] += end - start
+        unfinished[place.topic] += max(0, end - max(start, committed.get((place.topic, place.partition), start)))
+    return {
+        name: QueueFacts(
+            size,
+            messages[name],
+            {group: unfinished[name]},
+            {group: readers[name] if read[name] >= size else 0},
+        )
+        for name, size in sizes.items()
+    }
+
+
+def _offset(future: Future[Any]) -> int:
+    return int(future.result(0).offset)

@@ -1,0 +1,68 @@
+"""A member that waits for the first answer of its group says so, and is not ready."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from lanes_kafka.client.join_watch import WARN_AFTER, WARN_EVERY, JoinWatch
+from tests.fakes.grouped import HandClock
+
+SESSION = 45.0
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "lanes.kafka")
+    return caplog
+
+
+def test_a_wait_for_a_dead_member_is_a_warning_after_seconds_and_then_each_minute(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    clock = HandClock()
+    watch = JoinWatch("kafka g", clock, tells_nothing=False)
+    # The member has not joined yet.
+    clock.now += 100.0
+    watch.look(SESSION, outage=False)
+    watch.joins()
+    clock.now += WARN_AFTER - 0.1
+    watch.joins()
+    watch.look(SESSION, outage=False)
+    assert (watch.waits, log.messages) == (True, [])
+    clock.now += 0.1
+    # Other lines report an outage.
+    watch.look(SESSION, outage=True)
+    assert log.messages == []
+    watch.look(SESSION, outage=False)
+    watch.look(SESSION, outage=False)
+    (record,) = log.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        "kafka g: the group has assigned no partition for 5 s, so no message is handled. Perhaps it waits for a member "
+        "that ended without leaving, for example by kill -9: at most 45 s from the end of that member "
+        "(session.timeout.ms). A member that drains delays it too, at most for its max.poll.interval.ms. Wait; a "
+        "restart does not shorten it"
+    )
+    clock.now += WARN_EVERY
+    watch.look(SESSION, outage=False)
+    assert log.messages[1].startswith("kafka g: the group has assigned no partition for 65 s, ")
+    watch.answered()
+    clock.now += WARN_EVERY
+    watch.look(SESSION, outage=False)
+    assert (watch.waits, len(log.messages)) == (False, 2)
+
+
+def test_under_kip_848_the_wait_is_no_fault_and_ends_with_the_session(log: pytest.LogCaptureFixture) -> None:
+    clock = HandClock()
+    watch = JoinWatch("kafka g", clock, tells_nothing=True)
+    watch.joins()
+    clock.now += 45.0
+    watch.look(SESSION, outage=False)
+    (record,) = log.records
+    assert record.levelno == logging.INFO and "or it has more members than partitions" in record.getMessage()
+    assert watch.waits
+    clock.now += 5.1
+    watch.look(SESSION, outage=False)
+    assert (watch.waits, len(log.records)) == (False, 1)

@@ -1,0 +1,178 @@
+"""`lanes queue`: the runbook of another number of partitions on a real broker, and the state of a queue."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import ConfigResource, ResourceType
+
+from lanes import Consumer, Message, PartitionedQueue, Settings
+from lanes.cli.kit import Misuse
+from lanes_kafka import KafkaSource
+from lanes_kafka.cli import queue as commands
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.members import PROTOCOLS
+from tests.kafka.workload import QUIET, Topic, until
+
+NOWHERE = ("--server", "127.0.0.1:9")
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def lanes_queue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs a command, and returns its status and what it printed on both streams."""
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setattr(commands, "_ARRIVALS", 0.2)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status: Any
+        try:
+            status = commands.queue(args=list(arguments), standalone_mode=False, prog_name="lanes queue")
+        except SystemExit as ended:
+            status = ended.code
+        said = capsys.readouterr()
+        # A command that waits for a slow broker says so beside its JSON.
+        return status or 0, said.out if "--json" in arguments else said.out + said.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["grow", "--from", "4", "--to", "2"], "has --from 4 --to 2, and needs a larger number; see `lanes queue shr"),
+        (["shrink", "--from", "2", "--to", "2"], "has --from 2 --to 2, and needs a smaller number; see `lanes queue g"),
+    ],
+)
+def test_a_number_in_the_wrong_direction_names_the_other_command(
+    lanes_queue: Command, arguments: list[str], words: str
+) -> None:
+    with pytest.raises(Misuse, match=words):
+        lanes_queue(*arguments, "q", *NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["q", "--partitions", "0"], "lanes: --partitions 0: must be a whole number, 1 or more\n"),
+        (["", "--partitions", "2"], "lanes: QUEUE '': must not be empty\n"),
+    ],
+)
+def test_an_impossible_queue_is_refused_before_a_broker_is_asked(
+    lanes_queue: Command, arguments: list[str], words: str
+) -> None:
+    assert lanes_queue("status", *arguments, *NOWHERE) == (64, words)
+
+
+def test_a_broker_that_does_not_answer_is_one_line(lanes_queue: Command) -> None:
+    status, said = lanes_queue("status", "q", "--partitions", "2", *NOWHERE)
+    assert status == 3
+    assert said.splitlines()[-1].startswith("lanes: queue 'q': no Kafka broker answers at 127.0.0.1:9 within ")
+
+
+# --- on a real broker
+
+
+@pytest.fixture
+def topics(topic: MakeTopic) -> Iterator[list[Topic]]:
+    """The topics of a queue of two partitions, of which the last one does not exist yet."""
+    first = topic(2, config={"retention.ms": "7200000"})
+    second = Topic(first.url, f"{first.name}__p1", 2)
+    yield [first, second]
+    if second.exists():
+        second.delete()
+
+
+async def ignore(message: Message) -> None: ...
+
+
+@pytest.mark.anyio
+async def test_a_queue_grows_and_shrinks_by_the_runbook(topics: list[Topic], lanes_queue: Command) -> None:
+    first, second = topics
+    narrow, wide = (PartitionedQueue(first.name, number) for number in (1, 2))
+    group = f"g-{first.name}"
+    server = ("--server", first.url, "--group", group)
+    config = first.config(**PROTOCOLS["cooperative"], **{"auto.offset.reset": "earliest"})
+    prompt = Settings(commit_interval=0.1)
+
+    async def run(*arguments: str) -> tuple[int, Any]:
+        status, said = await anyio.to_thread.run_sync(lambda: lanes_queue(*arguments, "--json"))
+        return status, json.loads(said)
+
+    async def steps(*arguments: str) -> tuple[int, list[str], list[str]]:
+        status, found = await run(*arguments)
+        return status, [step["progress"] for step in found["steps"]], found["faults"]
+
+    async def reaches(expected: tuple[int, list[str], list[str]], *arguments: str) -> None:
+        """Wait until the broker has noticed that members came or left."""
+        while (found := await steps(*arguments)) != expected:
+            print(found)
+            await anyio.sleep(0.1)
+
+    async def state() -> tuple[int, Any]:
+        return await run("status", first.name, "--partitions", "1", *server[:2])
+
+    async def produce(name: str, count: int) -> None:
+        producer = Producer({**QUIET, "bootstrap.servers": first.url})
+        for _ in range(count):
+            producer.produce(name, value=b"v", key=b"k")
+        assert await anyio.to_thread.run_sync(producer.flush, 30) == 0
+
+    grow = ("grow", first.name, "--from", "1", "--to", "2", *server)
+    shrink = ("shrink", first.name, "--from", "2", "--to", "1", *server)
+    with anyio.fail_after(120):
+        async with Consumer(KafkaSource(config, topics=narrow), ignore, settings=prompt) as worker:
+            await until(lambda: worker.active)
+            assert await steps(*grow) == (0, ["due", "due", "unknown"], [])
+            status, found = await run(*grow, "--apply")
+            assert (status, found["done"]) == (0, [f"created topic {second.name!r} with 2 partition(s)"])
+            assert second.exists()
+            resource = ConfigResource(ResourceType.TOPIC, second.name)
+            settings = first.admin.describe_configs([resource])[resource].result(10)
+            assert settings["retention.ms"].value == "7200000"
+            assert await steps(*grow) == (0, ["done", "due", "unknown"], [])
+            # The producers come too early.
+            await produce(second.name, 3)
+            early = (
+                f"3 messages wait in {second.name!r}, which no consumer of group {group!r} reads: producers already "
+                "use more than 1 partitions, so start the workers with 2 now"
+            )
+            assert await steps(*grow) == (3, ["done", "due", "unknown"], [early])
+            # Without --group, the group has no position in the topic.
+            status, found = await state()
+            assert (status, found["stranded"]) == (3, [{"topic": second.name, "group": None, "messages": 3}])
+        async with Consumer(KafkaSource(config, topics=wide), ignore, settings=prompt) as worker:
+            await until(lambda: worker.status().settled == 3)
+            await reaches((0, ["done", "done", "unknown"], []), *grow)
+            status, found = await run(*shrink, "--apply")
+            assert (status, second.exists()) == (3, True)
+            assert f"not removed: group {group!r} still reads {second.name!r}" in found["faults"]
+        # The workers end before the queue is finished.
+        await produce(second.name, 5)
+        fault = (
+            f"group {group!r} has not finished 5 messages of {second.name!r}, and none of its consumers reads it; "
+            "start a worker with partitions=2 again"
+        )
+        await reaches((3, ["unknown", "due", "done", "due"], [fault]), *shrink)
+        refused = f"not removed: group {group!r} has not finished 5 messages of {second.name!r}"
+        assert (await steps(*shrink, "--apply"))[2] == [fault, refused] and second.exists()
+        assert (await state())[1]["stranded"] == [{"topic": second.name, "group": group, "messages": 5}]
+        async with Consumer(KafkaSource(config, topics=wide), ignore, settings=prompt) as worker:
+            await until(lambda: worker.status().settled == 5)
+        await reaches((0, ["unknown", "done", "done", "due"], []), *shrink)
+        status, found = await run(*shrink, "--apply")
+        assert (status, found["done"]) == (0, [f"removed topic {second.name!r}"])
+        assert [step["progress"] for step in found["steps"]] == ["unknown", "done", "done", "done"]
+        assert (await state())[0] == 0
+    status, said = await anyio.to_thread.run_sync(lambda: lanes_queue(*grow))
+    assert status == 0 and "create the physical queues" in said and f"missing: {second.name!r}" in said
+    status, said = await anyio.to_thread.run_sync(
+        lambda: lanes_queue("status", first.name, "--partitions", "2", *server[:2])
+    )
+    assert status == 3 and "missing" in said and os.linesep in said
